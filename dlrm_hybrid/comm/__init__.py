@@ -1,0 +1,1 @@
+"""Channels between ranks and the process groups beneath TorchRec."""

@@ -1,0 +1,1 @@
+"""Schema, validation and composition of the configuration."""

@@ -1,0 +1,1 @@
+"""From raw Criteo rows to batches: parse, prepare, shards, loader, synthetic rows."""

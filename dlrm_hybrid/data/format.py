@@ -1,0 +1,24 @@
+"""The raw row of Criteo and the record it becomes.
+
+Raw: 40 fields between tabs, no header: label, 13 integers I1–I13, 26 categoricals C1–C26 of eight
+hexadecimal digits; an empty field is a missing value.
+
+Record, 40 words of 4 bytes, little-endian, row after row:
+
+    word   0        1 … 13             14 … 39
+           label    log(x + 1)         row numbers of the embedding tables
+           float32  float32            int32
+"""
+
+from __future__ import annotations
+
+NUM_DENSE = 13
+NUM_CATEGORICAL = 26
+NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
+
+FIRST_DENSE_WORD = 1
+FIRST_ID_WORD = 1 + NUM_DENSE
+RECORD_WORDS = NUM_COLUMNS
+RECORD_BYTES = 4 * RECORD_WORDS
+
+MISSING_KEY = 0  # as facebookresearch/dlrm: an empty categorical reads as hexadecimal 0

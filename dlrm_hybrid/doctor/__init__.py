@@ -1,0 +1,1 @@
+"""What this machine is able to do, and what is wrong with it."""

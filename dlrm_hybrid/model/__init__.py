@@ -1,0 +1,1 @@
+"""DLRM: MLPs, dot interaction, embedding tables and their optimizers."""

@@ -1,0 +1,1 @@
+"""Trainers, stages and parameter servers."""

@@ -1,0 +1,1 @@
+"""Events, metrics, sinks and the summary of a run."""

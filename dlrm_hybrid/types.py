@@ -1,0 +1,60 @@
+"""Names shared by every layer: the errors of the program and the exit codes they stand for."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process returns to the shell."""
+
+    DONE = 0
+    FAILED = 1
+    CONFIGURATION = 2
+    DATA = 3
+    DIVERGED = 4
+    RESOURCES = 5
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+class DlrmError(Exception):
+    """An error with a message for a person and an exit code for the shell."""
+
+    exit_code = ExitCode.FAILED
+
+
+class ConfigError(DlrmError):
+    """The configuration is wrong: one line for each fault, each naming its key."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class DataError(DlrmError):
+    """Raw rows, shards or a checkpoint are not what they should be; names file, line and column."""
+
+    exit_code = ExitCode.DATA
+
+
+class DivergedError(DlrmError):
+    """A loss or gradient is not finite; names the step."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class ResourceError(DlrmError):
+    """The machine lacks disk, memory, a port or a right."""
+
+    exit_code = ExitCode.RESOURCES
+
+
+class PreemptedError(DlrmError):
+    """SIGTERM was received; whatever could be saved has been saved."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class InterruptedRunError(DlrmError):
+    """Ctrl-C was received."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,1 @@
+"""Frames and encodings: bytes that describe themselves, never pickled."""
