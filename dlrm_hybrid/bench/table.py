@@ -1,0 +1,76 @@
+"""Benchmark results as Markdown: what ran, where, and a table of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from dlrm_hybrid.bench.machine import Machine
+
+Cell = str | int | float | None
+Row = Mapping[str, Cell]
+
+
+def render(title: str, machine: Machine, command: str, rows: Sequence[Row]) -> str:
+    """A whole page: title, machine, command, and one table; `section` adds more to it.
+
+    Raises:
+        ValueError: there are no rows, or two rows have different columns.
+    """
+    facts = "\n".join(f"- {name}: {value}" for name, value in machine.facts().items())
+    return f"# {title}\n\n```\n{command}\n```\n\n{facts}\n\n{table(rows)}"
+
+
+def section(heading: str, rows: Sequence[Row], text: str) -> str:
+    """A further table with its heading and a paragraph below it; starts with an empty line."""
+    below = f"\n{text}\n" if text else ""
+    return f"\n## {heading}\n\n{table(rows)}{below}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table; every row has the columns of the first, numbers stand to the right.
+
+    Floats show at least three significant digits, integers groups of three, None a dash.
+
+    Raises:
+        ValueError: there are no rows, or two rows have different columns.
+    """
+    if not rows:
+        raise ValueError("a table needs at least one row")
+    columns = list(rows[0])
+    for number, row in enumerate(rows):
+        if list(row) != columns:
+            raise ValueError(f"row {number} has the columns {list(row)}, the first row {columns}")
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    widths = [max(3, *(len(line[i]) for line in [columns, *cells])) for i in range(len(columns))]
+    right = [all(not isinstance(row[column], str) for row in rows) for column in columns]
+    rule = [
+        "-" * (width - 1) + ":" if is_right else "-" * width
+        for width, is_right in zip(widths, right, strict=True)
+    ]
+    lines = [_line(columns, widths, right), _line(rule, widths, right)]
+    return "\n".join([*lines, *(_line(line, widths, right) for line in cells)]) + "\n"
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """`median (lowest – highest)` of repeats, with `digits` after the point."""
+    low, middle, high = min(values), median(values), max(values)
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} – {high:,.{digits}f})"
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value.replace("|", "\\|")
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = [
+        cell.rjust(width) if is_right else cell.ljust(width)
+        for cell, width, is_right in zip(cells, widths, right, strict=True)
+    ]
+    return "| " + " | ".join(padded) + " |"
