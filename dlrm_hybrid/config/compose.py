@@ -1,0 +1,165 @@
+"""From YAML files and overrides to plain values: the only place that knows Hydra and OmegaConf.
+
+Hydra stops at the first fault. So the overrides are composed here first; when that fails they are
+tried one after the other and every fault is told. What passes goes to Hydra proper, which makes
+the run folders and the jobs of a sweep.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dlrm_hybrid.config.validate import faults_text, flatten, unknown_key, validate
+from dlrm_hybrid.types import ConfigError
+
+Job = Callable[[Mapping[str, Any], Path, Sequence[str]], None]
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException)
+ROOT = "config"
+
+
+def conf_folder() -> Path:
+    """The folder of YAML files: inside an installed wheel, beside the package in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved configuration for `overrides`, as plain values.
+
+    Raises:
+        ConfigError: every override that cannot be composed, and every fault of the others' values.
+    """
+    _register_resolvers()
+    with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
+        try:
+            values, faults = _compose(overrides), []
+        except COMPOSE_ERRORS:
+            values, faults = _sift(overrides)
+    try:
+        validate(values)
+    except ConfigError as error:
+        faults = [*faults, *(line.strip() for line in str(error).splitlines()[1:])]
+    if faults:
+        raise ConfigError(faults_text(faults))
+    return values
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Compose and validate everything that these command-line arguments would run.
+
+    Of a sweep each value of each swept key is tried once, the other keys at their first value.
+
+    Raises:
+        ConfigError: with all faults of all values.
+    """
+    parsed = get_args_parser().parse_args(list(arguments))
+    faults: list[str] = []
+    for overrides in _points(parsed.overrides) if parsed.multirun else [parsed.overrides]:
+        try:
+            values_of(overrides)
+        except ConfigError as error:
+            faults += [line.strip() for line in str(error).splitlines()[1:]]
+    if faults:
+        raise ConfigError(faults_text(faults))
+
+
+def asks_only(arguments: Sequence[str]) -> bool:
+    """Whether Hydra will answer by itself (help, info) instead of running a job."""
+    parsed = get_args_parser().parse_args(list(arguments))
+    return bool(parsed.help or parsed.hydra_help or parsed.info or parsed.shell_completion)
+
+
+def launch(job: Job) -> None:
+    """Let Hydra read sys.argv, make the run folder(s) and call `job` for each configuration.
+
+    `job` gets the plain values, its folder and its overrides.
+    """
+    _register_resolvers()
+
+    def task(config: DictConfig) -> None:
+        settings = HydraConfig.get()
+        job(_plain(config), Path(settings.runtime.output_dir), list(settings.overrides.task))
+
+    hydra.main(config_path=str(conf_folder()), config_name=ROOT, version_base="1.3")(task)()
+
+
+def _register_resolvers() -> None:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    run_id = f"{stamp}-{os.urandom(3).hex()}"
+    # Cached, so that one run has one name however often it is resolved.
+    OmegaConf.register_new_resolver("run_id", lambda: run_id, use_cache=True, replace=True)
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    return _plain(hydra.compose(ROOT, overrides=list(overrides)))
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+
+
+def _sift(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What can be composed, and one message for each override that cannot join those before it."""
+    accepted: list[str] = []
+    faults: list[str] = []
+    for override in overrides:
+        try:
+            _compose([*accepted, override])
+            accepted.append(override)
+        except COMPOSE_ERRORS as error:
+            faults.append(_message(override, error))
+    return _compose(accepted), faults
+
+
+def _message(override: str, error: Exception) -> str:
+    if isinstance(error, OverrideParseException):
+        return f"{override}: cannot be read as key=value"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Could not override"):
+        key = override.lstrip("+~").partition("=")[0]
+        return unknown_key(key, list(flatten(_compose([]))))
+    if "Available options in" in str(error):
+        head = next(i for i, line in enumerate(lines) if line.startswith("Available options"))
+        tail = next(i for i, line in enumerate(lines) if line.startswith("Config search path"))
+        return f"{override}: no such choice; there are {', '.join(lines[head + 1 : tail])}"
+    if lines and "Could not find" in lines[0]:
+        return f"{override}: no such choice"
+    return f"{override}: {lines[0] if lines else type(error).__name__}"
+
+
+def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """The sweep with every swept key at its first value, then each other value once."""
+    choices = [values for override in overrides if (values := _choices(override))]
+    first = [values[0] for values in choices]
+    yield first
+    for position, values in enumerate(choices):
+        for value in values[1:]:
+            yield [*first[:position], value, *first[position + 1 :]]
+
+
+def _choices(text: str) -> list[str]:
+    """The single overrides that a swept one stands for; none for a glob, which Hydra expands."""
+    try:
+        override: Override = OverridesParser.create().parse_override(text)
+    except OverrideParseException:
+        return [text]
+    if not override.is_sweep_override():
+        return [text]
+    if isinstance(override.value(), Glob):
+        return []
+    head = text.partition("=")[0]
+    return [f"{head}={value}" for value in override.sweep_string_iterator()]

@@ -1,0 +1,165 @@
+"""Types and bounds of every configuration key.
+
+A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
+together is said in `validate.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Rate = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Path = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DataConfig:
+    """Where rows come from, what they mean and how they are read; see conf/data/.
+
+    `rows` and `seed` belong to `synthetic`, `raw` to `criteo_kaggle`; null elsewhere.
+    """
+
+    name: Literal["synthetic", "criteo_kaggle"]
+    rows: Annotated[int, Field(ge=1000, le=2**40)] | None
+    seed: Seed | None
+    raw: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
+    prepared: Path | None
+    days: Annotated[int, Field(ge=2, le=1000)]
+    day_split: Literal["equal_rows", "files"]
+    vocabulary: Literal["all_days", "train_days"]
+    min_count: Count
+    max_ind_range: Annotated[int, Field(ge=0, lt=2**32)]
+    on_bad_row: Literal["error", "skip", "quarantine"]
+    max_bad_rows: Count
+    test_part: Literal["day", "first_half"]
+    shuffle: bool
+    shuffle_block_rows: Annotated[int, Field(ge=1, le=2**24)]
+    processes: Annotated[int, Field(ge=1, le=1024)] | None
+    block_bytes: Annotated[int, Field(ge=65_536, le=2**30)]
+    parquet: Path | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ModelConfig:
+    """Widths of the network, input first; the top network's input follows from the rest."""
+
+    name: Name
+    embedding_dim: Annotated[int, Field(ge=1, le=4096)]
+    bottom: Annotated[tuple[Positive, ...], Field(min_length=2)]
+    top: Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the model is spread over processes."""
+
+    name: Literal["single"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """The optimizer fused into the backward pass of the embedding tables."""
+
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"]
+    lr: Rate | None
+    eps: Rate
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer of the dense layers and the learning rate over the steps; see conf/optimizer/.
+
+    `momentum` belongs to `momentum`, `eps` to `adagrad`; null elsewhere.
+    """
+
+    name: Literal["sgd", "momentum", "adagrad"]
+    lr: Rate
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None
+    eps: Rate | None
+    schedule: Literal["constant", "linear", "warmup_decay"]
+    warmup_steps: Count
+    decay_start_step: Count
+    decay_steps: Count
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TrainConfig:
+    """Length and order of the run."""
+
+    batch_size: Annotated[int, Field(ge=1, le=2**20)]
+    epochs: Positive
+    steps: Positive | None
+    seed: Seed
+    evaluate_every: Count
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What the verb `evaluate` reads, and the batch of every evaluation."""
+
+    checkpoint: Path | None
+    batch_size: Positive
+    output: Path | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save, how many to keep, where to go on from."""
+
+    every: Count
+    keep: Positive
+    resume: Path
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TelemetryConfig:
+    """How often the loss curve gets a point, and which sinks are open."""
+
+    every: Positive
+    tensorboard: bool
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class BenchConfig:
+    """What to measure and how often."""
+
+    what: Literal["step", "prepare"]
+    repeats: Positive
+    rows: Annotated[int, Field(ge=10_000)]
+    output: Path | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DoctorConfig:
+    """What the verb `doctor` does."""
+
+    action: Literal["check"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Config:
+    """The whole configuration of one run."""
+
+    name: Name
+    precision: Literal["float32", "bfloat16"]
+    threads: Annotated[int, Field(ge=1, le=1024)]
+    data: DataConfig
+    model: ModelConfig
+    parallel: ParallelConfig
+    embedding: EmbeddingConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    evaluate: EvaluateConfig
+    checkpoint: CheckpointConfig
+    telemetry: TelemetryConfig
+    bench: BenchConfig
+    doctor: DoctorConfig

@@ -1,0 +1,98 @@
+import pytest
+
+from dlrm_hybrid.config.compose import asks_only, check, values_of
+from dlrm_hybrid.types import ConfigError
+
+
+def faults(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        check(overrides)
+    head, *lines = str(error.value).splitlines()
+    assert head.startswith(f"configuration: {len(lines)} fault")
+    return [line.strip() for line in lines]
+
+
+def test_defaults_compose_and_hold() -> None:
+    values = values_of([])
+    assert values["data"]["name"] == "synthetic"
+    assert values["train"]["batch_size"] == 128
+    assert values["optimizer"]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "data=criteo_kaggle",
+        "model=dlrm_small",
+        "optimizer=momentum",
+        "optimizer=adagrad",
+        "embedding.optimizer=rowwise_adagrad",
+        "precision=bfloat16",
+        "data.raw=[a,b,c,d,e,f,g] data=criteo_kaggle data.day_split=files",
+    ],
+)
+def test_every_choice_holds(choice: str) -> None:
+    check(choice.split())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=1", "optimizer.lrr: no such key; did you mean optimizer.lr?"),
+        ("+optimizer.lrr=1", "optimizer.lrr: no such key; did you mean optimizer.lr?"),
+        ("optimizer.lr=fast", "optimizer.lr = 'fast': must be a valid number"),
+        ("optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
+        ("optimizer.lr=inf", "optimizer.lr = inf: must be a finite number"),
+        ("train.batch_size=1.5", "train.batch_size = 1.5: must be a valid integer"),
+        ("train.batch_size=null", "train.batch_size = null: must be a valid integer"),
+        ("~train.seed", "train.seed: missing"),
+        ("train=5", "train = 5: must be an object"),
+        ("precision=float64", "precision = 'float64': must be 'float32' or 'bfloat16'"),
+        ("model=huge", "model=huge: no such choice; there are dlrm_paper, dlrm_small"),
+        ("+experiment=nope", "+experiment=nope: no such choice"),
+        ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),
+        (
+            "model.bottom=[12,16]",
+            "model.bottom[0] = 12: must be 13, the integer features",
+        ),
+        (
+            "model.embedding_dim=8",
+            "model.bottom[4] = 16: must equal model.embedding_dim = 8, "
+            "they meet in the dot interaction",
+        ),
+        (
+            "optimizer.momentum=0.9",
+            "optimizer.momentum = 0.9: belongs to optimizer=momentum",
+        ),
+        (
+            "optimizer.warmup_steps=9",
+            "optimizer.warmup_steps = 9: belongs to optimizer.schedule=warmup_decay, not constant",
+        ),
+        ("data.raw=x", "data.raw = 'x': data=synthetic makes its own; use data=criteo_kaggle"),
+    ],
+)
+def test_one_fault_names_its_key(override: str, message: str) -> None:
+    assert faults(override) == [message]
+
+
+def test_faults_of_all_kinds_are_told_together() -> None:
+    found = faults("optimizer.lrr=1", "model=huge", "train.batch_size=0", "precision=no")
+    assert [line.partition(":")[0] for line in found] == [
+        "optimizer.lrr",
+        "model=huge",
+        "precision = 'no'",
+        "train.batch_size = 0",
+    ]
+
+
+def test_a_sweep_is_checked_value_by_value_before_it_starts() -> None:
+    check(["-m", "optimizer.lr=0.05,0.1", "model=dlrm_small,dlrm_paper"])
+    assert faults("-m", "optimizer.lr=0.1,-1", "train.batch_size=0,128") == [
+        "train.batch_size = 0: must be greater than or equal to 1",
+        "optimizer.lr = -1: must be greater than 0",
+    ]
+
+
+def test_help_is_left_to_hydra() -> None:
+    assert asks_only(["--help"])
+    assert not asks_only(["--cfg", "job"])
