@@ -1,0 +1,224 @@
+"""Batches from shards: shuffled for training, in file order for evaluation.
+
+Training reads the rows in blocks: each block is one contiguous read, the blocks come in a seeded
+order, the rows of a block too, and batches run on over the ends of blocks. So shuffling costs no
+scattered reads, and the position is three integers.
+
+Shapes: R rows of a block, W = 40 words of a record, B rows of a batch, I = 13 integer features,
+F = 26 categorical features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.data.batch import Batch
+from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS
+from dlrm_hybrid.data.order import permutation
+from dlrm_hybrid.data.shards import Shards, Words
+from dlrm_hybrid.kernels.gather import gather
+from dlrm_hybrid.rng import fold
+from dlrm_hybrid.types import ConfigError, DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderState:
+    """Where the next global batch begins, alike on every trainer.
+
+    Attributes:
+        epoch: passes over the training rows before this one.
+        block: blocks of this epoch, in its order, that are used up.
+        row: rows of the next block, in its order, that are used up.
+    """
+
+    epoch: int
+    block: int
+    row: int
+
+
+START = LoaderState(epoch=0, block=0, row=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """The order of one epoch: block numbers, and for each place in it the rows before it."""
+
+    number: int
+    blocks: npt.NDArray[np.uint32]
+    starts: npt.NDArray[np.int64]
+
+    def size(self, place: int) -> int:
+        return int(self.starts[place + 1] - self.starts[place])
+
+    def forward(self, place: int, row: int) -> tuple[int, int]:
+        """The same position with `row` inside its block."""
+        while place < len(self.blocks) and row >= self.size(place):
+            row -= self.size(place)
+            place += 1
+        return place, row
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block in memory and the order of its rows."""
+
+    epoch: int
+    place: int
+    records_RW: Words
+    order_R: npt.NDArray[np.uint32]
+
+
+class Loader:
+    """Batches of the training rows, epoch after epoch.
+
+    The order is a pure function of (seed, epoch). Every epoch gives every row at most once; the
+    rows that do not fill a global batch at its end are left out (`dropped_rows`), others in every
+    epoch. Holds one block in memory; not for use by two threads at once.
+
+    Attributes:
+        steps_per_epoch: global batches in one epoch.
+        dropped_rows: rows left out at the end of each epoch.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        shuffle_block_rows: int,
+        trainer: int = 0,
+        trainers: int = 1,
+    ) -> None:
+        """Prepare to read; nothing is read yet.
+
+        Args:
+            shards: opened rows.
+            batch_size: rows of each trainer's batch (`train.batch_size`).
+            seed: of the order (`train.seed`).
+            shuffle: False gives file order (`data.shuffle`).
+            shuffle_block_rows: rows of a block (`data.shuffle_block_rows`).
+            trainer: which part of each global batch to read, 0 ≤ trainer < trainers.
+            trainers: parts of a global batch of `trainers * batch_size` rows.
+
+        Raises:
+            ConfigError: the training rows do not fill one global batch.
+        """
+        rows = len(shards.train_rows)
+        global_rows = trainers * batch_size
+        if rows < global_rows:
+            raise ConfigError(
+                f"train.batch_size={batch_size} for {trainers} trainer(s): one step takes"
+                f" {global_rows} rows, the training days have {rows}"
+            )
+        self._shards = shards
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._block_rows = min(shuffle_block_rows, rows)
+        self._skip = trainer * batch_size
+        self._global_rows = global_rows
+        self._rows = rows
+        self._buffer_RW: Words = np.empty((self._block_rows, RECORD_WORDS), np.uint32)
+        self._epoch: _Epoch | None = None
+        self._block: _Block | None = None
+        self.steps_per_epoch = rows // global_rows
+        self.dropped_rows = rows % global_rows
+
+    def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
+        """The batch at `state` and the state of the batch after it.
+
+        Raises:
+            DataError: `state` points past the rows; it belongs to other data or options.
+        """
+        epoch, used = self._position(state)
+        if self._rows - used < self._global_rows:  # saved with a smaller global batch
+            state = LoaderState(state.epoch + 1, 0, 0)
+            epoch, used = self._position(state)
+        batch = _empty_batch(self._batch_size)
+        place, row = epoch.forward(state.block, state.row + self._skip)
+        filled = 0
+        while filled < self._batch_size:
+            block = self._load(epoch, place)
+            order_B = block.order_R[row : row + self._batch_size - filled]
+            _gather(block.records_RW, order_B, filled, batch)
+            filled += len(order_B)
+            place, row = place + 1, 0
+        if self._rows - used - self._global_rows < self._global_rows:
+            return batch, LoaderState(state.epoch + 1, 0, 0)
+        place, row = epoch.forward(state.block, state.row + self._global_rows)
+        return batch, LoaderState(state.epoch, place, row)
+
+    def _position(self, state: LoaderState) -> tuple[_Epoch, int]:
+        """The order of the state's epoch, and how many of its rows are used up."""
+        if self._epoch is None or self._epoch.number != state.epoch:
+            self._epoch = self._plan(state.epoch)
+        epoch = self._epoch
+        inside = 0 <= state.block < len(epoch.blocks) and 0 <= state.row < epoch.size(state.block)
+        if state.epoch < 0 or not inside:
+            raise DataError(
+                f"{state} does not fit {self._rows} training rows in blocks of"
+                f" {self._block_rows} (data.shuffle_block_rows)"
+            )
+        return epoch, int(epoch.starts[state.block]) + state.row
+
+    def _plan(self, number: int) -> _Epoch:
+        count = -(-self._rows // self._block_rows)
+        blocks = self._order(count, number, "blocks")
+        sizes = np.full(count, self._block_rows, np.int64)
+        sizes[blocks == count - 1] = self._rows - (count - 1) * self._block_rows
+        return _Epoch(number, blocks, np.concatenate([[0], np.cumsum(sizes)]))
+
+    def _load(self, epoch: _Epoch, place: int) -> _Block:
+        block = self._block
+        if block is None or (block.epoch, block.place) != (epoch.number, place):
+            first = int(epoch.blocks[place]) * self._block_rows
+            size = epoch.size(place)
+            self._block = None
+            self._shards.copy_into(range(first, first + size), self._buffer_RW)
+            order_R = self._order(size, epoch.number, int(epoch.blocks[place]))
+            block = self._block = _Block(epoch.number, place, self._buffer_RW, order_R)
+        return block
+
+    def _order(self, count: int, epoch: int, name: str | int) -> npt.NDArray[np.uint32]:
+        if not self._shuffle:
+            return np.arange(count, dtype=np.uint32)
+        return permutation(fold(self._seed, "loader", epoch, name), count)
+
+
+def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator[Batch]:
+    """Consecutive rows in file order, all of them; the last batch may be smaller."""
+    order_B = np.arange(batch_size, dtype=np.uint32)
+    for start in range(rows.start, rows.stop, batch_size):
+        stop = min(start + batch_size, rows.stop)
+        batch = _empty_batch(stop - start)
+        filled = 0
+        for piece_RW in shards.pieces(range(start, stop)):
+            _gather(piece_RW, order_B[: len(piece_RW)], filled, batch)
+            filled += len(piece_RW)
+        yield batch
+
+
+def _empty_batch(rows: int) -> Batch:
+    return Batch(
+        dense_BI=np.empty((rows, NUM_DENSE), np.float32),
+        ids_FB=np.empty((NUM_CATEGORICAL, rows), np.int64),
+        label_B=np.empty(rows, np.float32),
+    )
+
+
+def _gather(records_RW: Words, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> None:
+    gather(
+        records_RW.view(np.float32),
+        records_RW.view(np.int32),
+        order_B,
+        first,
+        batch.dense_BI,
+        batch.ids_FB,
+        batch.label_B,
+    )

@@ -1,0 +1,63 @@
+"""Small folders of shards with known rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from dlrm_hybrid.data import manifest as manifests
+from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, RECORD_WORDS
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
+
+SEMANTICS = Semantics(
+    days=3,
+    day_split="equal_rows",
+    vocabulary="all_days",
+    min_count=0,
+    max_ind_range=0,
+    on_bad_row="error",
+)
+
+
+def make_records(rows: int, seed: int = 0) -> np.ndarray:
+    """uint32 [rows, 40]; the row's number stands in I1 and in C1, all else differs by row too."""
+    generator = np.random.default_rng(seed)
+    records = np.zeros((rows, RECORD_WORDS), np.uint32)
+    floats = records.view(np.float32)
+    floats[:, 0] = generator.integers(0, 2, rows)
+    floats[:, FIRST_DENSE_WORD:FIRST_ID_WORD] = generator.random((rows, 13), np.float32)
+    floats[:, FIRST_DENSE_WORD] = np.arange(rows)
+    records[:, FIRST_ID_WORD:] = generator.integers(0, 2**31, (rows, 26))
+    records[:, FIRST_ID_WORD] = np.arange(rows)
+    return records
+
+
+def write_folder(
+    folder: Path, day_rows: Sequence[int], semantics: Semantics = SEMANTICS
+) -> np.ndarray:
+    """Write a folder that `open_shards` accepts; returns the records of all days."""
+    records = make_records(sum(day_rows))
+    folder.mkdir(exist_ok=True)
+    shards = []
+    for day, part in enumerate(np.split(records, np.cumsum(day_rows)[:-1])):
+        name = f"day_{day}.bin"
+        (folder / name).write_bytes(part.tobytes())
+        clicks = int(part.view(np.float32)[:, 0].sum())
+        digest = xxhash.xxh3_128_hexdigest(part.tobytes())
+        shards.append(Shard(file=name, rows=len(part), clicks=clicks, xxh3=digest))
+    manifest = Manifest(
+        format=manifests.FORMAT,
+        semantics=replace(semantics, days=len(day_rows)),
+        sources=(),
+        days=tuple(shards),
+        table_rows=(max(1, len(records)), *[2**31] * 25),
+        out_of_vocabulary=False,
+        vocabulary_xxh3="0",
+        bad_rows=0,
+        zero_keys=0,
+        teacher=None,
+    )
+    manifests.write(folder, manifest)
+    return records
