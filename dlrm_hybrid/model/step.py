@@ -1,0 +1,112 @@
+"""One step of training and one of prediction, on tensors; the loop around them knows no model.
+
+Shapes: B batch, I integer features, F tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
+from dlrm_hybrid.types import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step tells: scalars that nobody has read yet.
+
+    Attributes:
+        loss: float32, mean binary cross-entropy of the batch before the update.
+        correct: int64, rows on the right side of one half.
+    """
+
+    loss: Tensor
+    correct: Tensor
+
+
+@final
+class Trainer:
+    """A model with its optimizers, for single-process training; everything it learns is `tensors`.
+
+    Args:
+        model: learns in place.
+        optimizer: of the dense parameters; the tables have theirs fused into backward.
+    """
+
+    def __init__(self, model: Dlrm, optimizer: DenseOptimizer) -> None:
+        self.model = model
+        self._optimizer = optimizer
+        self._weights = model.dense_parameters()
+        self._state = init_state(optimizer, self._weights)
+        self._updates = tuple((weight, self._state[name]) for name, weight in self._weights.items())
+
+    def step(
+        self, dense_BI: Tensor, ids_FB: Tensor, label_B: Tensor, *, lr: float, embedding_lr: float
+    ) -> StepResult:
+        """Learn from one batch: dense_BI float32, ids_FB int64, label_B float32 of 0 and 1."""
+        self.model.embeddings.set_lr(embedding_lr)
+        logit_B: Tensor = self.model(dense_BI, ids_FB)
+        loss = functional.binary_cross_entropy_with_logits(logit_B, label_B)
+        loss.backward()
+        with torch.no_grad():
+            for weight, state in self._updates:
+                gradient = weight.grad
+                assert gradient is not None
+                self._optimizer.apply(weight, gradient, state, lr)
+                weight.grad = None
+            correct = count_correct(logit_B, label_B)
+        return StepResult(loss.detach(), correct)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all weights and optimizer states by unique names, for checkpoints."""
+        embeddings = self.model.embeddings
+        return {
+            **{name: weight.detach() for name, weight in self._weights.items()},
+            **{
+                f"{name}.{slot}": tensor
+                for name, state in self._state.items()
+                for slot, tensor in state.items()
+            },
+            **embeddings.weights(),
+            **embeddings.optimizer_state(),
+        }
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Take over what `tensors` once returned, bit for bit.
+
+        Raises:
+            DataError: names, shapes or types differ from this model's.
+        """
+        own = self.tensors()
+        if different := sorted(own.keys() ^ saved.keys()):
+            raise DataError(
+                f"the checkpoint is of another model or optimizer: {', '.join(different[:5])}"
+                f" {'are' if len(different) > 1 else 'is'} on one side only"
+            )
+        for name, tensor in own.items():
+            other = saved[name]
+            if other.shape != tensor.shape or other.dtype != tensor.dtype:
+                raise DataError(
+                    f"the checkpoint is of another model: {name} is {tuple(other.shape)}"
+                    f" {other.dtype}, expected {tuple(tensor.shape)} {tensor.dtype}"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def predict(model: Dlrm, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
+    """Logits (B,) without a graph; nothing learns."""
+    with torch.no_grad():  # FBGEMM has no kernels for inference mode
+        return model(dense_BI, ids_FB)
+
+
+def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:
+    """Rows whose probability, taken as a click from one half on, agrees with the label."""
+    return torch.count_nonzero((logit_B >= 0) == (label_B > 0.5))

@@ -1,0 +1,146 @@
+import pytest
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.initialise import draw_embeddings
+from dlrm_hybrid.model.spec import ModelSpec
+
+SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17))
+EPS = 1e-8
+
+
+def _embeddings(optimizer: EmbeddingOptimizer) -> Embeddings:
+    embeddings = Embeddings(SPEC, EmbeddingOptions(optimizer=optimizer, eps=EPS))
+    draw_embeddings(embeddings.weights(), seed=4)
+    embeddings.set_lr(0.1)
+    return embeddings
+
+
+def _ids(seed: int, rows: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack(
+        [torch.randint(0, limit, (rows,), generator=generator) for limit in SPEC.table_rows]
+    )
+
+
+def _learn(embeddings: Embeddings, steps: range) -> None:
+    for step in steps:
+        out_BFD = embeddings(_ids(step))
+        gradient = torch.randn(out_BFD.shape, generator=torch.Generator().manual_seed(step))
+        out_BFD.backward(gradient)
+
+
+def _state(embeddings: Embeddings) -> dict[str, Tensor]:
+    return {**embeddings.weights(), **embeddings.optimizer_state()}
+
+
+def test_looks_up_the_row_of_every_id():
+    embeddings = _embeddings(EmbeddingOptimizer.SGD)
+    tables = list(embeddings.weights().values())
+    for rows in (5, 32, 1):
+        ids_FB = _ids(rows, rows)
+        expected = torch.stack([table[ids] for table, ids in zip(tables, ids_FB, strict=True)], 1)
+        assert torch.equal(embeddings(ids_FB).detach(), expected)
+
+
+def test_equals_the_forward_of_torchrec():
+    embeddings = _embeddings(EmbeddingOptimizer.SGD)
+    ids_FB = _ids(1)
+    features = KeyedJaggedTensor(
+        keys=list(SPEC.table_names),
+        values=ids_FB.flatten(),
+        lengths=torch.ones(ids_FB.numel(), dtype=torch.int64),
+    )
+    through_torchrec = embeddings._collection(features).values()
+    assert torch.equal(through_torchrec.view(32, 4, 8), embeddings(ids_FB))
+
+
+@pytest.mark.parametrize("bad_id", [-1, 17])
+def test_an_id_outside_its_table_is_an_error(bad_id: int):
+    ids_FB = _ids(1)
+    ids_FB[3, 5] = bad_id
+    with pytest.raises(RuntimeError, match=r"out of bounds|num_rows"):
+        _embeddings(EmbeddingOptimizer.SGD)(ids_FB)
+
+
+def _rowwise_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
+    total += gradient.square().mean(1)
+    weight -= 0.1 * gradient / (total.sqrt() + EPS).unsqueeze(1)
+
+
+def _adagrad_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
+    total += gradient.square()
+    weight -= 0.1 * gradient / (total.sqrt() + EPS)
+
+
+def _sgd_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
+    weight -= 0.1 * gradient
+
+
+@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+def test_learns_as_the_formula_says(optimizer: EmbeddingOptimizer):
+    rule = {
+        EmbeddingOptimizer.SGD: _sgd_step,
+        EmbeddingOptimizer.ADAGRAD: _adagrad_step,
+        EmbeddingOptimizer.ROWWISE_ADAGRAD: _rowwise_step,
+    }[optimizer]
+    embeddings = _embeddings(optimizer)
+    expected = [weight.clone() for weight in embeddings.weights().values()]
+    first = [weight.clone() for weight in expected]
+    totals = [
+        torch.zeros(len(weight)) if rule is _rowwise_step else torch.zeros_like(weight)
+        for weight in expected
+    ]
+    _learn(embeddings, range(5))
+    for step in range(5):
+        ids_FB = _ids(step)
+        gradient_BFD = torch.randn((32, 4, 8), generator=torch.Generator().manual_seed(step))
+        for table, (weight, total) in enumerate(zip(expected, totals, strict=True)):
+            gradient = torch.zeros_like(weight)
+            gradient.index_add_(0, ids_FB[table], gradient_BFD[:, table])
+            touched = torch.unique(ids_FB[table])
+            moved, summed = weight[touched], total[touched]
+            rule(moved, summed, gradient[touched])
+            weight[touched], total[touched] = moved, summed
+    for mine, theirs, start in zip(embeddings.weights().values(), expected, first, strict=True):
+        assert (theirs - start).abs().max() > 0.05
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+def test_resuming_from_saved_tensors_is_exact(optimizer: EmbeddingOptimizer):
+    unbroken = _embeddings(optimizer)
+    _learn(unbroken, range(6))
+    saved = {name: tensor.clone() for name, tensor in _state(unbroken).items()}
+    _learn(unbroken, range(6, 12))
+    resumed = _embeddings(optimizer)
+    for name, tensor in _state(resumed).items():
+        tensor.copy_(saved[name])
+    _learn(resumed, range(6, 12))
+    for name, tensor in _state(unbroken).items():
+        assert not torch.equal(tensor, saved[name])
+        assert torch.equal(tensor, _state(resumed)[name])
+    assert (len(saved) == 4) is (optimizer is EmbeddingOptimizer.SGD)
+
+
+def test_the_learning_rate_can_change_between_steps():
+    embeddings = _embeddings(EmbeddingOptimizer.SGD)
+    before = {name: weight.clone() for name, weight in embeddings.weights().items()}
+    embeddings.set_lr(0.0)
+    _learn(embeddings, range(1))
+    assert all(torch.equal(before[name], weight) for name, weight in embeddings.weights().items())
+    embeddings.set_lr(0.1)
+    _learn(embeddings, range(1))
+    assert not any(
+        torch.equal(before[name], weight) for name, weight in embeddings.weights().items()
+    )
+
+
+def test_building_and_learning_warn_of_nothing(
+    recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+):
+    _learn(_embeddings(EmbeddingOptimizer.ROWWISE_ADAGRAD), range(1))
+    assert [str(warning.message) for warning in recwarn] == []
+    assert caplog.records == []

@@ -1,0 +1,50 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.model.schedule import Constant, Linear, WarmupDecay
+
+
+def test_constant_stays():
+    assert {Constant(base_lr=0.3).lr(step) for step in (0, 1, 10**9)} == {0.3}
+
+
+def test_linear_starts_at_the_base_rate_and_reaches_zero_at_the_end():
+    schedule = Linear(base_lr=0.5, steps=10)
+    assert [schedule.lr(step) for step in (0, 5, 9)] == pytest.approx([0.5, 0.25, 0.05])
+    assert schedule.lr(10) == schedule.lr(11) == 0
+
+
+def _reference(base_lr: float, warmup: int, start: int, length: int, steps: int) -> list[float]:
+    """The stateful rule: counts from 1, remembers its last rate."""
+    rates: list[float] = []
+    last = base_lr
+    for count in range(1, steps + 1):
+        if count < warmup:
+            last = base_lr * (1 - (warmup - count) / warmup)
+        elif start <= count < start + length:
+            last = max(1e-7, base_lr * ((length - (count - start)) / length) ** 2)
+        rates.append(last if length or count < warmup else base_lr)
+    return rates
+
+
+@given(
+    warmup=st.integers(0, 12),
+    wait=st.integers(0, 8),
+    length=st.one_of(st.just(0), st.integers(1, 20)),
+)
+def test_warmup_decay_equals_a_rule_with_memory(warmup: int, wait: int, length: int):
+    start = warmup + wait
+    schedule = WarmupDecay(
+        base_lr=0.1, warmup_steps=warmup, decay_start_step=start, decay_steps=length
+    )
+    rates = [schedule.lr(step) for step in range(50)]
+    assert rates == pytest.approx(_reference(0.1, warmup, start, length, 50), rel=1e-12)
+
+
+def test_warmup_rises_and_decay_falls():
+    schedule = WarmupDecay(base_lr=1.0, warmup_steps=4, decay_start_step=6, decay_steps=4)
+    rates = [schedule.lr(step) for step in range(12)]
+    assert rates[:3] == [0.25, 0.5, 0.75]
+    assert rates[5:9] == [1.0, 0.5625, 0.25, 0.0625]
+    assert rates[9:] == [0.0625] * 3
