@@ -83,6 +83,11 @@ def asks_only(arguments: Sequence[str]) -> bool:
     return bool(parsed.help or parsed.hydra_help or parsed.info or parsed.shell_completion)
 
 
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the flag for several jobs (-m) is among the arguments."""
+    return bool(get_args_parser().parse_args(list(arguments)).multirun)
+
+
 def launch(job: Job) -> None:
     """Let Hydra read sys.argv, make the run folder(s) and call `job` for each configuration.
 

@@ -1,0 +1,114 @@
+"""From the command line to a verb, and from what it raises to an exit code.
+
+Nothing here, nor what it imports at once, imports torch: help and faults are told in a moment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid import __version__
+from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode
+
+VERBS = {
+    "prepare": "raw Criteo rows → shards, checked and encoded",
+    "train": "train a model (-m: one for each point of a sweep)",
+    "evaluate": "score a checkpoint on the test part",
+    "bench": "measure this machine: bench.what=step | prepare",
+    "doctor": "say whether this machine is able, and what is wrong",
+}
+
+USAGE = f"""dlrm_hybrid {__version__}: trains DLRM and counts every byte on the network
+
+usage: python -m dlrm_hybrid VERB [group=choice] [key=value] ...
+
+{chr(10).join(f"  {verb:<9} {text}" for verb, text in VERBS.items())}
+
+  python -m dlrm_hybrid train                                     made-up rows, one epoch
+  python -m dlrm_hybrid prepare data=criteo_kaggle data.raw=train.txt
+  python -m dlrm_hybrid train data=criteo_kaggle train.seed=1
+  python -m dlrm_hybrid train -m optimizer.lr=0.05,0.1            a sweep
+  python -m dlrm_hybrid train --cfg job                           the whole configuration
+  python -m dlrm_hybrid train --help                              groups, choices and keys
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb that `argv[1]` names; returns the exit code."""
+    if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
+    verb, arguments = argv[1], list(argv[2:])
+    try:
+        if verb not in VERBS:
+            raise ConfigError(_unknown_verb(verb))
+        return _run_verb(verb, arguments)
+    except DlrmError as error:
+        return _tell(error)
+
+
+def _run_verb(verb: str, arguments: list[str]) -> int:
+    from dlrm_hybrid.config import compose  # Hydra takes a tenth of a second
+
+    if not compose.asks_only(arguments):
+        compose.check(arguments)
+    if verb != "train":
+        if compose.is_sweep(arguments):
+            raise ConfigError(f"-m: only `train` can be swept, not `{verb}`")
+        arguments = ["hydra.run.dir=.", *arguments]  # makes no run folder
+    sys.argv = [sys.argv[0], *arguments]
+    jobs = _Jobs(verb, compose.is_sweep(arguments))
+    compose.launch(jobs.run)
+    return jobs.exit_code
+
+
+@dataclass(slots=True)
+class _Jobs:
+    """The jobs Hydra starts: one, or those of a sweep one after the other."""
+
+    verb: str
+    is_sweep: bool
+    codes: list[int] = field(default_factory=list[int])
+
+    @property
+    def exit_code(self) -> int:
+        """The first that is not DONE."""
+        return next((code for code in self.codes if code != ExitCode.DONE), ExitCode.DONE)
+
+    def run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
+        """One job; a failed one does not stop a sweep, a signal does."""
+        from dlrm_hybrid.config.validate import validate
+
+        try:
+            config = validate(values)
+            os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+            request = Request(config, values, folder, tuple(overrides))
+            code = _function(self.verb)(request)
+        except DlrmError as error:
+            code = _tell(error)
+        self.codes.append(code)
+        if self.is_sweep and code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
+            sys.exit(code)
+
+
+def _function(verb: str) -> Callable[[Request], int]:
+    return import_module(f"dlrm_hybrid.cli.{verb}").run
+
+
+def _tell(error: DlrmError) -> int:
+    print(f"{error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _unknown_verb(verb: str) -> str:
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{verb}: no such verb{hint} There are {', '.join(VERBS)}."

@@ -1,0 +1,156 @@
+"""What a rank does: read the run's configuration, build its parts, run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.cli.request import TrainTask
+from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
+from dlrm_hybrid.config import build, build_model
+from dlrm_hybrid.config.identity import config_hash, differences
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.model.step import Trainer
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.train import checkpoint, checkpoint_folder
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
+from dlrm_hybrid.train.evaluation import evaluate
+from dlrm_hybrid.train.loop import Parts, Plan, Progress, train
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.types import DataError
+
+Report = Callable[[Event], None]
+
+
+def train_rank(argument: str, report: Report, stop: StopWish) -> None:
+    """Train from the start, or from a checkpoint, to the end."""
+    task = TrainTask(**json.loads(argument))
+    folder = Path(task.run_folder)
+    values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = validate(values)
+    build_model.limit_threads(config)
+    shards = open_shards(Path(task.prepared), build.semantics(config))
+    trainer = Trainer(
+        build_model.model(config, shards.table_rows), build_model.dense_optimizer(config)
+    )
+    progress = _resume(task, values, trainer, shards)
+    progress = _rewind_events(folder / EVENTS_FILE, progress, task)
+    loader = build_model.loader(config, shards)
+    plan = build_model.plan(config, loader.steps_per_epoch)
+    with ExitStack() as stack:
+        sink = stack.enter_context(closing(_sink(folder, config, report, progress.samples)))
+        sink.write(_started(config, shards, plan, progress))
+        parts = Parts(
+            trainer=trainer,
+            loader=loader,
+            schedule=build_model.schedule(config, config.optimizer.lr, plan.steps),
+            embedding_schedule=build_model.schedule(
+                config, config.embedding.lr or config.optimizer.lr, plan.steps
+            ),
+            evaluate=lambda: evaluate(
+                trainer.model,
+                shards,
+                shards.test_rows(config.data.test_part),
+                config.evaluate.batch_size,
+                stop.check,
+            ),
+            save=lambda progress: checkpoint.save(
+                folder / CHECKPOINTS,
+                progress.step,
+                checkpoint_groups(trainer),
+                _facts(progress, values, shards),
+                config.checkpoint.keep,
+            ),
+            sink=sink,
+            live=report,
+            check=stop.check,
+        )
+        progress = train(parts, plan, progress)
+        sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+
+
+def checkpoint_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """The tensors of a checkpoint by file: those of the tables apart from the dense ones."""
+    groups: dict[str, dict[str, Any]] = {"dense": {}, "embeddings": {}}
+    for name, tensor in trainer.tensors().items():
+        groups["embeddings" if name.startswith("embedding.") else "dense"][name] = tensor
+    return groups
+
+
+def rows_identity(shards: Shards) -> list[str]:
+    """Checksums of the shards: the same rows in the same order, whatever their folder."""
+    return [day.xxh3 for day in shards.manifest.days]
+
+
+def _facts(progress: Progress, values: Mapping[str, Any], shards: Shards) -> dict[str, Any]:
+    return {
+        "progress": asdict(progress),
+        "config": dict(values),
+        "config_hash": config_hash(values),
+        "rows": rows_identity(shards),
+    }
+
+
+def _resume(
+    task: TrainTask, values: Mapping[str, Any], trainer: Trainer, shards: Shards
+) -> Progress:
+    """Load the checkpoint to go on from, if there is one.
+
+    Raises:
+        DataError: it was made by another model or from other rows; each key is named.
+    """
+    if task.resume_from is None:
+        return Progress()
+    folder = checkpoint_folder.find(Path(task.resume_from))
+    facts = checkpoint_folder.read_facts(folder)
+    new_run = Path(task.resume_from) != Path(task.run_folder)
+    lines = differences(facts["config"], values, new_run)
+    if facts["rows"] != rows_identity(shards):
+        lines.append(f"data.prepared = {task.prepared}: the checkpoint was made from other rows")
+    if lines:
+        raise DataError(
+            f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
+        )
+    checkpoint.load(folder, checkpoint_groups(trainer))
+    return Progress.from_facts(facts["progress"])
+
+
+def _rewind_events(path: Path, progress: Progress, task: TrainTask) -> Progress:
+    """Drop the events that will be lived through again; know which evaluation is on record."""
+    goes_on = task.resume_from is not None and path.exists()
+    kept = events.until(events.read(path), progress.step) if goes_on else []
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(f"{event.to_json()}\n" for event in kept), encoding="utf-8")
+    partial.replace(path)
+    evaluated = [event.step for event in kept if event.kind is Kind.EVALUATED]
+    return replace(progress, evaluated_step=max(evaluated, default=-1))
+
+
+def _sink(folder: Path, config: Config, report: Report, first_samples: int) -> Sink:
+    sinks: list[Sink] = [JsonLines(folder / EVENTS_FILE), Call(report)]
+    if config.telemetry.tensorboard:
+        sinks.append(TensorBoard(folder / "tensorboard", first_samples))
+    return Fanout(sinks)
+
+
+def _started(config: Config, shards: Shards, plan: Plan, progress: Progress) -> Event:
+    values = {
+        "rank": 0,
+        "role": "worker",
+        "pid": os.getpid(),
+        "steps_total": plan.steps,
+        "samples_per_step": config.train.batch_size,
+        "train_rows": len(shards.train_rows),
+        "test_rows": len(shards.test_rows(config.data.test_part)),
+    }
+    return Event(Kind.STARTED, progress.step, time.time(), values)

@@ -1,0 +1,42 @@
+"""What a verb is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One job of the command line.
+
+    Attributes:
+        config: typed and validated.
+        values: the same as plain values, for `config.json`.
+        folder: the run folder; of verbs without one the working folder.
+        overrides: as they stood on the command line.
+    """
+
+    config: Config
+    values: Mapping[str, Any]
+    folder: Path
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTask:
+    """What the supervisor tells the rank of a single-process run.
+
+    Attributes:
+        run_folder: holds config.json.
+        prepared: the folder of shards.
+        resume_from: a run folder or checkpoint to go on from, or None.
+    """
+
+    run_folder: str
+    prepared: str
+    resume_from: str | None

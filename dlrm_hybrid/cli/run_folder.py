@@ -1,0 +1,103 @@
+"""The folder of a run: who may use it, and what stands in it beside the ranks' own files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.bench.machine import describe
+from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.config.identity import config_hash, differences
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.summary import summarise
+from dlrm_hybrid.train.checkpoint_folder import has_latest
+from dlrm_hybrid.types import ConfigError, ResourceError
+
+CONFIG_FILE = "config.json"
+EVENTS_FILE = "events.jsonl"
+SUMMARY_FILE = "summary.json"
+
+
+def claim(request: Request) -> Path | None:
+    """Make the folder this run's own; returns the folder to resume from, if any.
+
+    `never` and a path want an empty folder; `auto` goes on in a folder that holds the same run,
+    unfinished.
+
+    Raises:
+        ConfigError: the folder holds something else, or a run that is complete.
+    """
+    folder, resume = request.folder, request.config.checkpoint.resume
+    used = any(folder.iterdir())
+    if resume == "auto" and used:
+        _check_same_run(request)
+        return folder if has_latest(folder) else None
+    if used:
+        raise _fault(
+            f"hydra.run.dir = {folder}: is not empty; two runs never share a folder "
+            "(checkpoint.resume=auto goes on with the run in it)"
+        )
+    return None if resume in ("never", "auto") else Path(resume)
+
+
+def write_facts(request: Request) -> None:
+    """`config.json`, `overrides.yaml` and `environment.json`."""
+    folder = request.folder
+    environment = {**asdict(describe()), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
+    overrides = "".join(f"- {json.dumps(override)}\n" for override in request.overrides)
+    _write(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
+    _write(folder / "overrides.yaml", overrides or "[]\n")
+    _write(folder / "environment.json", json.dumps(environment, indent=1))
+
+
+def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[str, Any]:
+    """`summary.json` from the events so far; returns it.
+
+    Args:
+        folder: of the run.
+        status: how it ended.
+        cores: of the machine.
+        teacher: best reachable scores on made-up rows, else None.
+    """
+    path = folder / EVENTS_FILE
+    summary = summarise(events.read(path) if path.exists() else [], status, cores)
+    summary["test"]["best_reachable"] = teacher
+    _write(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
+    return summary
+
+
+def _check_same_run(request: Request) -> None:
+    folder = request.folder
+    values = _read(folder / CONFIG_FILE)
+    if values is None:
+        raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to go on with")
+    summary = _read(folder / SUMMARY_FILE)
+    if summary is not None and summary.get("status") == "complete":
+        raise _fault(f"hydra.run.dir = {folder}: this run is complete; start another")
+    if config_hash(values) != config_hash(request.values):
+        raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
+
+
+def _fault(text: str) -> ConfigError:
+    return ConfigError(faults_text([text]))
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,113 @@
+"""What a person sees: bars in a terminal, plain lines in a file or a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_LINE_SECONDS = 5.0
+
+
+class Bar(Protocol):
+    """Progress towards a known or unknown end."""
+
+    def update(self, done: float, total: float | None, text: str) -> None:
+        """Show `done` of `total`, with a text beside it."""
+        ...
+
+
+class Terminal:
+    """Standard output of the program."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        """One line, above a bar if there is one."""
+        self.console.print(text, markup=False)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A small table; the first column names, the others are figures."""
+        table = Table(title=title, title_justify="left", title_style="bold")
+        for index, column in enumerate(columns):
+            table.add_column(column, justify="left" if index == 0 else "right")
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table, markup=False)
+
+    def bar(self, label: str) -> AbstractContextManager[Bar]:
+        """A bar that is there inside a `with`."""
+        return _RichBar(self.console, label) if self.console.is_terminal else _PlainBar(self, label)
+
+
+class _RichBar:
+    def __init__(self, console: Console, label: str) -> None:
+        self._stack = ExitStack()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._task: TaskID = self._progress.add_task(label, total=None, text="")
+
+    def __enter__(self) -> Bar:
+        self._stack.enter_context(self._progress)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def update(self, done: float, total: float | None, text: str) -> None:
+        self._progress.update(self._task, completed=done, total=total, text=text)
+
+
+class _PlainBar:
+    """A line every few seconds, and the last one."""
+
+    def __init__(
+        self, terminal: Terminal, label: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._terminal = terminal
+        self._label = label
+        self._clock = clock
+        self._start = self._shown = clock()
+        self._pending = ""
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pending:
+            self._terminal.line(self._pending)
+
+    def update(self, done: float, total: float | None, text: str) -> None:
+        now = self._clock()
+        share = done / total if total else 0.0
+        self._pending = f"{self._label} {share:4.0%}  {text}"
+        if share > 0:
+            self._pending += f"  ETA {_duration((now - self._start) * (1 - share) / share)}"
+        if now - self._shown >= PLAIN_LINE_SECONDS:
+            self._terminal.line(self._pending)
+            self._shown, self._pending = now, ""
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,106 @@
+"""The verb `train`: rows are made ready, ranks started and watched, results told."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.prepare import prepared_rows
+from dlrm_hybrid.cli.request import Request, TrainTask
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config import build
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.data.synthetic import teacher_scores
+from dlrm_hybrid.train.supervisor import Outcome, Rank, run_ranks
+from dlrm_hybrid.types import DlrmError, ExitCode
+
+TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
+STATUS: dict[int, str] = {
+    ExitCode.DONE: "complete",
+    ExitCode.DIVERGED: "diverged",
+    ExitCode.PREEMPTED: "preempted",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+def run(request: Request) -> int:
+    """Train as configured; returns the exit code of the run."""
+    terminal = Terminal()
+    resume_from = run_folder.claim(request)
+    run_folder.write_facts(request)
+    rows = prepared_rows(request.config, terminal)
+    terminal.line(f"run folder {request.folder}")
+    task = TrainTask(
+        run_folder=str(request.folder),
+        prepared=str(rows),
+        resume_from=None if resume_from is None else str(resume_from),
+    )
+    rank = Rank(
+        index=0,
+        role="worker",
+        argument=json.dumps(asdict(task)),
+        log_folder=request.folder / "log",
+    )
+    with LiveTraining(terminal) as live:
+        outcome = run_ranks([rank], TRAIN_RANK, live.show)
+    return _close(request, outcome, terminal)
+
+
+def _close(request: Request, outcome: Outcome, terminal: Terminal) -> int:
+    """Write the summary, tell the result or the reason why there is none."""
+    status = STATUS.get(outcome.exit_code, "failed")
+    cores = len(os.sched_getaffinity(0))
+    teacher = best_reachable(request.config) if status == "complete" else None
+    summary = run_folder.write_summary(request.folder, status, cores, teacher)
+    if status != "complete":
+        raise _error(outcome, request)
+    tell_scores(terminal, "test part", summary["test"], teacher)
+    speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
+    if speed is not None:
+        terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s, CPU {cpu:.0%}")
+    terminal.line(f"summary {request.folder / run_folder.SUMMARY_FILE}")
+    return ExitCode.DONE
+
+
+def best_reachable(config: Config) -> dict[str, float] | None:
+    """What the teacher of made-up rows reaches on the test part; None for real rows."""
+    rows, seed = config.data.rows, config.data.seed
+    if rows is None or seed is None:
+        return None
+    shards = open_shards(build.prepared_folder(config), expected=None)
+    scores = teacher_scores(shards.test_rows(config.data.test_part), seed, build.profile())
+    return {"loss": scores.log_loss, "auc": scores.auc}
+
+
+def tell_scores(
+    terminal: Terminal, title: str, scores: Mapping[str, Any], teacher: Mapping[str, float] | None
+) -> None:
+    """A table of test scores: the model's and, for made-up rows, the best reachable ones."""
+
+    def cell(value: float | None) -> str:
+        return "–" if value is None else f"{value:.4f}"
+
+    names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate")
+    rows = [["model", *(cell(scores[name]) for name in names)]]
+    if teacher is not None:
+        rows.append(["best reachable", *(cell(teacher.get(name)) for name in names)])
+    columns = (title, "log-loss", "AUC", "accuracy", "normalized entropy", "base rate")
+    terminal.table("", columns, rows)
+
+
+def _error(outcome: Outcome, request: Request) -> DlrmError:
+    message = outcome.message
+    if outcome.exit_code == ExitCode.PREEMPTED:
+        message += (
+            f"; a checkpoint is saved, go on with\n  python -m dlrm_hybrid train "
+            f"{' '.join(request.overrides)} hydra.run.dir={request.folder} checkpoint.resume=auto"
+        )
+    error = DlrmError(message)
+    error.exit_code = ExitCode(outcome.exit_code)
+    return error

@@ -1,0 +1,69 @@
+"""From the configuration to what reads and prepares rows; free of torch, for the supervisor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import astuple
+from pathlib import Path
+
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import raw_files
+from dlrm_hybrid.data.manifest import Semantics
+from dlrm_hybrid.data.prepare import PrepareOptions
+from dlrm_hybrid.data.profile import Profile, builtin
+from dlrm_hybrid.data.synthetic import raw_name
+
+RAW_FOLDER = Path("data/raw")
+PREPARED_FOLDER = Path("data/prepared")
+PROFILE = "criteo_kaggle"
+
+
+def semantics(config: Config) -> Semantics:
+    """What the rows mean."""
+    data = config.data
+    return Semantics(
+        days=data.days,
+        day_split=data.day_split,
+        vocabulary=data.vocabulary,
+        min_count=data.min_count,
+        max_ind_range=data.max_ind_range,
+        on_bad_row=data.on_bad_row,
+    )
+
+
+def prepare_options(config: Config) -> PrepareOptions:
+    """How `prepare` works on this machine."""
+    data = config.data
+    return PrepareOptions(
+        semantics=semantics(config),
+        max_bad_rows=data.max_bad_rows,
+        processes=data.processes or len(os.sched_getaffinity(0)),
+        block_bytes=data.block_bytes,
+    )
+
+
+def profile() -> Profile:
+    """What made-up rows look like."""
+    return builtin(PROFILE)
+
+
+def raw_paths(config: Config) -> tuple[Path, ...]:
+    """The raw files; for made-up rows the one file that is generated."""
+    if config.data.name == "synthetic":
+        return (RAW_FOLDER / _synthetic_name(config),)
+    return tuple(Path(name) for name in raw_files(config))
+
+
+def prepared_folder(config: Config) -> Path:
+    """The folder of shards; for made-up rows named after all that decides their bytes."""
+    if config.data.prepared is not None:
+        return Path(config.data.prepared)
+    rules = hashlib.blake2b(repr(astuple(semantics(config))).encode(), digest_size=4).hexdigest()
+    return PREPARED_FOLDER / f"{Path(_synthetic_name(config)).stem}-{rules}"
+
+
+def _synthetic_name(config: Config) -> str:
+    rows, seed = config.data.rows, config.data.seed
+    assert rows is not None and seed is not None, "validate() lets no such synthetic data pass"
+    return raw_name(rows, seed, profile())

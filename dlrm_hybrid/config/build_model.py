@@ -1,0 +1,84 @@
+"""From the configuration to the model and everything around it; imports torch, for the ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import Loader
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.schedule import Constant, Linear, Schedule, WarmupDecay
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.train.loop import Plan
+
+
+def limit_threads(config: Config) -> None:
+    """Give torch as many threads as `threads` says."""
+    torch.set_num_threads(config.threads)
+
+
+def model(config: Config, table_rows: tuple[int, ...]) -> Dlrm:
+    """The model with its initial values."""
+    spec = ModelSpec(
+        embedding_dim=config.model.embedding_dim,
+        bottom=config.model.bottom,
+        top=config.model.top,
+        table_rows=table_rows,
+    )
+    options = EmbeddingOptions(
+        optimizer=EmbeddingOptimizer(config.embedding.optimizer), eps=config.embedding.eps
+    )
+    return Dlrm(spec, options, Precision(config.precision), config.train.seed)
+
+
+def dense_optimizer(config: Config) -> DenseOptimizer:
+    """The optimizer of the MLPs."""
+    options = config.optimizer
+    if options.name == "momentum":
+        assert options.momentum is not None
+        return Momentum(momentum=options.momentum)
+    if options.name == "adagrad":
+        assert options.eps is not None
+        return Adagrad(eps=options.eps)
+    return Sgd()
+
+
+def schedule(config: Config, base_lr: float, steps: int) -> Schedule:
+    """The learning rate over a run of `steps`, from `base_lr`."""
+    options = config.optimizer
+    if options.schedule == "linear":
+        return Linear(base_lr=base_lr, steps=steps)
+    if options.schedule == "warmup_decay":
+        return WarmupDecay(
+            base_lr=base_lr,
+            warmup_steps=options.warmup_steps,
+            decay_start_step=options.decay_start_step,
+            decay_steps=options.decay_steps,
+        )
+    return Constant(base_lr=base_lr)
+
+
+def loader(config: Config, shards: Shards) -> Loader:
+    """Training batches."""
+    return Loader(
+        shards,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        shuffle=config.data.shuffle,
+        shuffle_block_rows=config.data.shuffle_block_rows,
+    )
+
+
+def plan(config: Config, steps_per_epoch: int) -> Plan:
+    """The length of the run and what falls due in it."""
+    steps = config.train.epochs * steps_per_epoch
+    return Plan(
+        steps=min(steps, config.train.steps or steps),
+        report_every=config.telemetry.every,
+        evaluate_every=config.train.evaluate_every,
+        checkpoint_every=config.checkpoint.every,
+    )

@@ -1,0 +1,71 @@
+"""Which keys make two runs the same run: those that decide a weight."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+# What may differ between a run and the one that goes on from its checkpoint.
+FREE = (
+    "name",
+    "threads",
+    "evaluate",
+    "checkpoint",
+    "telemetry",
+    "bench",
+    "doctor",
+    "data.prepared",
+    "data.raw",
+    "data.test_part",
+    "data.max_bad_rows",
+    "data.processes",
+    "data.block_bytes",
+    "data.parquet",
+    "train.evaluate_every",
+)
+# A new run from an old checkpoint may also be longer, or learn at another rate.
+FREE_IN_A_NEW_RUN = ("train.epochs", "train.steps", "optimizer", "embedding.lr")
+FIXED_IN_A_NEW_RUN = ("optimizer.name",)
+
+
+def config_hash(values: Mapping[str, Any]) -> str:
+    """A name for the weights a configuration leads to, whatever is in the keys that are free."""
+    kept = dict(_kept(values))
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool) -> list[str]:
+    """One line for each key that forbids going on from a checkpoint.
+
+    Args:
+        saved: the values the checkpoint was made with.
+        now: the values of this run.
+        new_run: a run folder of its own; False to go on in the old one.
+    """
+    before, after = dict(_kept(saved)), dict(_kept(now))
+    return [
+        f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not (new_run and _free_in_a_new_run(key))
+    ]
+
+
+def _free_in_a_new_run(key: str) -> bool:
+    return _below(key, FREE_IN_A_NEW_RUN) and key not in FIXED_IN_A_NEW_RUN
+
+
+def _kept(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if _below(key, FREE):
+            continue
+        if isinstance(value, Mapping):
+            yield from _kept(cast("Mapping[str, Any]", value), f"{key}.")
+        else:
+            yield key, value
+
+
+def _below(key: str, roots: tuple[str, ...]) -> bool:
+    return any(key == root or key.startswith(f"{root}.") for root in roots)

@@ -1,0 +1,84 @@
+"""What happens in a run, as lines of `events.jsonl`: all tables and plots are made from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Kind(StrEnum):
+    """The kinds of events; `values` of each are listed at `Event`."""
+
+    STARTED = "started"
+    TICK = "tick"
+    PROGRESS = "progress"
+    EVALUATED = "evaluated"
+    SAVED = "saved"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the record.
+
+    Attributes:
+        kind: what happened.
+        step: training steps done when it happened, over all attempts.
+        time_seconds: since 1970.
+        values: by kind —
+            started: rank, role, pid, steps_total, samples_per_step, train_rows, test_rows.
+            tick: samples, loss and accuracy so far; for the eye only, never recorded.
+            progress: samples (so far), rows (in this interval), loss and accuracy (means over the
+                interval), lr, and timed_rows, timed_seconds, timed_cpu_seconds of the training
+                steps in it that belong to no warm-up.
+            evaluated: samples, seconds and the test scores.
+            saved: path, num_bytes, seconds.
+            finished: nothing. failed: exit_code, message.
+    """
+
+    kind: Kind
+    step: int
+    time_seconds: float
+    values: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """One line without its end."""
+        head = {"kind": self.kind.value, "step": self.step, "time_seconds": self.time_seconds}
+        return json.dumps({**head, **self.values}, allow_nan=False)
+
+
+def from_json(line: str | bytes) -> Event:
+    """The event of one line; ValueError or KeyError if it is not one."""
+    values: dict[str, Any] = json.loads(line)
+    return Event(
+        kind=Kind(values.pop("kind")),
+        step=values.pop("step"),
+        time_seconds=values.pop("time_seconds"),
+        values=values,
+    )
+
+
+def read(path: Path) -> Iterator[Event]:
+    """All events of a file; a last line cut short by a kill is left out."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield from_json(line)
+
+
+def until(events: Iterable[Event], step: int) -> list[Event]:
+    """The events of a run as it was when the checkpoint of `step` was written.
+
+    What came later is lived through again after resuming, so its rows would stand twice.
+    """
+    kept: list[Event] = []
+    for event in events:
+        if event.step > step or event.kind in (Kind.FINISHED, Kind.FAILED):
+            continue
+        kept.append(event)
+    return kept

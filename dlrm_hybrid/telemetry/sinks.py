@@ -1,0 +1,118 @@
+"""Where events go: a file of JSON lines, TensorBoard, or any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from dlrm_hybrid.telemetry.events import Event, Kind
+
+EVENT_PB2, SUMMARY_PB2 = cast(Any, event_pb2), cast(Any, summary_pb2)  # made by protoc, untyped
+
+
+class Sink(Protocol):
+    """Takes every event of one process, in order."""
+
+    def write(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+    def close(self) -> None:
+        """Make everything taken so far durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fanout:
+    """One sink in front of several."""
+
+    sinks: Sequence[Sink]
+
+    def write(self, event: Event) -> None:
+        """Hand the event to each sink."""
+        for sink in self.sinks:
+            sink.write(event)
+
+    def close(self) -> None:
+        """Close each sink."""
+        for sink in self.sinks:
+            sink.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function as a sink: the live display, a test's list."""
+
+    function: Callable[[Event], object]
+
+    def write(self, event: Event) -> None:
+        """Call the function."""
+        self.function(event)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class JsonLines:
+    """`events.jsonl`: each event is in the file when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, event: Event) -> None:
+        """Append one line."""
+        self._file.write(event.to_json() + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Scalars for TensorBoard; its step is the number of training rows seen."""
+
+    def __init__(self, folder: Path, first_samples: int) -> None:
+        self._writer = EventFileWriter(str(folder))
+        if first_samples:
+            # Tells TensorBoard to forget what a killed attempt wrote beyond the checkpoint.
+            session = EVENT_PB2.SessionLog(status=EVENT_PB2.SessionLog.START)
+            self._writer.add_event(EVENT_PB2.Event(step=first_samples + 1, session_log=session))
+
+    def write(self, event: Event) -> None:
+        """Write the event's scalars, if it has any."""
+        values = [
+            SUMMARY_PB2.Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(event)
+        ]
+        if values:
+            self._writer.add_event(
+                EVENT_PB2.Event(
+                    wall_time=event.time_seconds,
+                    step=event.values["samples"],
+                    summary=SUMMARY_PB2.Summary(value=values),
+                )
+            )
+
+    def close(self) -> None:
+        """Write out what is queued and end the writer's thread."""
+        self._writer.close()
+
+
+def _scalars(event: Event) -> Iterator[tuple[str, float]]:
+    values = event.values
+    if event.kind is Kind.PROGRESS:
+        yield "train/loss", values["loss"]
+        yield "train/accuracy", values["accuracy"]
+        yield "lr", values["lr"]
+        if values["timed_seconds"] > 0:
+            yield "throughput/examples_per_s", values["timed_rows"] / values["timed_seconds"]
+    if event.kind is Kind.EVALUATED:
+        yield "val/loss", values["log_loss"]
+        yield "val/accuracy", values["accuracy"]
+        for tag, name in (("val/auc", "auc"), ("val/ne", "normalized_entropy")):
+            if values[name] is not None:
+                yield tag, values[name]

@@ -1,0 +1,113 @@
+"""From the events of a run to `summary.json`: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dlrm_hybrid.telemetry.events import Event, Kind
+
+TAIL = 10  # train.loss is the mean over the last tenth of the steps
+
+NETWORK_UNMEASURED: dict[str, Any] = {
+    "bytes_total": None,
+    "bytes_per_sample": None,
+    "dense_equivalent_bytes": None,
+    "utilization": None,
+    "utilization_by_rank": None,
+    "utilization_mean_direction": None,
+    "rate_bits_per_second": None,
+    "interface_bytes": None,
+    "by_class": {},
+    "by_phase": {phase: {"bytes": None} for phase in ("train", "evaluate", "checkpoint")},
+}
+
+
+def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any]:
+    """The summary of one run; whatever was not measured is None.
+
+    `seconds`, `samples_per_second` and `cpu` cover training steps only, without the first ones of
+    each attempt. `train.loss` and `train.accuracy` are means over the last tenth of the steps.
+
+    Args:
+        events: all of them in order, of one run with one process.
+        status: complete, failed, diverged, preempted or interrupted.
+        cores: of the machine, for the utilisation of the whole run.
+    """
+    record = list(events)
+    points = [event for event in record if event.kind is Kind.PROGRESS]
+    rows = sum(point.values["timed_rows"] for point in points)
+    seconds = sum(point.values["timed_seconds"] for point in points)
+    cpu_seconds = sum(point.values["timed_cpu_seconds"] for point in points)
+    last = points[-1] if points else None
+    attempts = _attempts(record)
+    return {
+        "status": status,
+        "steps": last.step if last else 0,
+        "samples": last.values["samples"] if last else 0,
+        "seconds": seconds or None,
+        "samples_per_second": rows / seconds if seconds else None,
+        "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
+        "train": _train_scores(points),
+        "test": _test_scores(record),
+        "network": NETWORK_UNMEASURED,
+        "cpu": {
+            "utilization": cpu_seconds / (seconds * min(1, cores)) if seconds else None,
+            "seconds": cpu_seconds or None,
+        },
+        "roles": _roles(record, seconds, cpu_seconds),
+        "compression": {"gradient_density": None, "activation_density": None},
+        "restarts": max(0, len(attempts) - 1),
+    }
+
+
+def _attempts(record: Sequence[Event]) -> list[list[Event]]:
+    """The events of each start of the run."""
+    parts: list[list[Event]] = []
+    for event in record:
+        if event.kind is Kind.STARTED or not parts:
+            parts.append([])
+        parts[-1].append(event)
+    return parts
+
+
+def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
+    if not points:
+        return {"loss": None, "accuracy": None}
+    first_step = points[-1].step * (TAIL - 1) / TAIL
+    tail = [point for point in points if point.step > first_step]
+    rows = sum(point.values["rows"] for point in tail)
+    return {
+        name: sum(point.values[name] * point.values["rows"] for point in tail) / rows
+        for name in ("loss", "accuracy")
+    }
+
+
+def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
+    names = {
+        "loss": "log_loss",
+        "accuracy": "accuracy",
+        "auc": "auc",
+        "normalized_entropy": "normalized_entropy",
+        "base_rate": "base_rate",
+    }
+    scores = [event.values for event in record if event.kind is Kind.EVALUATED]
+    return {name: scores[-1][source] if scores else None for name, source in names.items()}
+
+
+def _roles(record: Sequence[Event], seconds: float, cpu_seconds: float) -> dict[str, Any]:
+    started = [event.values for event in record if event.kind is Kind.STARTED]
+    if not started:
+        return {}
+    spans = {"train": seconds}
+    for span, kind in (("evaluate", Kind.EVALUATED), ("checkpoint", Kind.SAVED)):
+        spans[span] = sum(event.values["seconds"] for event in record if event.kind is kind)
+    return {
+        str(started[-1]["rank"]): {
+            "role": started[-1]["role"],
+            "cpu_utilization": cpu_seconds / seconds if seconds else None,
+            "bytes_sent": None,
+            "bytes_received": None,
+            "seconds_by_span": spans,
+        }
+    }

@@ -1,0 +1,154 @@
+"""Writes and reads the tensors of checkpoints; `checkpoint_folder` says what lies where.
+
+A folder is written under another name, flushed to the disk and renamed; `latest` moves after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors
+import safetensors.torch
+import xxhash
+from torch import Tensor
+
+from dlrm_hybrid.train.checkpoint_folder import FORMAT, LATEST_FILE, MANIFEST_FILE, read_facts
+from dlrm_hybrid.types import DataError, ResourceError
+
+CHUNK_BYTES = 1 << 24
+
+Groups = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint on the disk."""
+
+    folder: Path
+    num_bytes: int
+
+
+def save(root: Path, step: int, groups: Groups, facts: Mapping[str, Any], keep: int) -> Saved:
+    """Write the checkpoint of `step` below `root`, let `latest` name it, drop the oldest ones.
+
+    A complete checkpoint of the same step is left as it is: a step has one state.
+
+    Args:
+        root: the `checkpoints` folder of a run.
+        step: training steps done.
+        groups: tensors by name, by file.
+        facts: whatever else a resumed run needs, as JSON values.
+        keep: complete checkpoints that stay, this one included.
+
+    Raises:
+        ResourceError: the disk is full or not writable; older checkpoints are intact.
+    """
+    folder = root / f"step_{step:08d}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not (folder / MANIFEST_FILE).exists():
+            _write_folder(folder, step, groups, facts)
+        _replace_text(root / LATEST_FILE, folder.name + "\n")
+        _prune(root, keep)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ResourceError(f"{folder}: the checkpoint cannot be written: {error}") from error
+    return Saved(folder, sum(path.stat().st_size for path in folder.iterdir()))
+
+
+def load(folder: Path, groups: Groups) -> None:
+    """Copy the tensors of a checkpoint into `groups`, which must have the same names and shapes.
+
+    Raises:
+        DataError: a file is missing, changed or does not fit; the message names file and tensor.
+    """
+    files: Mapping[str, Mapping[str, Any]] = read_facts(folder)["files"]
+    for group, tensors in groups.items():
+        path = folder / f"{group}.safetensors"
+        if path.name not in files:
+            raise DataError(f"{path}: not in this checkpoint, which has {', '.join(files)}")
+        _verify(path, files[path.name])
+        _copy_into(path, tensors)
+
+
+def _write_folder(folder: Path, step: int, groups: Groups, facts: Mapping[str, Any]) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # without a manifest: a removal cut short
+    partial.mkdir()
+    files: dict[str, dict[str, Any]] = {}
+    for group, tensors in groups.items():
+        path = partial / f"{group}.safetensors"
+        safetensors.torch.save_file(dict(tensors), path)
+        _flush(path)
+        files[path.name] = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
+    manifest = {"format": FORMAT, "step": step, "files": files, **facts}
+    _replace_text(partial / MANIFEST_FILE, json.dumps(manifest, indent=1))
+    partial.rename(folder)
+    _flush(folder.parent)
+
+
+def _prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep`; the manifest first, so that no half folder looks whole."""
+    complete = sorted(path.parent for path in root.glob(f"step_*/{MANIFEST_FILE}"))
+    for folder in complete[:-keep]:
+        (folder / MANIFEST_FILE).unlink()
+        shutil.rmtree(folder)
+
+
+def _verify(path: Path, entry: Mapping[str, Any]) -> None:
+    try:
+        num_bytes = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+    if num_bytes != entry["bytes"]:
+        raise DataError(f"{path}: {num_bytes} bytes, the manifest says {entry['bytes']}")
+    checksum = _checksum(path)
+    if checksum != entry["xxh3"]:
+        raise DataError(f"{path}: checksum {checksum}, the manifest says {entry['xxh3']}")
+
+
+def _copy_into(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with cast(Any, safetensors.safe_open)(path, framework="pt") as file:
+        names: set[str] = set(file.keys())
+        if names != set(tensors):
+            odd = sorted(names ^ set(tensors))
+            raise DataError(f"{path}: other tensors than the model's, first {odd[0]}")
+        for name, tensor in tensors.items():
+            value: Tensor = file.get_tensor(name)
+            if value.shape != tensor.shape or value.dtype != tensor.dtype:
+                raise DataError(
+                    f"{path}: {name} is {value.dtype} {list(value.shape)}, "
+                    f"the model's is {tensor.dtype} {list(tensor.shape)}"
+                )
+            tensor.detach().copy_(value)
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _replace_text(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    _flush(partial)
+    partial.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,47 @@
+"""Signals as wishes that the training loop asks for between steps.
+
+SIGTERM: save a checkpoint, exit 75. SIGINT: stop without saving, exit 130; a second one ends the
+process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from types import FrameType
+
+from dlrm_hybrid.types import ExitCode, InterruptedRunError, PreemptedError
+
+
+@dataclass(slots=True)
+class StopWish:
+    """What signals have asked for so far."""
+
+    preempted: bool = False
+    interrupted: bool = False
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT of this process."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def check(self) -> None:
+        """Stop here if a signal has asked for it.
+
+        Raises:
+            InterruptedRunError: after SIGINT.
+            PreemptedError: after SIGTERM.
+        """
+        if self.interrupted:
+            raise InterruptedRunError("stopped by Ctrl-C")
+        if self.preempted:
+            raise PreemptedError("stopped by SIGTERM")
+
+    def _on_term(self, signum: int, frame: FrameType | None) -> None:
+        self.preempted = True
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            os._exit(ExitCode.INTERRUPTED)
+        self.interrupted = True

@@ -1,0 +1,203 @@
+"""Starts the ranks of a run, listens to them, passes signals on and never leaves one behind.
+
+Ranks are forked from a forkserver that has made the slow imports once. The kernel ends forkserver
+and ranks with the supervisor, even after kill -9. The first rank that fails decides the outcome;
+the others are ended.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+
+from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.telemetry.events import Event, Kind, from_json
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.types import DlrmError, ExitCode
+
+PRELOAD = "dlrm_hybrid.train.preload"
+
+Report = Callable[[Event], None]
+Entry = Callable[[str, Report, StopWish], None]
+"""What a rank does: gets its argument, a function for its events and the wish of signals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process to start.
+
+    Attributes:
+        index: its number in the run.
+        role: what it is called in messages and file names: `worker`.
+        argument: handed to the entry function.
+        log_folder: gets `<role>-<index>.log` with its output and `<role>-<index>.pid`.
+    """
+
+    index: int
+    role: str
+    argument: str
+    log_folder: Path
+
+    @property
+    def name(self) -> str:
+        """`worker-0`."""
+        return f"{self.role}-{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: the exit code and, unless it is DONE, a message for a person."""
+
+    exit_code: int
+    message: str
+
+
+@dataclass(slots=True)
+class _Running:
+    """A started rank; `failure` is what it said before it ended."""
+
+    rank: Rank
+    process: BaseProcess
+    connection: Connection
+    failure: Event | None = None
+
+
+@dataclass(slots=True)
+class _Forwarder:
+    """While ranks run, passes SIGTERM and SIGINT on to them; a second SIGINT kills them."""
+
+    running: Sequence[_Running]
+    interrupts: int = 0
+    _before: dict[int, object] = field(default_factory=dict[int, object])
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._forward)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.interrupts += number == signal.SIGINT
+        for one in self.running:
+            if one.process.pid is not None and one.process.is_alive():
+                os.kill(one.process.pid, signal.SIGKILL if self.interrupts > 1 else number)
+
+
+def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
+    """Start all ranks, hand their events to `report`, return when all have ended.
+
+    Args:
+        ranks: what to start.
+        entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
+        report: called in this process for every event of every rank.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOAD])
+    running: list[_Running] = []
+    try:
+        for rank in ranks:
+            rank.log_folder.mkdir(parents=True, exist_ok=True)
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_run_rank, args=(rank, entry, sender), name=rank.name)
+            process.start()
+            sender.close()
+            running.append(_Running(rank, process, receiver))
+        with _Forwarder(running):
+            return _listen(running, report)
+    finally:
+        _end(running)
+
+
+def _listen(running: Sequence[_Running], report: Report) -> Outcome:
+    """Take events until every rank has ended or one has failed."""
+    open_ranks = {one.connection: one for one in running}
+    while open_ranks:
+        for ready in wait(list(open_ranks)):
+            one = open_ranks[ready]  # pyright: ignore[reportArgumentType]
+            try:
+                event = from_json(one.connection.recv_bytes())
+            except EOFError:
+                del open_ranks[one.connection]
+                one.process.join()
+                if one.process.exitcode != ExitCode.DONE:
+                    return _failure(one)
+                continue
+            if event.kind is Kind.FAILED:
+                one.failure = event
+            else:
+                report(event)
+    return Outcome(ExitCode.DONE, "")
+
+
+def _failure(one: _Running) -> Outcome:
+    code = one.process.exitcode
+    assert code is not None
+    if one.failure is not None and code == one.failure.values["exit_code"]:
+        return Outcome(code, one.failure.values["message"])
+    log = one.rank.log_folder / f"{one.rank.name}.log"
+    if code < 0:
+        cause = f"was killed by {signal.Signals(-code).name}"
+        code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
+    else:
+        cause = f"ended with exit code {code}"
+    return Outcome(code, f"{one.rank.role} (rank {one.rank.index}) {cause}; see {log}")
+
+
+def _end(running: Sequence[_Running]) -> None:
+    for one in running:
+        if one.process.is_alive():
+            one.process.kill()
+        one.process.join()
+        one.connection.close()
+
+
+def _run_rank(rank: Rank, entry: str, connection: Connection) -> None:
+    """What a rank does with its life."""
+    os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
+    die_with_parent(os.getppid())
+    _redirect_output(rank.log_folder / f"{rank.name}.log")
+    (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+    stop = StopWish()
+    stop.install()
+
+    def report(event: Event) -> None:
+        connection.send_bytes(event.to_json().encode())
+
+    code, message = ExitCode.DONE, ""
+    try:
+        module, _, name = entry.partition(":")
+        function: Entry = getattr(import_module(module), name)
+        function(rank.argument, report, stop)
+    except DlrmError as error:
+        code, message = error.exit_code, str(error)
+    except BaseException as error:
+        traceback.print_exc()
+        code = ExitCode.FAILED
+        message = (
+            f"{rank.role} (rank {rank.index}): {type(error).__name__}: {error}; "
+            f"see {rank.log_folder / f'{rank.name}.log'}"
+        )
+    if code is not ExitCode.DONE:
+        report(Event(Kind.FAILED, -1, time.time(), {"exit_code": code, "message": message}))
+    sys.exit(code)
+
+
+def _redirect_output(path: Path) -> None:
+    """Standard output and error of this process go to a file, those of libraries too."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
