@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dlrm_hybrid.types import DataError
 
@@ -65,7 +66,7 @@ class Manifest:
         days: one shard per day in order; the last is the test part.
         table_rows: ids in use per categorical column, the shared id 0 included.
         out_of_vocabulary: whether id 0 of every column stands for unknown categories.
-        vocabulary_xxh3: hash over the keys of all columns in id order.
+        vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the 26 vocabulary files.
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
         teacher: `{"log_loss": …, "auc": …}` of the generator on each part, for synthetic rows.
@@ -89,11 +90,14 @@ class Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json` into `folder` and flush it to the disk."""
+    """Write `manifest.json` into `folder`, whole or not at all, and flush it to the disk."""
     path = folder / MANIFEST_FILE
-    with path.open("w", encoding="utf-8") as file:
+    unfinished = path.with_suffix(".new")
+    with unfinished.open("w", encoding="utf-8") as file:
         json.dump(asdict(manifest), file, indent=1)
         file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
 
 
 def read(folder: Path) -> Manifest:
@@ -104,22 +108,19 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE})") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+    if not isinstance(raw, dict) or cast(dict[str, Any], raw).get("format") != FORMAT:
         raise DataError(f"{path}: not a manifest of format {FORMAT}")
+    fields = cast(dict[str, Any], raw)
     try:
-        return Manifest(
-            **{
-                **raw,
-                "semantics": Semantics(**raw["semantics"]),
-                "sources": tuple(SourceFile(**source) for source in raw["sources"]),
-                "days": tuple(Shard(**day) for day in raw["days"]),
-                "table_rows": tuple(raw["table_rows"]),
-            }
-        )
+        fields["semantics"] = Semantics(**fields["semantics"])
+        fields["sources"] = tuple(SourceFile(**source) for source in fields["sources"])
+        fields["days"] = tuple(Shard(**day) for day in fields["days"])
+        fields["table_rows"] = tuple(fields["table_rows"])
+        return Manifest(**fields)
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: not a manifest of format {FORMAT}: {error}") from error
