@@ -1,0 +1,201 @@
+"""Scores of click predictions, summed up batch by batch.
+
+The AUC comes from a histogram of the logits. Its bins are runs of neighbouring float32 numbers,
+2**shift of them each; shift is the smallest that leaves at most `max_bins` bins in use. So up to
+that many different logits the AUC is exact, however close they lie, and it never depends on the
+order of the rows or on who counted them.
+
+Shapes: B rows of a batch, N rows counted at once, K bins in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.types import DivergedError
+
+MAX_BINS = 1 << 20
+# Rows kept before they are counted: a step's batch costs little more than a copy. Fixed, so that
+# the sums do not depend on the batch size.
+PENDING_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryScores:
+    """What predictions are worth.
+
+    Attributes:
+        rows: number of rows.
+        log_loss: mean of -ln p(label), nats.
+        accuracy: share of rows where p > 0.5 says the label.
+        auc: area under the ROC curve, ties count half; None if only one class was seen.
+        normalized_entropy: log-loss over that of always predicting the base rate; None as above.
+        base_rate: share of rows with label 1.
+    """
+
+    rows: int
+    log_loss: float
+    accuracy: float
+    auc: float | None
+    normalized_entropy: float | None
+    base_rate: float
+
+
+class BinaryMetrics:
+    """Adds up rows; parts counted apart can be merged."""
+
+    def __init__(self, max_bins: int = MAX_BINS) -> None:
+        self._max_bins = max_bins
+        self._totals = _Totals(0, 0, 0.0, 0, _NO_BINS, _NO_BINS)
+        self._logit_N = np.empty(PENDING_ROWS, np.float32)
+        self._label_N = np.empty(PENDING_ROWS, np.bool_)
+        self._pending = 0
+
+    def add(self, logit_B: npt.NDArray[np.float32], label_B: npt.NDArray[np.float32]) -> None:
+        """Count the rows of a batch; both arrays are copied.
+
+        Raises:
+            DivergedError: a logit is not finite; raised late, at the latest by `scores`.
+        """
+        start = 0
+        while start < len(logit_B):
+            end = min(self._pending + len(logit_B) - start, PENDING_ROWS)
+            stop = start + end - self._pending
+            self._logit_N[self._pending : end] = logit_B[start:stop]
+            self._label_N[self._pending : end] = label_B[start:stop]
+            start, self._pending = stop, end
+            if end == PENDING_ROWS:
+                self._totals, self._pending = self._all(), 0
+
+    def merge(self, other: BinaryMetrics) -> None:
+        """Count all rows of `other` here as well; `other` stays as it is."""
+        self._totals = self._totals.plus(other._all(), self._max_bins)
+
+    def scores(self) -> BinaryScores:
+        """Scores of the rows so far; more rows may follow.
+
+        Raises:
+            ValueError: there are no rows.
+            DivergedError: a logit is not finite.
+        """
+        totals = self._all()
+        if totals.rows == 0:
+            raise ValueError("no rows to score")
+        base_rate = totals.clicks / totals.rows
+        log_loss = totals.loss / totals.rows
+        one_class = totals.clicks in (0, totals.rows)
+        return BinaryScores(
+            rows=totals.rows,
+            log_loss=log_loss,
+            accuracy=totals.correct / totals.rows,
+            auc=None if one_class else _auc(totals.clicked, totals.skipped),
+            normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
+            base_rate=base_rate,
+        )
+
+    def _all(self) -> _Totals:
+        pending = _count(self._logit_N[: self._pending], self._label_N[: self._pending])
+        return self._totals.plus(pending, self._max_bins)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bins:
+    """A histogram: keys in rising order, each once, and how many rows have it."""
+
+    key_K: npt.NDArray[np.uint32]
+    rows_K: npt.NDArray[np.int64]
+    shift: int
+
+    def coarser(self, shift: int) -> _Bins:
+        """The same rows in bins of 2**shift numbers."""
+        return _sum_up(self.key_K >> np.uint32(shift - self.shift), self.rows_K, shift)
+
+    def plus(self, other: _Bins) -> _Bins:
+        """The rows of both, which have the same shift."""
+        key = np.concatenate([self.key_K, other.key_K])
+        order = np.argsort(key, kind="stable")  # finds the two sorted runs and merges them
+        return _sum_up(key[order], np.concatenate([self.rows_K, other.rows_K])[order], self.shift)
+
+
+_NO_BINS = _Bins(np.empty(0, np.uint32), np.empty(0, np.int64), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """All that has to be known about rows to score them."""
+
+    rows: int
+    clicks: int
+    loss: float
+    correct: int
+    clicked: _Bins
+    skipped: _Bins
+
+    def plus(self, other: _Totals, max_bins: int) -> _Totals:
+        shift = max(self.clicked.shift, other.clicked.shift)
+        clicked = self.clicked.coarser(shift).plus(other.clicked.coarser(shift))
+        skipped = self.skipped.coarser(shift).plus(other.skipped.coarser(shift))
+        while len(clicked.key_K) + len(skipped.key_K) > max_bins and shift < 32:
+            shift += 1
+            clicked, skipped = clicked.coarser(shift), skipped.coarser(shift)
+        return _Totals(
+            self.rows + other.rows,
+            self.clicks + other.clicks,
+            self.loss + other.loss,
+            self.correct + other.correct,
+            clicked,
+            skipped,
+        )
+
+
+def _count(logit_N: npt.NDArray[np.float32], label_N: npt.NDArray[np.bool_]) -> _Totals:
+    finite_N = np.isfinite(logit_N)
+    if not finite_N.all():
+        raise DivergedError(f"a prediction is not finite: logit {logit_N[~finite_N][0]}")
+    wide_N = logit_N.astype(np.float64)
+    # -ln p(label) = ln(1 + exp(x)) - label * x, without overflow
+    loss_N = np.log1p(np.exp(-np.abs(wide_N))) + np.maximum(wide_N, 0) - label_N * wide_N
+    key_N = _keys(logit_N)
+    return _Totals(
+        rows=len(logit_N),
+        clicks=int(label_N.sum()),
+        loss=float(loss_N.sum()),
+        correct=int(((logit_N > 0) == label_N).sum()),
+        clicked=_sort(key_N[label_N]),
+        skipped=_sort(key_N[~label_N]),
+    )
+
+
+def _keys(logit_N: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
+    """The floats as integers of the same order: adjacent floats become adjacent integers."""
+    pattern_N = (logit_N + np.float32(0)).view(np.int32)  # -0 + 0 = 0
+    return pattern_N.view(np.uint32) ^ ((pattern_N >> 31).view(np.uint32) | np.uint32(1 << 31))
+
+
+def _sort(key_N: npt.NDArray[np.uint32]) -> _Bins:
+    return _sum_up(np.sort(key_N), np.ones(len(key_N), np.int64), 0)
+
+
+def _sum_up(key_N: npt.NDArray[np.uint32], rows_N: npt.NDArray[np.int64], shift: int) -> _Bins:
+    """Join the entries of sorted keys that are equal."""
+    if len(key_N) == 0:
+        return _Bins(key_N, rows_N, shift)
+    first_K = np.flatnonzero(np.concatenate([[True], key_N[1:] != key_N[:-1]]))
+    return _Bins(key_N[first_K], np.add.reduceat(rows_N, first_K), shift)
+
+
+def _auc(clicked: _Bins, skipped: _Bins) -> float:
+    """Share of (clicked, skipped) pairs in the right order; exact in integers up to 4e9 rows."""
+    before = np.concatenate([[0], np.cumsum(skipped.rows_K)])
+    below_K = before[np.searchsorted(skipped.key_K, clicked.key_K, side="left")]
+    up_to_K = before[np.searchsorted(skipped.key_K, clicked.key_K, side="right")]
+    doubled = int((clicked.rows_K * (below_K + up_to_K)).sum())
+    return doubled / (2 * int(clicked.rows_K.sum()) * int(before[-1]))
+
+
+def _entropy(rate: float) -> float:
+    return -(rate * log(rate) + (1 - rate) * log(1 - rate))

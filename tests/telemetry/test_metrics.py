@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as oracle
+
+from dlrm_hybrid.telemetry import metrics
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics
+from dlrm_hybrid.types import DivergedError
+
+
+def score(logits, labels, max_bins=metrics.MAX_BINS):
+    total = BinaryMetrics(max_bins)
+    total.add(np.asarray(logits, np.float32), np.asarray(labels, np.float32))
+    return total.scores()
+
+
+def draw(rows, spread, seed, mean=-1.05, tail=0.0):
+    """Logits around `mean` and labels that follow them, with an AUC of about 0.7."""
+    generator = np.random.default_rng(seed)
+    hidden = generator.normal(size=rows) + tail * generator.standard_t(2, size=rows)
+    labels = generator.random(rows) < 0.5 + 0.5 * np.tanh(0.4 * hidden - 0.6)
+    return (mean + spread * hidden).astype(np.float32), labels.astype(np.float32)
+
+
+def assert_like_oracle(found, logits, labels, auc_error):
+    wide = logits.astype(np.float64)
+    losses = np.logaddexp(0, np.where(labels == 1, -wide, wide))  # scikit-learn clips at 1e-16
+    rate = labels.mean()
+    assert found.rows == len(labels)
+    assert found.base_rate == pytest.approx(rate, rel=1e-6)
+    assert found.log_loss == pytest.approx(losses.mean(), rel=1e-12)
+    assert found.accuracy == pytest.approx(oracle.accuracy_score(labels, wide > 0), abs=1e-12)
+    assert found.auc == pytest.approx(oracle.roc_auc_score(labels, logits), abs=auc_error)
+    base_loss = oracle.log_loss(labels, np.full(len(labels), rate, np.float64))
+    assert found.normalized_entropy == pytest.approx(found.log_loss / base_loss, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spread", "mean", "tail"),
+    [
+        (0.0017, -1.05, 0),  # all within 0.01: early training
+        (1e-6, -1.05, 0),  # a few adjacent floats
+        (0.0017, -4, 0),
+        (1e-4, 0, 0),
+        (0.8, -1.05, 0),
+        (1, 0, 3),
+        (20, 0, 0),
+    ],
+)
+def test_scores_equal_scikit_learn_on_many_rows(spread, mean, tail):
+    logits, labels = draw(700_000, spread, seed=1, mean=mean, tail=tail)
+    assert_like_oracle(score(logits, labels), logits, labels, auc_error=1e-12)
+
+
+@pytest.mark.parametrize(("spread", "tail"), [(0.0017, 0), (0.8, 0), (1, 3), (20, 0)])
+def test_more_different_logits_than_bins_keep_five_digits(spread, tail):
+    logits, labels = draw(700_000, spread, seed=2, tail=tail)
+    exact = oracle.roc_auc_score(labels, logits)
+    assert len(np.unique(logits)) > 1 << 13
+    coarse = score(logits, labels, max_bins=1 << 13).auc
+    assert coarse == pytest.approx(exact, abs=5e-6)
+    assert coarse != exact
+
+
+rows = st.lists(
+    st.tuples(st.floats(-90, 90, width=32) | st.sampled_from([-0.0, 0.0, 1.0]), st.booleans()),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(rows)
+def test_any_rows_score_as_scikit_learn_says(rows):
+    logits = np.array([logit for logit, _ in rows], np.float32)
+    labels = np.array([label for _, label in rows], np.float32)
+    found = score(logits, labels)
+    if len(set(labels)) == 2:
+        wide = logits.astype(np.float64)
+        assert found.auc == pytest.approx(oracle.roc_auc_score(labels, wide), abs=1e-12)
+        loss = np.logaddexp(0, np.where(labels == 1, -wide, wide)).mean()
+        assert found.log_loss == pytest.approx(loss, rel=1e-12)
+    else:
+        assert found.auc is None
+        assert found.normalized_entropy is None
+        assert found.base_rate == labels[0]
+        assert np.isfinite(found.log_loss)
+
+
+@settings(deadline=None)
+@given(rows, st.integers(1, 40), st.integers(0, 60), st.integers(0, 2**32 - 1))
+def test_neither_order_nor_parts_change_the_auc(rows, max_bins, cut, seed):
+    logits = np.array([logit for logit, _ in rows], np.float32)
+    labels = np.array([label for _, label in rows], np.float32)
+    left, right = BinaryMetrics(max_bins), BinaryMetrics(max_bins)
+    order = np.random.default_rng(seed).permutation(len(rows))
+    for total, part in ((left, order[:cut]), (right, order[cut:])):
+        total.add(logits[part], labels[part])
+    left.merge(right)
+    merged, whole = left.scores(), score(logits, labels, max_bins)
+    assert merged.auc == whole.auc
+    assert merged.accuracy == whole.accuracy
+    assert merged.log_loss == pytest.approx(whole.log_loss, rel=1e-12)
+    if len(rows) > cut:
+        assert right.scores().rows == len(rows) - cut
+
+
+@pytest.mark.parametrize("batch_size", [1000, 4096, 70_001, 400_000])
+def test_batch_size_does_not_change_a_bit(batch_size, monkeypatch):
+    monkeypatch.setattr(metrics, "PENDING_ROWS", 1 << 16)
+    logits, labels = draw(300_000, 0.8, seed=3)
+    total = BinaryMetrics()
+    for start in range(0, len(logits), batch_size):
+        stop = start + batch_size
+        total.add(logits[start:stop], labels[start:stop])
+        if start == 0:
+            total.scores()
+    assert total.scores() == score(logits, labels)
+
+
+def test_arrays_are_copied():
+    logits, labels = np.ones(4, np.float32), np.array([0, 1, 0, 1], np.float32)
+    total = BinaryMetrics()
+    total.add(logits, labels)
+    before = total.scores()
+    logits[:] = -1
+    labels[:] = 1
+    assert total.scores() == before
+
+
+@pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf])
+def test_a_logit_that_is_not_finite_ends_the_scoring(logit):
+    with pytest.raises(DivergedError, match=f"not finite: logit {logit}"):
+        score([0.0, logit], [0, 1])
+
+
+def test_log_loss_agrees_with_scikit_learn_where_it_does_not_clip():
+    logits, labels = draw(10_000, 0.8, seed=4)
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    expected = oracle.log_loss(labels, probabilities)
+    assert score(logits, labels).log_loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_no_rows_have_no_scores():
+    with pytest.raises(ValueError, match="no rows"):
+        BinaryMetrics().scores()
