@@ -68,3 +68,19 @@ def test_bfloat16_rounds_the_hidden_layers_but_not_the_last():
 def test_layers_are_named_from_one():
     names = [name for name, _ in _mlp(relu_last=False).named_parameters()]
     assert names == ["1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias"]
+
+
+def test_a_chain_cut_in_two_computes_the_same_bits():
+    whole = _mlp(relu_last=False)
+    first = Mlp(WIDTHS[:2], relu_last=True, precision=Precision.FLOAT32)
+    second = Mlp(WIDTHS[1:], relu_last=False, precision=Precision.FLOAT32)
+    parts = [*first.parameters(), *second.parameters()]
+    with torch.no_grad():
+        for part, parameter in zip(parts, whole.parameters(), strict=True):
+            part.copy_(parameter)
+    x_BN = torch.randn(33, WIDTHS[0], requires_grad=True)
+    y_BM, z_BM = whole(x_BN), second(first(x_BN))
+    assert torch.equal(y_BM, z_BM)
+    of_whole = torch.autograd.grad(y_BM.square().sum(), [x_BN, *whole.parameters()])
+    of_parts = torch.autograd.grad(z_BM.square().sum(), [x_BN, *parts])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(of_whole, of_parts, strict=True))
