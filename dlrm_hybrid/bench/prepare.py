@@ -211,10 +211,9 @@ def _peak(processes: int) -> str:
 def _memory_text(kind: str) -> str:
     return (
         f"Peak of the sum of {kind} over all processes, looked at every 50 ms in a run that is not"
-        " timed.\nAn extrapolated row continues the line through the two rows above it; ids grow"
-        " ever more slowly, so it is\nan upper estimate as far as memory follows ids, and a rough one"
-        " where the two hardly differ.\n"
-        f"Goal: 2,000 MB at {KAGGLE_ROWS:,} rows."
+        " timed.\nAn extrapolated row continues the line through the two rows above it: too high"
+        " where memory follows ids,\nwhich grow ever more slowly, and rough where those two hardly"
+        f" differ. Goal: 2,000 MB at {KAGGLE_ROWS:,} rows."
     )
 
 
