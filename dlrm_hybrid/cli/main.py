@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.request import Request
-from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode
+from dlrm_hybrid.types import (
+    ConfigError,
+    DlrmError,
+    ExitCode,
+    InterruptedRunError,
+    PreemptedError,
+)
 
 VERBS = {
     "prepare": "raw Criteo rows → shards, checked and encoded",
@@ -47,12 +55,15 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
     verb, arguments = argv[1], list(argv[2:])
+    signal.signal(signal.SIGTERM, _on_term)
     try:
         if verb not in VERBS:
             raise ConfigError(_unknown_verb(verb))
         return _run_verb(verb, arguments)
     except DlrmError as error:
         return _tell(error)
+    except KeyboardInterrupt:
+        return _tell(InterruptedRunError("stopped by Ctrl-C"))
 
 
 def _run_verb(verb: str, arguments: list[str]) -> int:
@@ -94,9 +105,16 @@ class _Jobs:
             code = _function(self.verb)(request)
         except DlrmError as error:
             code = _tell(error)
+        except KeyboardInterrupt:
+            code = _tell(InterruptedRunError("stopped by Ctrl-C"))
         self.codes.append(code)
         if self.is_sweep and code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
             sys.exit(code)
+
+
+def _on_term(number: int, frame: FrameType | None) -> None:
+    """Before ranks run there is nothing to save; while they run the supervisor takes signals."""
+    raise PreemptedError("stopped by SIGTERM before training")
 
 
 def _function(verb: str) -> Callable[[Request], int]:

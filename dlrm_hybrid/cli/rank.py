@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.cli.request import TrainTask
+from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.config import build, build_model
 from dlrm_hybrid.config.identity import config_hash, differences
@@ -40,9 +40,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     config = validate(values)
     build_model.limit_threads(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
-    trainer = Trainer(
-        build_model.model(config, shards.table_rows), build_model.dense_optimizer(config)
-    )
+    trainer = _trainer(config, shards)
     progress = _resume(task, values, trainer, shards)
     progress = _rewind_events(folder / EVENTS_FILE, progress, task)
     loader = build_model.loader(config, shards)
@@ -77,6 +75,28 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
         )
         progress = train(parts, plan, progress)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+
+
+def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
+    """Load a checkpoint, score it, report the scores."""
+    task = EvaluateTask(**json.loads(argument))
+    folder = Path(task.checkpoint)
+    facts = checkpoint_folder.read_facts(folder)
+    config = validate(facts["config"])
+    build_model.limit_threads(config)
+    shards = open_shards(Path(task.prepared), build.semantics(config))
+    if facts["rows"] != rows_identity(shards):
+        raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")
+    trainer = _trainer(config, shards)
+    checkpoint.load(folder, checkpoint_groups(trainer))
+    rows = shards.test_rows(config.data.test_part)
+    scores = evaluate(trainer.model, shards, rows, task.batch_size, stop.check)
+    report(Event(Kind.EVALUATED, facts["step"], time.time(), asdict(scores)))
+
+
+def _trainer(config: Config, shards: Shards) -> Trainer:
+    model = build_model.model(config, shards.table_rows)
+    return Trainer(model, build_model.dense_optimizer(config))
 
 
 def checkpoint_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:

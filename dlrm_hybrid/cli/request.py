@@ -40,3 +40,18 @@ class TrainTask:
     run_folder: str
     prepared: str
     resume_from: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateTask:
+    """What the rank that evaluates is told.
+
+    Attributes:
+        checkpoint: the folder of one checkpoint.
+        prepared: the folder of shards.
+        batch_size: rows predicted at once.
+    """
+
+    checkpoint: str
+    prepared: str
+    batch_size: int

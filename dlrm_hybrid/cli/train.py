@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
+from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.supervisor import Outcome, Rank, run_ranks
 from dlrm_hybrid.types import DlrmError, ExitCode
 
@@ -96,10 +98,15 @@ def tell_scores(
 
 def _error(outcome: Outcome, request: Request) -> DlrmError:
     message = outcome.message
-    if outcome.exit_code == ExitCode.PREEMPTED:
+    if outcome.exit_code == ExitCode.PREEMPTED and has_latest(request.folder):
+        arguments = [
+            *(text for text in request.overrides if not text.startswith("checkpoint.resume=")),
+            f"hydra.run.dir={request.folder}",
+            "checkpoint.resume=auto",
+        ]
         message += (
-            f"; a checkpoint is saved, go on with\n  python -m dlrm_hybrid train "
-            f"{' '.join(request.overrides)} hydra.run.dir={request.folder} checkpoint.resume=auto"
+            "; a checkpoint is saved, go on with\n"
+            f"  python -m dlrm_hybrid train {shlex.join(arguments)}"
         )
     error = DlrmError(message)
     error.exit_code = ExitCode(outcome.exit_code)

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
@@ -27,6 +28,7 @@ from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import DlrmError, ExitCode
 
 PRELOAD = "dlrm_hybrid.train.preload"
+READY = b"ready"
 
 Report = Callable[[Event], None]
 Entry = Callable[[str, Report, StopWish], None]
@@ -65,35 +67,57 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
-    """A started rank; `failure` is what it said before it ended."""
+    """A started rank.
+
+    Attributes:
+        ready: it has said so: its signal handlers are in place.
+        failure: what it said before it ended.
+    """
 
     rank: Rank
     process: BaseProcess
     connection: Connection
+    ready: bool = False
     failure: Event | None = None
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the rank is gone."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
 
 
 @dataclass(slots=True)
 class _Forwarder:
-    """While ranks run, passes SIGTERM and SIGINT on to them; a second SIGINT kills them."""
+    """While ranks run, passes SIGTERM and SIGINT on to them; a second SIGINT kills them.
 
-    running: Sequence[_Running]
-    interrupts: int = 0
-    _before: dict[int, object] = field(default_factory=dict[int, object])
+    What comes before a rank is ready waits until it is.
+    """
 
-    def __enter__(self) -> None:
+    running: list[_Running]
+    received: list[int] = field(default_factory=list[int])
+    _before: dict[int, Any] = field(default_factory=dict[int, Any])
+
+    def __enter__(self) -> _Forwarder:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._forward)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+            signal.signal(number, handler)
+
+    def ready(self, one: _Running) -> None:
+        """Send a rank what it has missed."""
+        one.ready = True
+        for number in self.received:
+            one.send(number)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.interrupts += number == signal.SIGINT
+        self.received.append(number)
+        enough = self.received.count(signal.SIGINT) > 1
         for one in self.running:
-            if one.process.pid is not None and one.process.is_alive():
-                os.kill(one.process.pid, signal.SIGKILL if self.interrupts > 1 else number)
+            if enough or one.ready:
+                one.send(signal.SIGKILL if enough else number)
 
 
 def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
@@ -104,42 +128,53 @@ def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
         entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
         report: called in this process for every event of every rank.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOAD])
     running: list[_Running] = []
     try:
-        for rank in ranks:
-            rank.log_folder.mkdir(parents=True, exist_ok=True)
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_run_rank, args=(rank, entry, sender), name=rank.name)
-            process.start()
-            sender.close()
-            running.append(_Running(rank, process, receiver))
-        with _Forwarder(running):
-            return _listen(running, report)
+        with _Forwarder(running) as forwarder:
+            for rank in ranks:
+                running.append(_start(rank, entry))
+            return _listen(running, forwarder, report)
     finally:
         _end(running)
 
 
-def _listen(running: Sequence[_Running], report: Report) -> Outcome:
-    """Take events until every rank has ended or one has failed."""
+def _start(rank: Rank, entry: str) -> _Running:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOAD])
+    rank.log_folder.mkdir(parents=True, exist_ok=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run_rank, args=(rank, entry, sender), name=rank.name)
+    process.start()
+    sender.close()  # or the end of the rank would not end the connection
+    return _Running(rank, process, receiver)
+
+
+def _listen(running: Sequence[_Running], forwarder: _Forwarder, report: Report) -> Outcome:
+    """Take messages until every rank has ended or one has failed."""
     open_ranks = {one.connection: one for one in running}
     while open_ranks:
         for ready in wait(list(open_ranks)):
             one = open_ranks[ready]  # pyright: ignore[reportArgumentType]
             try:
-                event = from_json(one.connection.recv_bytes())
+                message = one.connection.recv_bytes()
             except EOFError:
                 del open_ranks[one.connection]
                 one.process.join()
                 if one.process.exitcode != ExitCode.DONE:
                     return _failure(one)
                 continue
-            if event.kind is Kind.FAILED:
-                one.failure = event
+            if message == READY:
+                forwarder.ready(one)
             else:
-                report(event)
+                _take(one, from_json(message), report)
     return Outcome(ExitCode.DONE, "")
+
+
+def _take(one: _Running, event: Event, report: Report) -> None:
+    if event.kind is Kind.FAILED:
+        one.failure = event
+    else:
+        report(event)
 
 
 def _failure(one: _Running) -> Outcome:
@@ -172,6 +207,7 @@ def _run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
     stop = StopWish()
     stop.install()
+    connection.send_bytes(READY)
 
     def report(event: Event) -> None:
         connection.send_bytes(event.to_json().encode())

@@ -1,0 +1,198 @@
+"""What training needs of a machine, checked by doing it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+GIB = 2**30
+VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
+LEAST_MEMORY_BYTES = 1 * GIB
+KAGGLE_MEMORY_BYTES = 4 * GIB
+LEAST_DISK_BYTES = 1 * GIB
+KAGGLE_DISK_BYTES = 26 * GIB
+VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
+SHAPE = "qdisc add dev lo root tbf rate 100mbit burst 8kb latency 50ms"
+DELAY = "qdisc add dev lo root netem delay 1ms"
+PROBE_SECONDS = 20.0
+
+
+class Level(StrEnum):
+    """How bad it is: `FAIL` means that training cannot run."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report; `detail` of anything but OK says what to do."""
+
+    name: str
+    level: Level
+    detail: str
+
+
+def run_checks(folder: Path) -> Iterator[Check]:
+    """All checks, cheapest first.
+
+    Args:
+        folder: where runs and data would lie.
+    """
+    probes: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("packages", _packages),
+        ("cores", _cores),
+        ("vector instructions", _vectors),
+        ("memory", _memory),
+        ("disk", lambda: _disk(folder)),
+        ("torch", _torch),
+        ("fbgemm", _fbgemm),
+        ("kernels", _kernels),
+        ("network emulation", _namespaces),
+        ("link shaping", lambda: _traffic_control("tbf", SHAPE)),
+        ("link delay", lambda: _traffic_control("netem", DELAY)),
+    ]
+    for name, probe in probes:
+        try:
+            yield probe()
+        except Exception as error:  # whatever is broken is a finding, not the end of the report
+            yield Check(name, Level.FAIL, f"{type(error).__name__}: {error}")
+
+
+def _python() -> Check:
+    text = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    return Check("python", Level.OK, text)
+
+
+def _packages() -> Check:
+    wrong: list[str] = []
+    found: list[str] = []
+    for name, wanted in VERSIONS.items():
+        version = metadata.version(name)
+        found.append(f"{name} {version}")
+        if version.partition("+")[0] != wanted:
+            wrong.append(f"{name} is {version}, {wanted} is needed")
+    if wrong:
+        advice = "; install with the constraints file: make install"
+        return Check("packages", Level.FAIL, "; ".join(wrong) + advice)
+    return Check("packages", Level.OK, ", ".join(found))
+
+
+def _cores() -> Check:
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    text = f"{cores}, load {load:.1f}"
+    if load > cores:
+        return Check("cores", Level.NOTE, f"{text}: busy, wall times will mislead")
+    return Check("cores", Level.OK, text)
+
+
+def _vectors() -> Check:
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("flags", "Features")):
+            flags |= set(line.partition(":")[2].split())
+    found = [flag for flag in VECTOR_FLAGS if flag in flags]
+    if not found:
+        return Check("vector instructions", Level.NOTE, "none known: training will be slow")
+    slow = "" if {"avx512_bf16", "amx_bf16"} & flags else "; precision=bfloat16 will not be faster"
+    return Check("vector instructions", Level.OK, ", ".join(found) + slow)
+
+
+def _memory() -> Check:
+    free = psutil.virtual_memory().available
+    text = f"{free / GIB:.1f} GiB available"
+    if free < LEAST_MEMORY_BYTES:
+        return Check("memory", Level.FAIL, f"{text}, {LEAST_MEMORY_BYTES / GIB:.0f} GiB needed")
+    if free < KAGGLE_MEMORY_BYTES:
+        return Check("memory", Level.NOTE, f"{text}; all of Criteo Kaggle needs about 4 GiB")
+    return Check("memory", Level.OK, text)
+
+
+def _disk(folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free
+    text = f"{free / GIB:.0f} GiB free in {folder}"
+    if free < LEAST_DISK_BYTES:
+        return Check("disk", Level.FAIL, f"{text}, {LEAST_DISK_BYTES / GIB:.0f} GiB needed")
+    if not os.access(folder, os.W_OK):
+        return Check("disk", Level.FAIL, f"{folder} is not writable")
+    if free < KAGGLE_DISK_BYTES:
+        return Check("disk", Level.NOTE, f"{text}; all of Criteo Kaggle needs about 26 GiB")
+    return Check("disk", Level.OK, text)
+
+
+def _torch() -> Check:
+    import torch
+
+    device = "CUDA build" if torch.version.cuda else "CPU build"
+    return Check("torch", Level.OK, f"{torch.__version__}, {device}; computes on the CPU")
+
+
+def _fbgemm() -> Check:
+    """Look up and learn one row with the operators that training uses."""
+    import torch
+
+    from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+    from dlrm_hybrid.model.spec import ModelSpec
+
+    spec = ModelSpec(embedding_dim=4, bottom=(1, 4), top=(1,), table_rows=(3,))
+    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+    tables = Embeddings(spec, options)
+    (weights,) = tables.weights().values()
+    weights.fill_(1.0)
+    tables.set_lr(0.5)
+    tables(torch.tensor([[1]])).sum().backward()
+    if weights[1].tolist() != [0.5] * 4 or weights[0].tolist() != [1.0] * 4:
+        return Check("fbgemm", Level.FAIL, "the fused update of an embedding row is wrong")
+    return Check("fbgemm", Level.OK, "operators load; a fused update is right")
+
+
+def _kernels() -> Check:
+    """Compile or load one kernel, and say where compiled ones are kept."""
+    from dlrm_hybrid.data.order import permutation
+    from dlrm_hybrid.kernels.jit import cache_directory
+
+    if sorted(permutation(1, 100).tolist()) != list(range(100)):
+        return Check("kernels", Level.FAIL, "a compiled kernel gives a wrong result")
+    return Check("kernels", Level.OK, f"compiled, kept in {cache_directory()}")
+
+
+def _namespaces() -> Check:
+    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    if missing:
+        text = f"{', '.join(missing)} not found; install iproute2 and util-linux to emulate links"
+        return Check("network emulation", Level.NOTE, text)
+    if not _in_namespace("ip link set lo up"):
+        text = "no right to make network namespaces; needs root or user namespaces"
+        return Check("network emulation", Level.NOTE, text)
+    how = "as root" if os.geteuid() == 0 else "in a user namespace"
+    return Check("network emulation", Level.OK, f"network namespaces work {how}")
+
+
+def _traffic_control(kind: str, arguments: str) -> Check:
+    name = {"tbf": "link shaping", "netem": "link delay"}[kind]
+    if _in_namespace(f"tc {arguments}"):
+        return Check(name, Level.OK, f"tc {kind} works")
+    return Check(name, Level.NOTE, f"tc {kind} does not work on this kernel: cannot be emulated")
+
+
+def _in_namespace(command: str) -> bool:
+    """Whether a command succeeds inside a network namespace that is gone right after."""
+    unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    try:
+        done = subprocess.run(
+            [*unshare, *command.split()], capture_output=True, timeout=PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
