@@ -173,6 +173,7 @@ def _parse(
 
     on_bytes(0)
     ingested = ingest(raw, partial.spill, options.block_bytes, policy, workers, on_bytes)
+    on_bytes(total)
     for path, before in zip(raw, sources, strict=True):
         if reader.describe(path) != before:
             raise DataError(f"{path}: changed while it was read (data.raw)")

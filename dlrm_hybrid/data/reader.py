@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
@@ -52,9 +53,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first MiB of text of a file: `text_bytes` in `lines` whole lines, from `raw_bytes`."""
+    """The first MiB of text of a file: `lines` newlines in `raw_bytes` as they lie on the disk."""
 
-    text_bytes: int
     raw_bytes: int
     lines: int
 
@@ -166,14 +166,17 @@ def describe(path: Path) -> SourceFile:
 
 
 def sample(path: Path) -> Sample:
-    """Measure the head of a raw file, to estimate rows and text of the whole."""
-    text = bytearray()
+    """Measure the head of a raw file, as far as it can be read, to estimate the rows of it all."""
+    text_bytes = lines = 0
     with path.open("rb") as file:
-        for chunk in _chunks(file, path, _CHUNK_BYTES):
-            text += chunk
-            if len(text) >= _SAMPLE_BYTES:
-                break
-        return Sample(len(text), file.tell(), text.count(b"\n"))
+        # Damage is for `blocks` to report: rows before it may be bad too, and those come first.
+        with suppress(DataError):
+            for chunk in _chunks(file, path, _CHUNK_BYTES):
+                text_bytes += len(chunk)
+                lines += chunk.count(b"\n")
+                if text_bytes >= _SAMPLE_BYTES:
+                    break
+        return Sample(file.tell(), lines)
 
 
 def blocks(paths: Sequence[Path], block_bytes: int) -> Iterator[Block]:

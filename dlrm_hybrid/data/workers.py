@@ -86,7 +86,7 @@ class _Run:
 
 
 class Workers:
-    """`processes` processes; with one, tasks run in the caller's own."""
+    """`processes` processes; with one, tasks run in the caller's own. Of no use after an error."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes

@@ -2,97 +2,52 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import math
-import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
+from criteo_rows import (
+    day_lengths,
+    everything,
+    make_lines,
+    read_plainly,
+    run_prepare,
+    semantics,
+)
 
 from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.data.prepare import PrepareOptions, PrepareResult, prepare
+from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.types import ConfigError, DataError
+
+BAD_LINES = {
+    50: b"0\t1\t2\n",
+    51: b"2" + b"\t" * 39 + b"\n",
+    333: b"1\tx\t" + b"\t" * 37 + b"\n",
+    699: b"\xff\0\n",
+}
 
 
-def semantics(**changes: object) -> Semantics:
-    base: dict[str, object] = {
-        "days": 7,
-        "day_split": "equal_rows",
-        "vocabulary": "all_days",
-        "min_count": 1,
-        "max_ind_range": 0,
-        "on_bad_row": "error",
-    }
-    return Semantics(**{**base, **changes})  # type: ignore[arg-type]
+@pytest.fixture(scope="session")
+def lines() -> list[bytes]:
+    return make_lines(700)
 
 
-def run(
-    raw: Path | list[Path],
-    output: Path,
-    *,
-    processes: int = 1,
-    block_bytes: int = 1 << 22,
-    max_bad_rows: int = 0,
-    **changes: object,
-) -> PrepareResult:
-    options = PrepareOptions(
-        semantics=semantics(**changes),
-        max_bad_rows=max_bad_rows,
-        processes=processes,
-        block_bytes=block_bytes,
-    )
-    files = [raw] if isinstance(raw, Path) else raw
-    return prepare(files, output, options, lambda stage, done, total: None)
+@pytest.fixture(scope="session")
+def raw(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("raw") / "train.txt"
+    path.write_bytes(b"".join(lines))
+    return path
 
 
-def make_lines(rows: int, seed: int = 0) -> list[bytes]:
-    """Rows with repeated, rare, missing and literally zero categories, negatives and large ints."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for _ in range(rows):
-        fields = [b"%d" % rng.integers(2)]
-        for _ in range(13):
-            value = int(rng.integers(-3, 10 ** int(rng.integers(1, 10))))
-            fields.append(b"" if rng.random() < 0.2 else b"%d" % value)
-        for column in range(26):
-            key = int(rng.zipf(1.3)) * 2654435761 % (1 << int(rng.integers(1, 33)))
-            fields.append(b"" if rng.random() < 0.1 + column / 60 else b"%08x" % key)
-        lines.append(b"\t".join(fields) + b"\n")
-    return lines
-
-
-def day_lengths(rows: int, days: int) -> list[int]:
-    quotient, remainder = divmod(rows, days)
-    return [quotient + (day < remainder) for day in range(days)]
-
-
-def read_plainly(
-    lines: Iterable[bytes], wanted: Semantics, lengths: list[int]
-) -> tuple[np.ndarray, list[int]]:
-    """Records by an obvious Python reading: [rows, 40] words, and the rows of each table."""
-    rows = [line.rstrip(b"\r\n").split(b"\t") for line in lines]
-    words = np.zeros((len(rows), 40), np.uint32)
-    floats = words[:, :14].view(np.float32)
-    floats[:, 0] = [int(row[0]) for row in rows]
-    for column in range(1, 14):
-        values = [max(int(row[column] or b"0"), 0) for row in rows]
-        floats[:, column] = [math.log(value + 1.0) for value in values]
-    known = sum(lengths[:-1]) if wanted.vocabulary == "train_days" else len(rows)
-    shared = wanted.vocabulary == "train_days" or wanted.min_count > 1
-    table_rows = []
-    for column in range(14, 40):
-        keys = [int(row[column] or b"0", 16) for row in rows]
-        if wanted.max_ind_range:
-            keys = [key % wanted.max_ind_range for key in keys]
-        counts: dict[int, int] = {}
-        for key in keys[:known]:
-            counts[key] = counts.get(key, 0) + 1
-        kept = [key for key, count in counts.items() if count >= wanted.min_count]
-        ids = {key: number + shared for number, key in enumerate(kept)}
-        words[:, column] = [ids.get(key, 0) for key in keys]
-        table_rows.append(len(ids) + shared)
-    return words, table_rows
+@pytest.fixture(scope="session")
+def dirty(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dirty") / "train.txt"
+    mixed = list(lines)
+    for at, line in BAD_LINES.items():
+        mixed.insert(at, line)
+    path.write_bytes(b"".join(mixed) + lines[0][:70])
+    return path
 
 
 def stored(folder: Path) -> np.ndarray:
@@ -100,16 +55,6 @@ def stored(folder: Path) -> np.ndarray:
     parts = [np.fromfile(folder / day.file, np.uint32).reshape(-1, 40) for day in days]
     assert [len(part) for part in parts] == [day.rows for day in days]
     return np.concatenate(parts)
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-@pytest.fixture(scope="session")
-def lines() -> list[bytes]:
-    return make_lines(700)
 
 
 @pytest.mark.parametrize(
@@ -125,34 +70,183 @@ def lines() -> list[bytes]:
     ids=str,
 )
 def test_records_equal_a_plain_reading(
-    tmp_path: Path, lines: list[bytes], changes: dict[str, object]
+    tmp_path: Path, raw: Path, lines: list[bytes], changes: dict[str, object]
 ) -> None:
-    raw = tmp_path / "train.txt"
-    raw.write_bytes(b"".join(lines))
-    result = run(raw, tmp_path / "out", block_bytes=5000, **changes)
+    made = run_prepare(raw, tmp_path / "out", block_bytes=5000, **changes).manifest
     wanted = semantics(**changes)
     lengths = day_lengths(len(lines), wanted.days)
     words, table_rows = read_plainly(lines, wanted, lengths)
-    assert [day.rows for day in result.manifest.days] == lengths
-    assert result.manifest.table_rows == tuple(table_rows)
+    assert made == manifest.read(tmp_path / "out")
+    assert [day.rows for day in made.days] == lengths
+    assert made.table_rows == tuple(table_rows)
     np.testing.assert_array_equal(stored(tmp_path / "out"), words)
-    assert result.manifest.zero_keys == sum(
-        line.rstrip().split(b"\t").count(b"00000000") for line in lines
-    )
-    assert result.manifest.zero_keys > 0
     clicks = np.split(words[:, 0] != 0, np.cumsum(lengths)[:-1])
-    assert [day.clicks for day in result.manifest.days] == [int(part.sum()) for part in clicks]
+    assert [day.clicks for day in made.days] == [int(part.sum()) for part in clicks]
+    fields = [field for line in lines for field in line.rstrip().split(b"\t")[14:]]
+    assert made.zero_keys == fields.count(b"00000000") > 0
 
 
-def test_real_rows_equal_a_plain_reading(tmp_path: Path) -> None:
-    path = os.environ.get("CRITEO_TRAIN_TXT")
-    if not path:
-        pytest.skip("CRITEO_TRAIN_TXT does not name a file of real rows")
-    with gzip.open(path, "rb") as file:
+def test_real_rows_equal_a_plain_reading(tmp_path: Path, criteo_rows: Path) -> None:
+    with gzip.open(criteo_rows) if criteo_rows.suffix == ".gz" else criteo_rows.open("rb") as file:
         rows = list(itertools.islice(file, 20_000))
     raw = tmp_path / "train.txt"
     raw.write_bytes(b"".join(rows))
-    result = run(raw, tmp_path / "out")
+    result = run_prepare(raw, tmp_path / "out")
     words, table_rows = read_plainly(rows, semantics(), day_lengths(len(rows), 7))
     assert result.manifest.table_rows == tuple(table_rows)
     np.testing.assert_array_equal(stored(tmp_path / "out"), words)
+
+
+def test_checksums_are_those_of_the_files(tmp_path: Path, raw: Path) -> None:
+    out = tmp_path / "out"
+    made = run_prepare(raw, out, min_count=2).manifest
+    for day in made.days:
+        assert day.xxh3 == xxhash.xxh3_128_hexdigest((out / day.file).read_bytes())
+    files = [out / "vocabulary" / f"C{column:02d}.bin" for column in range(1, 27)]
+    digests = [xxhash.xxh3_128_digest(path.read_bytes()) for path in files]
+    assert made.vocabulary_xxh3 == xxhash.xxh3_128_hexdigest(b"".join(digests))
+    assert made.out_of_vocabulary
+    sizes = [path.stat().st_size // 4 + 1 for path in files]
+    assert made.table_rows == tuple(sizes)
+
+
+@pytest.mark.parametrize(
+    ("processes", "block_bytes"), [(1, 1), (1, 3000), (1, 50_000), (2, 3000), (3, 1 << 22)]
+)
+def test_bytes_do_not_depend_on_blocks_and_processes(
+    tmp_path: Path, dirty: Path, lines: list[bytes], processes: int, block_bytes: int
+) -> None:
+    options: dict[str, object] = {"on_bad_row": "quarantine", "vocabulary": "train_days"}
+    expected = everything_made(dirty, tmp_path / "expected", **options)
+    found = everything_made(
+        dirty, tmp_path / "out", processes=processes, block_bytes=block_bytes, **options
+    )
+    assert found == expected
+    words, _ = read_plainly(lines, semantics(**options), day_lengths(len(lines), 7))
+    np.testing.assert_array_equal(stored(tmp_path / "out"), words)
+    reports = found["bad_rows.txt"].splitlines()
+    assert [report.split(b": ")[0] for report in reports] == [
+        b"train.txt:51:3",
+        b"train.txt:52:1",
+        b"train.txt:334:2",
+        b"train.txt:700:1",
+        b"train.txt:705:%d" % (lines[0][:70].count(b"\t") + 1),
+    ]
+    raws = [report.split(b"\t", 1)[1] for report in reports]
+    assert raws == [line.rstrip(b"\n") for line in BAD_LINES.values()] + [lines[0][:70]]
+
+
+def everything_made(raw: Path, output: Path, **options: object) -> dict[str, bytes]:
+    assert run_prepare(raw, output, max_bad_rows=5, **options).manifest.bad_rows == 5  # type: ignore[arg-type]
+    assert not output.with_name(output.name + ".partial").exists()
+    return everything(output)
+
+
+@pytest.mark.parametrize(("processes", "block_bytes"), [(1, 1), (1, 1 << 22), (3, 4000)])
+def test_the_first_bad_row_is_named(
+    tmp_path: Path, dirty: Path, processes: int, block_bytes: int
+) -> None:
+    with pytest.raises(DataError, match=r"/train.txt:51:3: I2: 3 columns instead of 40"):
+        run_prepare(dirty, tmp_path / "out", processes=processes, block_bytes=block_bytes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4000])
+def test_more_bad_rows_than_allowed_are_an_error(
+    tmp_path: Path, dirty: Path, block_bytes: int
+) -> None:
+    message = r"more than 2 bad rows \(data.max_bad_rows\); .*/train.txt:334:2: I1: 'x' is not an"
+    with pytest.raises(DataError, match=message):
+        run_prepare(
+            dirty, tmp_path / "out", on_bad_row="skip", max_bad_rows=2, block_bytes=block_bytes
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("block_bytes", [1000, 1 << 23])
+def test_a_giant_line_is_never_skipped(
+    tmp_path: Path, lines: list[bytes], block_bytes: int
+) -> None:
+    raw = tmp_path / "train.txt"
+    raw.write_bytes(b"".join([*lines[:9], bytes((1 << 20) + 1) + b"\n", *lines]))
+    with pytest.raises(DataError, match="train.txt:10: line longer than 1048576 bytes"):
+        run_prepare(
+            raw, tmp_path / "out", on_bad_row="skip", max_bad_rows=9, block_bytes=block_bytes
+        )
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_row_before_the_cut_of_the_stream_comes_first(
+    tmp_path: Path, dirty: Path, raw: Path, processes: int
+) -> None:
+    for source, message in (
+        (dirty, "train.gz:51:3"),
+        (raw, "train.gz: the compressed file is cut"),
+    ):
+        path = tmp_path / "train.gz"
+        path.write_bytes(gzip.compress(source.read_bytes())[:-20])
+        with pytest.raises(DataError, match=message):
+            run_prepare(path, tmp_path / "out", processes=processes, block_bytes=9000)
+
+
+def test_days_by_files(tmp_path: Path, lines: list[bytes]) -> None:
+    parts = [lines[:100], lines[100:150], lines[150:]]
+    files = [tmp_path / f"day_{number}.gz" for number in range(3)]
+    for path, part in zip(files, parts, strict=True):
+        path.write_bytes(gzip.compress(b"".join(part)))
+    options: dict[str, object] = {"days": 3, "day_split": "files", "vocabulary": "train_days"}
+    made = run_prepare(files, tmp_path / "out", **options).manifest  # type: ignore[arg-type]
+    assert [day.rows for day in made.days] == [100, 50, 550]
+    assert [source.name for source in made.sources] == ["day_0.gz", "day_1.gz", "day_2.gz"]
+    words, _ = read_plainly(lines, semantics(**options), [100, 50, 550])
+    np.testing.assert_array_equal(stored(tmp_path / "out"), words)
+
+
+def test_days_that_do_not_fit(tmp_path: Path, raw: Path, lines: list[bytes]) -> None:
+    with pytest.raises(ConfigError, match="data.days=7, but data.raw holds 1 files"):
+        run_prepare(raw, tmp_path / "out", day_split="files")
+    with pytest.raises(ConfigError, match="data.vocabulary=train_days needs 2"):
+        run_prepare(raw, tmp_path / "out", days=1, vocabulary="train_days")
+    with pytest.raises(ConfigError, match="data.raw is empty"):
+        run_prepare([], tmp_path / "out")
+    empty, few = tmp_path / "empty", tmp_path / "few"
+    empty.write_bytes(b"")
+    few.write_bytes(b"".join(lines[:6]))
+    with pytest.raises(DataError, match="empty: no rows for its day"):
+        run_prepare([raw, empty], tmp_path / "out", day_split="files", days=2)
+    with pytest.raises(DataError, match=r"few: 6 rows cannot make 7 days \(data.days\)"):
+        run_prepare(few, tmp_path / "out")
+    with pytest.raises(DataError, match="empty: 0 rows"):
+        run_prepare(empty, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "few"}
+
+
+def test_windows_line_ends_are_read_alike(tmp_path: Path, raw: Path, lines: list[bytes]) -> None:
+    crlf = tmp_path / "train.txt"
+    crlf.write_bytes(b"".join(lines).replace(b"\n", b"\r\n"))
+    days = [run_prepare(path, tmp_path / path.parent.name).manifest.days for path in (raw, crlf)]
+    assert days[0] == days[1]
+
+
+def test_progress_reaches_every_total(tmp_path: Path, raw: Path, lines: list[bytes]) -> None:
+    calls: list[tuple[str, int, int | None]] = []
+    options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=2, block_bytes=10_000)
+    result = prepare(
+        [raw], tmp_path / "out", options, lambda *call: calls.append(call), {"auc": 0.5, "x": (1,)}
+    )
+    for stage, total in {
+        "parse": raw.stat().st_size,
+        "vocabulary": 26 * len(lines),
+        "assemble": len(lines),
+    }.items():
+        mine = [call for call in calls if call[0] == stage]
+        assert {call[2] for call in mine} == {total}
+        done = [call[1] for call in mine]
+        assert done == sorted(done)
+        assert done[0] == 0
+        assert done[-1] == total
+        assert len(done) > 3
+    assert result.rows_per_second == pytest.approx(len(lines) / result.seconds)
+    assert manifest.read(tmp_path / "out").teacher == {"auc": 0.5, "x": [1]}
+    again = prepare([raw], tmp_path / "out", options, lambda *_: None, {"auc": 0.5, "x": (1,)})
+    assert again.up_to_date

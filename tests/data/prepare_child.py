@@ -1,0 +1,51 @@
+"""A process that prepares and halts at a stage, so that a test can kill it there.
+
+Arguments: raw file, output folder, processes, stage to halt in. At the first progress of that stage
+it writes the process ids of its workers and waits for a line.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+from dlrm_hybrid.data.manifest import Semantics
+from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.types import DlrmError
+
+
+def main() -> int:
+    raw, output, processes, halt_in = sys.argv[1:]
+    halted = False
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        nonlocal halted
+        if stage == halt_in and done and not halted:
+            halted = True
+            pids = " ".join(str(child.pid) for child in multiprocessing.active_children())
+            sys.stdout.write(f"{pids}\n")
+            sys.stdout.flush()
+            sys.stdin.readline()
+
+    semantics = Semantics(
+        days=7,
+        day_split="equal_rows",
+        vocabulary="all_days",
+        min_count=2,
+        max_ind_range=0,
+        on_bad_row="error",
+    )
+    options = PrepareOptions(
+        semantics=semantics, max_bad_rows=0, processes=int(processes), block_bytes=20_000
+    )
+    try:
+        prepare([Path(raw)], Path(output), options, progress)
+    except DlrmError as error:
+        sys.stderr.write(f"{error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

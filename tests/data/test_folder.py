@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import prepare_child
+import pytest
+from criteo_rows import everything, make_lines, run_prepare, semantics
+
+from dlrm_hybrid.data import folder, manifest
+from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.types import DataError, ExitCode, ResourceError
+
+DEADLINE_SECONDS = 30
+
+
+@pytest.fixture(scope="session")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("raw") / "train.txt"
+    path.write_bytes(b"".join(make_lines(900, seed=1)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def made(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an undisturbed run with the options of `prepare_child` makes; not to be changed."""
+    output = tmp_path_factory.mktemp("made") / "out"
+    run_prepare(raw, output, min_count=2)
+    return output
+
+
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "out"))
+
+
+def test_a_finished_output_is_left_as_it_is(raw: Path, made: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    result = run_prepare(raw, made, min_count=2, block_bytes=1000)
+    assert result.up_to_date
+    assert result.rows_per_second == 0
+    assert result.manifest == manifest.read(made)
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+    assert not made.with_name("out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_count": 3}, r"data.min_count is 3, there it was 2"),
+        ({"days": 2, "min_count": 2}, r"data.days is 2, there it was 7"),
+        ({"vocabulary": "train_days", "min_count": 2}, r"data.vocabulary is 'train_days'"),
+    ],
+)
+def test_other_options_refuse_the_folder(
+    raw: Path, made: Path, changes: dict[str, object], message: str
+) -> None:
+    before = everything(made)
+    with pytest.raises(DataError, match=message + r".*choose another data.prepared"):
+        run_prepare(raw, made, **changes)  # type: ignore[arg-type]
+    assert everything(made) == before
+
+
+def test_other_bytes_or_files_refuse_the_folder(tmp_path: Path, raw: Path, made: Path) -> None:
+    same_name = tmp_path / "train.txt"
+    same_name.write_bytes(raw.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"data.raw holds other bytes, there it was train.txt"):
+        run_prepare(same_name, made, min_count=2)
+    with pytest.raises(DataError, match=r"data.raw holds other files, there it was train.txt"):
+        run_prepare([raw, raw], made, min_count=2)
+
+
+def test_foreign_and_damaged_folders_are_refused(tmp_path: Path, raw: Path, made: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("precious")
+    with pytest.raises(DataError, match="foreign was not made by prepare.*data.prepared"):
+        run_prepare(raw, foreign)
+    assert everything(foreign) == {"thesis.tex": b"precious"}
+    damaged = copy(made, tmp_path)
+    os.truncate(damaged / "day_3.bin", 160)
+    with pytest.raises(DataError, match=r"day_3.bin: not \d+ bytes: the folder is damaged"):
+        run_prepare(raw, damaged, min_count=2)
+    (damaged / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match="was not made by prepare"):
+        run_prepare(raw, damaged, min_count=2)
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path, raw: Path, made: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert not run_prepare(raw, tmp_path / "out", min_count=2).up_to_date
+    assert everything(tmp_path / "out") == everything(made)
+
+
+def test_two_at_a_time_do_not_meet(tmp_path: Path, raw: Path) -> None:
+    output = tmp_path / "out"
+    with folder.partial(output) as held:
+        (held.result / "mine").touch()
+        with pytest.raises(ResourceError, match=r"another prepare is at work in .*out.partial"):
+            run_prepare(raw, output)
+        assert (held.result / "mine").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_space_is_told_before_any_work(
+    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))  # type: ignore[attr-defined]
+    with pytest.raises(
+        ResourceError, match=r"needs about \d{3},\d{3} bytes.*100,000 are free.*data.prepared"
+    ):
+        run_prepare(raw, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses writes beyond this size, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_disk_that_fills_up_is_a_resource_error(
+    tmp_path: Path, raw: Path, processes: int
+) -> None:
+    with (
+        largest_file(20_000),
+        pytest.raises(ResourceError, match=r"out: no room left on the disk.*data.prepared"),
+    ):
+        run_prepare(raw, tmp_path / "out", processes=processes)
+    assert list(tmp_path.iterdir()) == []
+    assert multiprocessing.active_children() == []
+
+
+def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path: Path, raw: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=r"cannot be made: .*data.prepared"):
+        run_prepare(raw, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(("stage", "processes"), [("parse", 1), ("vocabulary", 2), ("assemble", 1)])
+def test_an_interrupt_leaves_nothing(tmp_path: Path, raw: Path, stage: str, processes: int) -> None:
+    def interrupt(at: str, done: int, total: int | None) -> None:
+        if at == stage and done:
+            raise KeyboardInterrupt
+
+    options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=2, block_bytes=20_000)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([raw], tmp_path / "out", options, interrupt)
+    assert list(tmp_path.iterdir()) == []
+    assert multiprocessing.active_children() == []
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    raw = tmp_path / "train.txt"
+    raw.write_bytes(b"".join(make_lines(50)))
+
+    def grow(stage: str, done: int, total: int | None) -> None:
+        if stage == "parse" and done == total:
+            raw.write_bytes(raw.read_bytes() * 2)
+
+    options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=1, block_bytes=5000)
+    with pytest.raises(DataError, match="train.txt: changed while it was read"):
+        prepare([raw], tmp_path / "out", options, grow)
+
+
+class Child(NamedTuple):
+    process: subprocess.Popen[str]
+    workers: list[int]
+
+
+def start_child(raw: Path, output: Path, processes: int, stage: str) -> Child:
+    """A prepare that has halted in `stage`."""
+    process = subprocess.Popen(
+        [sys.executable, prepare_child.__file__, str(raw), str(output), str(processes), stage],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return Child(process, [int(pid) for pid in process.stdout.readline().split()])
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"still alive: {pids}"
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("stage", ["parse", "assemble"])
+def test_killed_and_started_again_gives_the_same_bytes(
+    tmp_path: Path, raw: Path, made: Path, stage: str
+) -> None:
+    output = tmp_path / "out"
+    child = start_child(raw, output, 2, stage)
+    assert len(child.workers) == 2
+    child.process.kill()
+    child.process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until_gone(child.workers)
+    assert not output.exists()
+    leftover = [path.name for path in (tmp_path / "out.partial").rglob("C01.bin")]
+    assert leftover, "the kill came before anything was written"
+    assert not run_prepare(raw, output, min_count=2).up_to_date
+    assert everything(output) == everything(made)
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("stage", ["parse", "vocabulary"])
+def test_a_killed_worker_ends_the_run_and_the_next_one_is_right(
+    tmp_path: Path, raw: Path, made: Path, stage: str
+) -> None:
+    output = tmp_path / "out"
+    child = start_child(raw, output, 2, stage)
+    os.kill(child.workers[0], signal.SIGKILL)
+    _, errors = child.process.communicate("\n", timeout=DEADLINE_SECONDS)
+    assert child.process.returncode == ExitCode.RESOURCES, errors
+    assert f"worker process {child.workers[0]} was killed by signal 9" in errors
+    wait_until_gone(child.workers)
+    assert list(tmp_path.iterdir()) == []
+    run_prepare(raw, output, min_count=2)
+    assert everything(output) == everything(made)
+
+
+def test_a_manifest_reads_back_and_foreign_ones_are_refused(tmp_path: Path, made: Path) -> None:
+    found = manifest.read(made)
+    manifest.write(tmp_path, dataclasses.replace(found, teacher={"auc": 0.5}))
+    assert manifest.read(tmp_path) == dataclasses.replace(found, teacher={"auc": 0.5})
+    assert [path.name for path in tmp_path.iterdir()] == [manifest.MANIFEST_FILE]
+    for text in ("[]", '{"format": 99}', '{"format": 1}', "\0"):
+        (tmp_path / manifest.MANIFEST_FILE).write_text(text)
+        with pytest.raises(DataError, match=r"manifest.json: (not a manifest|cannot be read)"):
+            manifest.read(tmp_path)

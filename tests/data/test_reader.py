@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.data import reader
+from dlrm_hybrid.types import DataError
+
+TEXT = b"".join(b"line %d of some length\n" % number for number in range(5000))
+END_MARK_BYTES = 8
+
+
+def gz(text: bytes) -> bytes:
+    return gzip.compress(text, 1)
+
+
+def zst(text: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(text)
+
+
+def plain(text: bytes) -> bytes:
+    return text
+
+
+CODECS = pytest.mark.parametrize(
+    ("suffix", "pack"), [(".txt", plain), (".gz", gz), (".zst", zst)], ids=["plain", "gz", "zst"]
+)
+COMPRESSED = pytest.mark.parametrize(("suffix", "pack"), [(".gz", gz), (".zst", zst)])
+Pack = Callable[[bytes], bytes]
+
+
+def read_all(paths: list[Path], block_bytes: int) -> list[tuple[int, int, int, bytes, int]]:
+    return [
+        (block.file, block.first_line, block.lines, block.text.tobytes(), block.raw_bytes)
+        for block in reader.blocks(paths, block_bytes)
+    ]
+
+
+@CODECS
+@pytest.mark.parametrize("block_bytes", [1, 100, 4096, 1 << 22])
+def test_blocks_are_whole_lines_in_order(
+    tmp_path: Path, suffix: str, pack: Pack, block_bytes: int
+) -> None:
+    paths = [tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"]
+    texts = [TEXT[:4000] + b"cut", TEXT]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(pack(text))
+    found = read_all(paths, block_bytes)
+    for file, text in enumerate(texts):
+        mine = [block for block in found if block[0] == file]
+        assert b"".join(block[3] for block in mine) == text
+        line = 1
+        for _, first_line, lines, block, _ in mine:
+            assert first_line == line
+            assert lines == block.count(b"\n") + (not block.endswith(b"\n"))
+            line += lines
+        assert all(block[3].endswith(b"\n") for block in mine[:-1])
+    raw_bytes = [block[4] for block in found]
+    assert raw_bytes == sorted(raw_bytes)
+    # The end mark of a compressed file may still be unread when its last text is there.
+    assert 0 <= sum(path.stat().st_size for path in paths) - raw_bytes[-1] <= 2 * END_MARK_BYTES
+
+
+@given(
+    text=st.lists(st.binary(max_size=30), max_size=30).map(b"\n".join),
+    cuts=st.integers(1, 7),
+    block_bytes=st.integers(1, 200),
+)
+def test_members_and_blocks_lose_nothing(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes, cuts: int, block_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("members") / "raw.gz"
+    size = len(text) // cuts + 1
+    members = [gz(text[at : at + size]) for at in range(0, len(text) or 1, size)]
+    path.write_bytes(b"".join(members) + b"\0" * 100)
+    assert b"".join(block[3] for block in read_all([path], block_bytes)) == text
+
+
+def test_zstd_frames_follow_each_other(tmp_path: Path) -> None:
+    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"any!"
+    path = tmp_path / "raw.zst"
+    path.write_bytes(skippable + zst(TEXT[:1000]) + skippable + zst(TEXT[1000:]))
+    assert b"".join(block[3] for block in read_all([path], 1 << 20)) == TEXT
+
+
+@COMPRESSED
+@pytest.mark.parametrize("kept", [0.2, 0.9, -1])
+def test_a_cut_stream_is_an_error(tmp_path: Path, suffix: str, pack: Pack, kept: float) -> None:
+    path = tmp_path / f"raw{suffix}"
+    packed = pack(TEXT)
+    path.write_bytes(packed[:-1] if kept < 0 else packed[: int(len(packed) * kept)])
+    with pytest.raises(DataError, match=rf"raw{suffix}: the compressed file is cut: .* bytes"):
+        read_all([path], 1 << 20)
+
+
+@COMPRESSED
+def test_damage_is_an_error(tmp_path: Path, suffix: str, pack: Pack) -> None:
+    path = tmp_path / f"raw{suffix}"
+    packed = bytearray(pack(TEXT))
+    for at in range(len(packed) // 2, len(packed) // 2 + 8):
+        packed[at] ^= 0x5A
+    path.write_bytes(packed)
+    with pytest.raises(DataError, match=rf"raw{suffix}: damaged compressed data"):
+        read_all([path], 1 << 20)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_wrong_suffix_is_an_error(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"raw{suffix}"
+    path.write_bytes(TEXT)
+    with pytest.raises(DataError, match=f"not a {suffix} file, it begins with b'line'"):
+        read_all([path], 1 << 20)
+
+
+@COMPRESSED
+def test_compression_is_seen_without_a_suffix(tmp_path: Path, suffix: str, pack: Pack) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(pack(TEXT))
+    assert b"".join(block[3] for block in read_all([path], 1 << 20)) == TEXT
+
+
+@pytest.mark.parametrize("block_bytes", [1000, 1 << 19])
+def test_an_endless_line_stops_early(tmp_path: Path, block_bytes: int) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_bytes(TEXT + bytes(1 << 25))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="raw.txt:5001: line longer than 1048576 bytes"):
+        read_all([path], block_bytes)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent.txt: no such file \(data.raw\)"):
+        reader.describe(tmp_path / "absent.txt")
+    with pytest.raises(DataError, match="not a regular file"):
+        reader.describe(tmp_path)
+
+
+def test_a_description_sees_both_edges_and_the_size(tmp_path: Path) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_bytes(bytes(3 << 20))
+    first = reader.describe(path)
+    assert (first.name, first.num_bytes) == ("raw.txt", 3 << 20)
+    for at in (0, (3 << 20) - 1):
+        changed = bytearray(3 << 20)
+        changed[at] = 1
+        path.write_bytes(changed)
+        assert reader.describe(path).xxh3 != first.xxh3
+
+
+@CODECS
+def test_a_sample_estimates_the_whole(tmp_path: Path, suffix: str, pack: Pack) -> None:
+    path = tmp_path / f"raw{suffix}"
+    path.write_bytes(pack(TEXT * 40))
+    head = reader.sample(path)
+    rows = path.stat().st_size * head.lines / head.raw_bytes
+    assert rows == pytest.approx(200_000, rel=0.3)
