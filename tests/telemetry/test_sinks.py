@@ -1,0 +1,74 @@
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, TensorBoard
+
+
+def point(samples: int, loss: float) -> Event:
+    values = {
+        "samples": samples,
+        "loss": loss,
+        "accuracy": 0.5,
+        "lr": 0.1,
+        "timed_rows": 100,
+        "timed_seconds": 2.0,
+    }
+    return Event(Kind.PROGRESS, samples // 10, 1.0, values)
+
+
+def scores(samples: int) -> Event:
+    values = {
+        "samples": samples,
+        "log_loss": 0.4,
+        "accuracy": 0.8,
+        "auc": None,
+        "normalized_entropy": 0.9,
+    }
+    return Event(Kind.EVALUATED, samples // 10, 1.0, values)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    record = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(one.step, round(one.value, 6)) for one in record.Scalars(tag)]
+        for tag in record.Tags()["scalars"]
+    }
+
+
+def test_every_sink_gets_every_event(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    sink = Fanout([JsonLines(tmp_path / "events.jsonl"), Call(seen.append)])
+    sink.write(point(10, 0.5))
+    assert list(events.read(tmp_path / "events.jsonl")) == seen == [point(10, 0.5)]
+    sink.close()
+
+
+def test_tensorboard_shows_the_usual_tags_over_samples(tmp_path: Path) -> None:
+    sink = TensorBoard(tmp_path, first_samples=0)
+    for event in (point(10, 0.5), point(20, 0.25), scores(20), Event(Kind.SAVED, 2, 1.0, {})):
+        sink.write(event)
+    sink.close()
+    assert scalars(tmp_path) == {
+        "train/loss": [(10, 0.5), (20, 0.25)],
+        "train/accuracy": [(10, 0.5), (20, 0.5)],
+        "lr": [(10, 0.1), (20, 0.1)],
+        "throughput/examples_per_s": [(10, 50.0), (20, 50.0)],
+        "val/loss": [(20, 0.4)],
+        "val/accuracy": [(20, 0.8)],
+        "val/ne": [(20, 0.9)],
+    }
+
+
+def test_a_resumed_run_shows_no_point_twice(tmp_path: Path) -> None:
+    first = TensorBoard(tmp_path, first_samples=0)
+    for samples in (10, 20, 30):
+        first.write(point(samples, 0.5))
+    first.close()
+    resumed = TensorBoard(tmp_path, first_samples=10)
+    for samples in (20, 30, 40):
+        resumed.write(point(samples, 0.5))
+    resumed.close()
+    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [10, 20, 30, 40]

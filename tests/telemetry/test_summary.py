@@ -1,0 +1,106 @@
+import pytest
+
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.summary import summarise
+
+
+def started(step: int, time_seconds: float) -> Event:
+    return Event(Kind.STARTED, step, time_seconds, {"rank": 0, "role": "worker"})
+
+
+def point(step: int, time_seconds: float, loss: float, rows: int = 100) -> Event:
+    values = {
+        "samples": step * 10,
+        "rows": rows,
+        "loss": loss,
+        "accuracy": 1 - loss,
+        "lr": 0.1,
+        "timed_rows": rows - 20,
+        "timed_seconds": 2.0,
+        "timed_cpu_seconds": 1.5,
+    }
+    return Event(Kind.PROGRESS, step, time_seconds, values)
+
+
+SCORES = {
+    "log_loss": 0.5,
+    "accuracy": 0.75,
+    "auc": None,
+    "normalized_entropy": 0.9,
+    "base_rate": 0.25,
+    "seconds": 4.0,
+}
+
+
+def test_a_run_of_two_attempts() -> None:
+    record = [
+        started(0, 100.0),
+        point(10, 110.0, 0.9),
+        started(10, 200.0),
+        point(20, 210.0, 0.6),
+        point(22, 212.0, 0.2, rows=20),
+        Event(Kind.EVALUATED, 22, 216.0, SCORES),
+        Event(Kind.SAVED, 22, 217.0, {"seconds": 0.5}),
+        Event(Kind.FINISHED, 22, 217.5, {}),
+    ]
+    summary = summarise(record, "complete", cores=2)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("complete", 22, 220)
+    assert summary["restarts"] == 1
+    assert summary["seconds"] == 6.0
+    assert summary["samples_per_second"] == pytest.approx(160 / 6)
+    assert summary["wall_seconds"] == 10.0 + 17.5
+    # The last tenth of 22 steps begins after step 19.8.
+    assert summary["train"]["loss"] == pytest.approx((100 * 0.6 + 20 * 0.2) / 120)
+    assert summary["test"] == {
+        "loss": 0.5,
+        "accuracy": 0.75,
+        "auc": None,
+        "normalized_entropy": 0.9,
+        "base_rate": 0.25,
+    }
+    assert summary["cpu"] == {"utilization": 0.75, "seconds": 4.5}
+    assert summary["roles"]["0"]["seconds_by_span"] == {
+        "train": 6.0,
+        "evaluate": 4.0,
+        "checkpoint": 0.5,
+    }
+
+
+def test_a_run_that_did_nothing_claims_nothing() -> None:
+    summary = summarise([], "failed", cores=2)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("failed", 0, 0)
+    for key in ("seconds", "samples_per_second"):
+        assert summary[key] is None
+    assert summary["train"] == {"loss": None, "accuracy": None}
+    assert set(summary["test"].values()) == {None}
+
+
+def test_the_names_of_the_design_are_all_there() -> None:
+    summary = summarise([started(0, 1.0), point(10, 2.0, 0.5)], "failed", cores=1)
+    assert set(summary) == {
+        "status",
+        "steps",
+        "samples",
+        "seconds",
+        "samples_per_second",
+        "wall_seconds",
+        "train",
+        "test",
+        "network",
+        "cpu",
+        "roles",
+        "compression",
+        "restarts",
+    }
+    assert set(summary["network"]) == {
+        "bytes_total",
+        "bytes_per_sample",
+        "dense_equivalent_bytes",
+        "utilization",
+        "utilization_by_rank",
+        "utilization_mean_direction",
+        "rate_bits_per_second",
+        "interface_bytes",
+        "by_class",
+        "by_phase",
+    }

@@ -1,0 +1,117 @@
+"""Limits that keep the code readable, held by counting."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "dlrm_hybrid"
+MAX_FILE_LINES = 250
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def functions() -> list[tuple[Path, ast.FunctionDef]]:
+    return [
+        (path, node)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS)
+    ]
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {path: count for path, count in lengths.items() if count > MAX_FILE_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    assert [
+        f"{path}: {node.name}"
+        for path, node in functions()
+        if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
+    ] == []
+
+
+def test_functions_take_few_parameters() -> None:
+    # A numba kernel cannot take a dataclass: its arrays come one by one.
+    assert [
+        f"{path}: {node.name}"
+        for path, node in functions()
+        if "kernels" not in path.parts
+        and len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
+        - (bool(node.args.args) and node.args.args[0].arg in ("self", "cls"))
+        > MAX_PARAMETERS
+    ] == []
+
+
+def test_no_class_inherits_from_one_of_this_package() -> None:
+    protocols = {
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(name(base) == "Protocol" for base in node.bases)
+    }
+    ours = {
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    errors = {node for node in ours if node.endswith("Error")}
+    assert [
+        f"{path}: {node.name}({name(base)})"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if name(base) in ours - protocols - errors
+    ] == []
+
+
+def name(node: ast.expr) -> str:
+    if isinstance(node, ast.Subscript):
+        return name(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def test_kernels_call_no_kernel_of_another_file() -> None:
+    imports = [
+        (path.name, node.module)
+        for path in (PACKAGE / "kernels").glob("*.py")
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("dlrm_hybrid.kernels")
+    ]
+    assert {module for _, module in imports} == {"dlrm_hybrid.kernels.jit"}
+
+
+def test_the_supervisor_has_no_torch() -> None:
+    program = "import sys, dlrm_hybrid.cli.train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", "import dlrm_hybrid"],
+        ["-m", "dlrm_hybrid", "--help"],
+        ["-m", "dlrm_hybrid", "train", "--help"],
+        ["-m", "dlrm_hybrid", "train", "--cfg", "job"],
+        ["-m", "dlrm_hybrid", "train", "train.epochs=0"],
+    ],
+)
+def test_no_torch_until_training_starts(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "dlrm_hybrid" in modules
+    assert not modules & {"torch", "torchrec", "fbgemm_gpu", "numba"}

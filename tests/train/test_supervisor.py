@@ -1,0 +1,160 @@
+"""Ranks end with their supervisor, and say why they ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.supervisor import Rank, run_ranks
+from dlrm_hybrid.types import DataError, InterruptedRunError
+
+DEADLINE_SECONDS = 30.0
+
+
+def event(step: int, **values: object) -> Event:
+    return Event(Kind.TICK, step, 0.0, values)
+
+
+def tells_its_pid(argument: str, report, stop: StopWish) -> None:
+    report(event(int(argument), pid=os.getpid(), group=os.getpgid(0)))
+
+
+def has_bad_data(argument: str, report, stop: StopWish) -> None:
+    raise DataError("train.txt:3:7: 'x' is not an integer")
+
+
+def breaks(argument: str, report, stop: StopWish) -> None:
+    raise RuntimeError("something odd")
+
+
+def is_killed(argument: str, report, stop: StopWish) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def waits_for_signals(argument: str, report, stop: StopWish) -> None:
+    report(event(0, pid=os.getpid()))
+    while True:
+        stop.check()
+        time.sleep(0.005)
+
+
+def waits_unless_told(argument: str, report, stop: StopWish) -> None:
+    if argument == "fails":
+        raise InterruptedRunError("told to stop")
+    waits_for_signals(argument, report, stop)
+
+
+def ranks(folder: Path, *arguments: str) -> list[Rank]:
+    return [
+        Rank(index=index, role="worker", argument=argument, log_folder=folder)
+        for index, argument in enumerate(arguments)
+    ]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_events_reach_the_supervisor_and_ranks_are_gone_after(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    outcome = run_ranks(ranks(tmp_path, "3", "4"), f"{__name__}:tells_its_pid", seen.append)
+    assert (outcome.exit_code, outcome.message) == (0, "")
+    assert sorted(one.step for one in seen) == [3, 4]
+    for one in seen:
+        assert one.values["pid"] not in (os.getpid(), os.getppid())
+        assert one.values["group"] == one.values["pid"]
+        assert not alive(one.values["pid"])
+    assert (tmp_path / "worker-1.pid").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "message"),
+    [
+        ("has_bad_data", 3, "train.txt:3:7: 'x' is not an integer"),
+        ("breaks", 1, "worker (rank 0): RuntimeError: something odd; see "),
+        ("is_killed", 1, "worker (rank 0) was killed by SIGKILL; see "),
+    ],
+)
+def test_a_failure_has_a_code_and_a_message(
+    tmp_path: Path, entry: str, code: int, message: str
+) -> None:
+    outcome = run_ranks(ranks(tmp_path, ""), f"{__name__}:{entry}", lambda event: None)
+    assert outcome.exit_code == code
+    assert outcome.message.startswith(message)
+    if entry == "breaks":
+        assert "RuntimeError: something odd" in (tmp_path / "worker-0.log").read_text()
+
+
+def test_the_first_failure_ends_the_others(tmp_path: Path) -> None:
+    outcome = run_ranks(
+        ranks(tmp_path, "waits", "fails"), f"{__name__}:waits_unless_told", lambda event: None
+    )
+    assert (outcome.exit_code, outcome.message) == (130, "told to stop")
+    for index in (0, 1):
+        assert not alive(int((tmp_path / f"worker-{index}.pid").read_text()))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signals_are_passed_on(tmp_path: Path, number: int, code: int) -> None:
+    before = signal.getsignal(number)
+    outcome = run_ranks(
+        ranks(tmp_path, "", ""),
+        f"{__name__}:waits_for_signals",
+        lambda event: os.kill(os.getpid(), number),
+    )
+    assert outcome.exit_code == code
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_comes_before_the_ranks_waits_for_them(tmp_path: Path) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    fired = threading.Event()
+
+    def fire() -> None:
+        while signal.getsignal(signal.SIGTERM) in before:
+            time.sleep(0.0005)
+        fired.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = (signal.getsignal(signal.SIGTERM),)
+    thread = threading.Thread(target=fire)
+    thread.start()
+    outcome = run_ranks(ranks(tmp_path, ""), f"{__name__}:waits_for_signals", lambda event: None)
+    thread.join()
+    assert fired.is_set()
+    assert outcome.exit_code == 75
+
+
+def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\n"
+        "import test_supervisor as t\n"
+        "from dlrm_hybrid.train.supervisor import run_ranks\n"
+        f"run_ranks(t.ranks(Path({str(tmp_path)!r}), ''), 'test_supervisor:waits_for_signals',\n"
+        "    lambda event: print(event.values['pid'], flush=True))\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert supervisor.stdout is not None
+    rank = int(supervisor.stdout.readline())
+    forkserver = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    assert forkserver != supervisor.pid
+    assert alive(rank)
+    supervisor.kill()
+    supervisor.wait()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (alive(rank) or alive(forkserver)) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert not alive(rank)
+    assert not alive(forkserver)
