@@ -19,6 +19,12 @@ settings.register_profile(
 settings.load_profile("fixed")
 
 
+@pytest.fixture(autouse=True)
+def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line hands its arguments to Hydra through sys.argv; no test keeps another's."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+
 @pytest.fixture(scope="session")
 def criteo_rows() -> Path:
     """The file of real rows; tests that need it skip without it."""
@@ -51,15 +57,12 @@ def small_rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture
-def train(
-    small_rows: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, Path]]:
+def train(small_rows: list[str], tmp_path: Path) -> Callable[..., tuple[int, Path]]:
     """Train on the small rows as the command line would: exit code and run folder."""
     from dlrm_hybrid.__main__ import run
 
     def train_here(name: str, *overrides: str) -> tuple[int, Path]:
         folder = tmp_path / name
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
         argv = ["dlrm_hybrid", "train", *small_rows, f"hydra.run.dir={folder}", *overrides]
         return run(argv), folder
 

@@ -1,0 +1,148 @@
+"""The command line as a person uses it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlrm_hybrid.__main__ import run
+
+ROOT = Path(__file__).parent.parent.parent
+Train = Callable[..., tuple[int, Path]]
+
+
+def test_usage_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dlrm_hybrid", "--help"]) == 0
+    usage = capsys.readouterr().out
+    for verb in ("prepare", "train", "evaluate", "bench", "doctor"):
+        assert f"  {verb}" in usage
+    assert run(["dlrm_hybrid"]) == 2
+
+
+def test_an_unknown_verb_is_met_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dlrm_hybrid", "trian"]) == 2
+    assert "trian: no such verb; did you mean train?" in capsys.readouterr().err
+
+
+def test_all_faults_are_told_and_nothing_is_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["dlrm_hybrid", "train", "optimizer.lrr=1", "model=huge", "train.epochs=0"]) == 2
+    assert capsys.readouterr().err == (
+        "configuration: 3 faults\n"
+        "  optimizer.lrr: no such key; did you mean optimizer.lr?\n"
+        "  model=huge: no such choice; there are dlrm_paper, dlrm_small\n"
+        "  train.epochs = 0: must be greater than or equal to 1\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_train_can_be_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dlrm_hybrid", "doctor", "-m", "train.seed=1,2"]) == 2
+    assert "-m: only `train` can be swept" in capsys.readouterr().err
+
+
+def test_a_run_folder_holds_what_the_design_names(train: Train) -> None:
+    code, folder = train("run", "train.steps=20", "telemetry.tensorboard=true", "train.seed=5")
+    assert code == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "environment.json",
+        "events.jsonl",
+        "log",
+        "overrides.yaml",
+        "summary.json",
+        "tensorboard",
+    ]
+    assert json.loads((folder / "config.json").read_text())["train"]["seed"] == 5
+    assert '- "train.seed=5"\n' in (folder / "overrides.yaml").read_text()
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["versions"]["torch"].startswith("2.13.0")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("complete", 20, 1280)
+    assert 0.3 < summary["test"]["best_reachable"]["loss"] < summary["test"]["loss"] < 1.0
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_a_sweep_trains_each_point_in_its_own_folder(small_rows: list[str], tmp_path: Path) -> None:
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "train.steps=10"]
+    argv = ["dlrm_hybrid", "train", "-m", *small_rows, *sweep, "optimizer.lr=0.05,0.1"]
+    assert run(argv) == 0
+    rates = {
+        folder.name: json.loads((folder / "config.json").read_text())["optimizer"]["lr"]
+        for folder in (tmp_path / "sweep").iterdir()
+        if folder.is_dir()
+    }
+    assert rates == {"0": 0.05, "1": 0.1}
+    summaries = [
+        json.loads((tmp_path / "sweep" / number / "summary.json").read_text()) for number in "01"
+    ]
+    assert summaries[0]["test"]["loss"] != summaries[1]["test"]["loss"]
+
+
+def test_evaluate_repeats_the_scores_of_the_run(train: Train, tmp_path: Path) -> None:
+    code, folder = train("run")
+    assert code == 0
+    output = tmp_path / "scores.json"
+    options = [f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]
+    assert run(["dlrm_hybrid", "evaluate", *options, "evaluate.batch_size=100"]) == 0
+    scores = json.loads(output.read_text())
+    test = json.loads((folder / "summary.json").read_text())["test"]
+    assert scores["step"] == 93
+    assert scores["log_loss"] == pytest.approx(test["loss"], rel=1e-6)
+    assert scores["auc"] == pytest.approx(test["auc"], rel=1e-4)
+
+
+def test_real_rows_that_nobody_prepared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["dlrm_hybrid", "train", "data=criteo_kaggle"]) == 3
+    error = capsys.readouterr().err
+    assert "data.prepared = data/prepared/criteo_kaggle: no prepared rows here" in error
+    assert "python -m dlrm_hybrid prepare data=criteo_kaggle data.raw=train.txt" in error
+    assert run(["dlrm_hybrid", "prepare", "data=criteo_kaggle"]) == 2
+    assert "data.raw = null" in capsys.readouterr().err
+
+
+def test_a_bad_row_is_named_and_ends_with_3(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    raw = tmp_path / "train.txt"
+    raw.write_text("0" + "\t1" * 13 + "\t0123abcd" * 26 + "\n" + "0" + "\t1" * 12 + "\tx\n")
+    options = [f"data.raw={raw}", f"data.prepared={tmp_path / 'prepared'}", "data.processes=1"]
+    assert run(["dlrm_hybrid", "prepare", "data=criteo_kaggle", *options]) == 3
+    assert f"{raw}:2" in capsys.readouterr().err
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_the_module_returns_the_exit_code() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlrm_hybrid", "train", "optimizer.lr=fast"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "configuration: 1 fault\n  optimizer.lr = 'fast': must be a valid number\n"
+    )
+    assert done.stdout == ""
+
+
+def test_doctor_says_this_machine_is_able(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["dlrm_hybrid", "doctor"]) == 0
+    report = capsys.readouterr().out
+    assert "FAIL" not in report
+    for name in ("torch", "fbgemm", "cores", "memory", "vector instructions", "disk"):
+        assert name in report

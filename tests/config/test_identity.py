@@ -1,0 +1,39 @@
+from dlrm_hybrid.config.identity import config_hash, differences
+
+SAVED = {
+    "name": "one",
+    "train": {"seed": 1, "epochs": 1, "evaluate_every": 0},
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "data": {"rows": 10, "prepared": "here"},
+}
+
+
+def changed(section: str, **values: object) -> dict[str, object]:
+    return {**SAVED, section: {**SAVED[section], **values}}  # type: ignore[dict-item]
+
+
+def test_what_decides_no_weight_is_free() -> None:
+    for other in (
+        {**SAVED, "name": "two"},
+        changed("train", evaluate_every=5),
+        changed("data", prepared="there"),
+    ):
+        assert config_hash(other) == config_hash(SAVED)
+        assert differences(SAVED, other, new_run=False) == []
+
+
+def test_what_decides_a_weight_is_named() -> None:
+    other = changed("train", seed=2, epochs=3)
+    assert config_hash(other) != config_hash(SAVED)
+    assert differences(SAVED, other, new_run=False) == [
+        "train.epochs = 3: the checkpoint was made with 1",
+        "train.seed = 2: the checkpoint was made with 1",
+    ]
+
+
+def test_a_new_run_may_be_longer_and_learn_at_another_rate() -> None:
+    assert differences(SAVED, changed("train", epochs=3), new_run=True) == []
+    assert differences(SAVED, changed("optimizer", lr=0.2), new_run=True) == []
+    assert differences(SAVED, changed("optimizer", name="adagrad"), new_run=True) == [
+        "optimizer.name = adagrad: the checkpoint was made with sgd"
+    ]
