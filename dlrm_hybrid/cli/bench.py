@@ -1,0 +1,60 @@
+"""The verb `bench`: measure, print the page, write it if asked."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dlrm_hybrid.bench.machine import describe
+from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config import build
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.types import ExitCode, ResourceError
+
+
+def run(request: Request) -> int:
+    """Run the benchmark that `bench.what` names."""
+    options, terminal = request.config.bench, Terminal()
+    arguments = [text for text in request.overrides if not text.startswith("bench.output=")]
+    command = f"python -m dlrm_hybrid bench {shlex.join(arguments)}".rstrip()
+    measure = {"step": _step, "prepare": _prepare}[options.what]
+    page = measure(request.config, command, terminal)
+    terminal.line(page)
+    if options.output is not None:
+        try:
+            Path(options.output).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise ResourceError(f"bench.output = {options.output}: {error.strerror}") from error
+    return ExitCode.DONE
+
+
+def _step(config: Config, command: str, terminal: Terminal) -> str:
+    # Loads torch: only this verb's process needs it, and only here.
+    from dlrm_hybrid.bench.step import criteo_bench, measure_step, step_page
+
+    machine = describe()
+    return step_page(measure_step(criteo_bench(config.bench.repeats)), machine, command)
+
+
+def _prepare(config: Config, command: str, terminal: Terminal) -> str:
+    from dlrm_hybrid.bench.prepare import PrepareBench, measure_prepare, prepare_page
+
+    machine = describe()
+    with TemporaryDirectory(prefix="bench-", dir=_bench_folder()) as folder:
+        bench = PrepareBench(
+            rows=config.bench.rows,
+            repeats=config.bench.repeats,
+            options=build.prepare_options(config),
+            profile=build.profile(),
+            block_rows=config.data.shuffle_block_rows,
+            folder=Path(folder),
+        )
+        return prepare_page(measure_prepare(bench, terminal.line), machine, command)
+
+
+def _bench_folder() -> Path:
+    """Beside the other made-up rows: a temporary folder in memory would flatter the figures."""
+    build.RAW_FOLDER.mkdir(parents=True, exist_ok=True)
+    return build.RAW_FOLDER
