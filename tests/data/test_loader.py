@@ -144,9 +144,10 @@ def test_the_parts_of_all_trainers_are_the_global_batch(
         assert np.array_equal(batch.label_B, np.concatenate([p.label_B for p in pieces]))
 
 
-def test_order_depends_on_seed_and_epoch_only(shards):
+@pytest.mark.parametrize("block_rows", [100, TRAIN_ROWS])
+def test_order_depends_on_seed_and_epoch_only(shards, block_rows):
     def epochs(seed):
-        loader = make_loader(shards, seed=seed)
+        loader = make_loader(shards, seed=seed, shuffle_block_rows=block_rows)
         batches, _ = walk(loader, START, 2 * loader.steps_per_epoch)
         rows = rows_of(batches)
         return rows[: len(rows) // 2], rows[len(rows) // 2 :]
@@ -158,7 +159,7 @@ def test_order_depends_on_seed_and_epoch_only(shards):
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, other)
     assert (first == second).mean() < 0.05
-    later, _ = make_loader(shards).read(LoaderState(1, 0, 0))
+    later, _ = make_loader(shards, shuffle_block_rows=block_rows).read(LoaderState(1, 0, 0))
     assert np.array_equal(later.ids_FB[0], second[:16])
 
 
