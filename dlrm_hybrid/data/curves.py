@@ -1,0 +1,155 @@
+"""From counted values to staircases: integer quantiles, and frequency curves with a fitted tail.
+
+A sample shows only part of a column's categories. Ranks seen at least `HEAD_COUNT` times keep their
+measured share. All other ranks up to the published number of categories follow
+A * (t + B) ** -s, t = 1, 2, … behind the head (Zipf and Mandelbrot), where A and B make the curve
+continue the head and carry the remaining share, and s makes the expected number of distinct values
+in a sample of this size equal to the one seen.
+
+Shapes: R ranks or values, S steps, T pieces of the tail, P pieces of head and tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.data.profile import WEIGHT_ONE
+
+HEAD_COUNT = 8
+SINGLE_STEPS = 48
+STEP_RATIO = 1.07
+INTEGER_STEPS = 100
+TAIL_ROWS = 10  # no integer step, and no end of the range, rests on fewer rows
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Starts, stop and integer weights (together 2**32) of a staircase."""
+
+    starts: tuple[int, ...]
+    stop: int
+    weights: tuple[int, ...]
+
+
+def whole_weights(shares: Floats) -> tuple[int, ...]:
+    """Integers in proportion to `shares`, together exactly 2**32, none below 1."""
+    edges = np.rint(np.cumsum(shares) / shares.sum() * WEIGHT_ONE).astype(np.int64)
+    weights = np.maximum(np.diff(edges, prepend=0), 1)
+    weights[np.argmax(weights)] += WEIGHT_ONE - int(weights.sum())
+    return tuple(int(weight) for weight in weights)
+
+
+def integer_steps(value_R: Integers, count_R: Integers) -> Steps:
+    """Steps between quantiles; a frequent value is a step of its own, the rarest ends are cut.
+
+    Args:
+        value_R: distinct values, increasing.
+        count_R: rows of each value.
+    """
+    total = int(count_R.sum())
+    reached_R = np.cumsum(count_R)
+    tail = [total >> halvings for halvings in range(7, 64) if total >> halvings > TAIL_ROWS]
+    ranks = [total * step // INTEGER_STEPS for step in range(1, INTEGER_STEPS)]
+    ranks += [TAIL_ROWS, *tail, *(total - rows for rows in tail), total - TAIL_ROWS]
+    position_Q = np.searchsorted(reached_R, np.clip(ranks, 1, total))
+    frequent_R = value_R[count_R * INTEGER_STEPS >= total]
+    low, high = int(value_R[position_Q].min()), int(value_R[position_Q].max())
+    edges = np.unique(np.concatenate([value_R[position_Q], frequent_R, frequent_R + 1]))
+    edges = edges[(edges >= low) & (edges <= high)]
+    clipped_R = np.clip(value_R, low, high)
+    rows_S = np.bincount(np.searchsorted(edges, clipped_R, side="right") - 1, weights=count_R)
+    return Steps(_ints(edges), high + 1, whole_weights(rows_S.astype(np.float64)))
+
+
+def rank_steps(count_R: Integers, support: int) -> Steps:
+    """A frequency curve over `support` ranks from the counts of a sample.
+
+    Args:
+        count_R: rows of each category seen, in any order.
+        support: categories in all, at least as many as were seen.
+
+    Raises:
+        ValueError: more categories were seen than `support`.
+    """
+    seen = len(count_R)
+    if seen > support:
+        raise ValueError(f"{seen} categories were seen, more than the published {support}")
+    rows = int(count_R.sum())
+    sorted_R = np.sort(count_R)[::-1]
+    head = int(np.count_nonzero(sorted_R >= HEAD_COUNT)) if support > seen else seen
+    share_R = sorted_R[:head] / rows
+    starts = _rank_starts(support, head)
+    if support == head:
+        return Steps(_ints(starts), support, whole_weights(np.add.reduceat(share_R, starts)))
+    # fine pieces of the tail that meet every step's edge; whole ranks would be ten million
+    tail_starts = np.unique(np.concatenate([starts[starts >= head], head + _geometric(support)]))
+    edges = np.append(tail_starts[tail_starts < support], support) - head
+    left = max(1.0 - float(share_R.sum()), 0.5 / rows)  # what was never seen has some weight too
+    last = float(share_R[-1]) if head else 1.0
+    tail_T = fit_tail(edges, last, left, seen - head, rows)
+    share_P = np.concatenate([share_R, tail_T])
+    first_P = np.concatenate([np.arange(head), edges[:-1] + head])
+    share_S = np.add.reduceat(share_P, np.searchsorted(first_P, starts))
+    return Steps(_ints(starts), support, whole_weights(share_S))
+
+
+def fit_tail(edges: Integers, last: float, mass: float, distinct: int, rows: int) -> Floats:
+    """Shares of the pieces of a tail behind a head that ends at share `last`; see the module.
+
+    Args:
+        edges: first rank of each piece, counted from the end of the head, then the length.
+        last: share of the last rank of the head.
+        mass: what the shares add up to.
+        distinct: ranks of the tail that a sample of `rows` rows has shown.
+        rows: size of that sample.
+    """
+    width_T = np.diff(edges).astype(np.float64)
+    t_T = np.sqrt((edges[:-1] + 1.0) * edges[1:])  # geometric middle of 1-based ranks
+    best_T, best_error = np.zeros_like(t_T), np.inf
+    for s in np.concatenate([np.arange(0.3, 3.0, 0.01), np.geomspace(3.0, 60.0, 80)]):
+        share_T = _tail(t_T, width_T, float(s), mass, last)
+        seen = float((width_T * -np.expm1(-rows * share_T / width_T)).sum())
+        if abs(seen - distinct) < best_error:
+            best_T, best_error = share_T, abs(seen - distinct)
+    return best_T
+
+
+def _tail(t_T: Floats, width_T: Floats, s: float, mass: float, last: float) -> Floats:
+    """The curve of exponent `s` and this mass whose first share comes closest to `last`."""
+    low, high = -6.0, float(np.log(t_T[-1])) + 6.0
+    share_T = width_T
+    for _ in range(30):
+        shift = (low + high) / 2
+        share_T = width_T * np.exp(-s * np.log1p((t_T - 1.0) / (1.0 + np.exp(shift))))
+        share_T *= mass / share_T.sum()
+        if share_T[0] / width_T[0] > last:
+            low = shift  # too steep at its start
+        else:
+            high = shift
+    return share_T
+
+
+def _rank_starts(support: int, head: int) -> Integers:
+    """First ranks of the steps: single ones, then ever wider; the end of the head is one."""
+    starts = list(range(min(SINGLE_STEPS, support)))
+    edge = float(SINGLE_STEPS)
+    while edge < support:
+        starts.append(int(edge))
+        edge = max(edge * STEP_RATIO, edge + 1)
+    if SINGLE_STEPS < head < support:
+        starts.append(head)
+    return np.unique(np.array(starts, np.int64))
+
+
+def _geometric(support: int) -> Integers:
+    return np.unique(np.geomspace(1, support, 1200).astype(np.int64)) - 1
+
+
+def _ints(values: Integers) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)

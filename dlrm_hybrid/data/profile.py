@@ -1,0 +1,190 @@
+"""The aggregate profile of a Criteo data set: what `data=synthetic` draws its rows from.
+
+A profile holds shares and counts only, no category value and no row. Every number that decides a
+byte of the generated rows is an integer; weights are parts of 2**32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE
+from dlrm_hybrid.types import DataError
+
+FORMAT = 1
+WEIGHT_ONE = 1 << 32
+LOGISTIC_STEPS_PER_UNIT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staircase:
+    """The distribution of one column's present values, as steps with a flat top.
+
+    Attributes:
+        missing: weight of an empty field.
+        missing_with: column (0 … 38, integers first) whose draw decides about the empty field;
+            columns that name the same one are empty together.
+        starts: first value (integers) or first rank (categoricals, 0 is the most frequent) of each
+            step, strictly increasing; the values of a step are equally likely.
+        stop: one past the last value of the last step.
+        weights: weight of each step, together 2**32.
+    """
+
+    missing: int
+    missing_with: int
+    starts: tuple[int, ...]
+    stop: int
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """The planted model that draws the labels; its effects are hashes of (salt, column, rank).
+
+    Attributes:
+        salt: 64-bit key of all effects.
+        head_ranks: ranks from here on share one effect and take part in no interaction.
+        pairs: categorical columns (0 … 25) whose latent vectors are multiplied.
+        bias: added to the logit, in 2**-20.
+        dense_gain: what one unit of a raw integer-column effect adds to the logit, in 2**-20.
+        categorical_gain: the same for a raw categorical effect.
+        interaction_gain: the same for a raw dot product.
+        logistic: weight of a click for logits from -8 to 8 in steps of 1/64.
+    """
+
+    salt: int
+    head_ranks: int
+    pairs: tuple[tuple[int, int], ...]
+    bias: int
+    dense_gain: int
+    categorical_gain: int
+    interaction_gain: int
+    logistic: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Everything the generator knows.
+
+    Attributes:
+        format: version of this layout.
+        provenance: which rows were measured and how; for people.
+        click_rate: share of rows with label 1.
+        cardinalities: categories of each categorical column, a missing one included as in
+            facebookresearch/dlrm.
+        integers: I1 … I13.
+        categoricals: C1 … C26.
+        teacher: how labels are drawn.
+    """
+
+    format: int
+    provenance: Mapping[str, Any]
+    click_rate: float
+    cardinalities: tuple[int, ...]
+    integers: tuple[Staircase, ...]
+    categoricals: tuple[Staircase, ...]
+    teacher: Teacher
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits that change with any number of the profile."""
+        return hashlib.blake2b(dumps(self).encode(), digest_size=4).hexdigest()
+
+
+def dumps(profile: Profile) -> str:
+    """The profile as JSON: one line per column, keys in the order of the classes."""
+    raw: dict[str, Any] = asdict(profile)
+    lines: list[str] = []
+    for key, value in raw.items():
+        if isinstance(value, tuple) and value and isinstance(value[0], dict):
+            items = cast(tuple[dict[str, Any], ...], value)
+            columns = ",\n  ".join(json.dumps(item, separators=(",", ":")) for item in items)
+            lines.append(f'"{key}": [\n  {columns}\n ]')
+        else:
+            lines.append(f'"{key}": {json.dumps(value, separators=(",", ":"))}')
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def loads(text: str, name: str) -> Profile:
+    """Read a profile from JSON; `name` stands in messages.
+
+    Raises:
+        DataError: not a profile of this format, or a staircase that is none; names the column.
+    """
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        if raw["format"] != FORMAT:
+            raise DataError(f"{name}: not a profile of format {FORMAT}")
+        values = dict(raw)
+        values["cardinalities"] = tuple(raw["cardinalities"])
+        values["integers"] = tuple(_staircase(column) for column in raw["integers"])
+        values["categoricals"] = tuple(_staircase(column) for column in raw["categoricals"])
+        values["teacher"] = _teacher(raw["teacher"])
+        profile = Profile(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{name}: not a profile of format {FORMAT}: {error}") from error
+    _check(profile, name)
+    return profile
+
+
+def read(path: Path) -> Profile:
+    """Read a profile file.
+
+    Raises:
+        DataError: it cannot be read or is not a profile.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    return loads(text, str(path))
+
+
+def builtin(name: str) -> Profile:
+    """A profile that comes with the package, such as `criteo_kaggle`.
+
+    Raises:
+        DataError: there is none of this name; the message lists those there are.
+    """
+    folder = resources.files("dlrm_hybrid.data") / "profiles"
+    file = folder / f"{name}.json"
+    if not file.is_file():
+        known = ", ".join(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
+        raise DataError(f"data.profile: {name!r} is not one of: {known}")
+    return loads(file.read_text(encoding="utf-8"), f"{name}.json")
+
+
+def _staircase(raw: Mapping[str, Any]) -> Staircase:
+    values = dict(raw)
+    values["starts"] = tuple(raw["starts"])
+    values["weights"] = tuple(raw["weights"])
+    return Staircase(**values)
+
+
+def _teacher(raw: Mapping[str, Any]) -> Teacher:
+    values = dict(raw)
+    values["pairs"] = tuple((int(left), int(right)) for left, right in raw["pairs"])
+    values["logistic"] = tuple(raw["logistic"])
+    return Teacher(**values)
+
+
+def _check(profile: Profile, name: str) -> None:
+    if len(profile.integers) != NUM_DENSE or len(profile.categoricals) != NUM_CATEGORICAL:
+        raise DataError(f"{name}: {NUM_DENSE} integer and {NUM_CATEGORICAL} categorical columns")
+    for number, column in enumerate((*profile.integers, *profile.categoricals)):
+        edges = (*column.starts, column.stop)
+        rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
+        if not rising or len(column.starts) != len(column.weights):
+            raise DataError(f"{name}: column {number}: steps are not strictly increasing")
+        if sum(column.weights) != WEIGHT_ONE or min(column.weights) < 0:
+            raise DataError(f"{name}: column {number}: weights must sum to {WEIGHT_ONE}")
+        if not 0 <= column.missing <= WEIGHT_ONE:
+            raise DataError(f"{name}: column {number}: missing must lie in 0 … {WEIGHT_ONE}")
+    if len(profile.teacher.logistic) != 16 * LOGISTIC_STEPS_PER_UNIT:
+        raise DataError(f"{name}: teacher.logistic needs {16 * LOGISTIC_STEPS_PER_UNIT} entries")
