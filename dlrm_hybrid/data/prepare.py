@@ -29,6 +29,11 @@ from dlrm_hybrid.types import ConfigError, DataError
 QUARANTINE_FILE = "bad_rows.txt"
 _SPILL_AND_SHARD_BYTES = 2 * RECORD_BYTES
 _SPACE_MARGIN = 1.05
+_CHOICES = {
+    "day_split": ("equal_rows", "files"),
+    "vocabulary": ("all_days", "train_days"),
+    "on_bad_row": ("error", "skip", "quarantine"),
+}
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage, what is done and the total: bytes of the raw files for `parse`, columns ×
@@ -80,7 +85,7 @@ def prepare(
         ResourceError: no room, no right to write, another prepare at work, or a killed worker.
     """
     started = time.perf_counter()
-    _check_days(raw, options.semantics)
+    _check(raw, options)
     sources = tuple(reader.describe(path) for path in raw)
     request = folder.Request(options.semantics, sources, teacher)
     found = folder.current(output, request)
@@ -134,9 +139,16 @@ def _make(
     return made
 
 
-def _check_days(raw: Sequence[Path], semantics: Semantics) -> None:
+def _check(raw: Sequence[Path], options: PrepareOptions) -> None:
+    semantics = options.semantics
     if not raw:
         raise ConfigError("data.raw is empty: name at least one file")
+    for key, value in (("processes", options.processes), ("block_bytes", options.block_bytes)):
+        if value < 1:
+            raise ConfigError(f"data.{key}={value}: must be at least 1")
+    for key, choices in _CHOICES.items():
+        if getattr(semantics, key) not in choices:
+            raise ConfigError(f"data.{key}={getattr(semantics, key)}: one of {', '.join(choices)}")
     if semantics.day_split == "files" and semantics.days != len(raw):
         raise ConfigError(
             f"data.days={semantics.days}, but data.raw holds {len(raw)} files and "

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -33,7 +34,6 @@ def _die_with(parent_pid: int) -> None:
 def _serve(connection: Connection, parent_pid: int) -> None:
     """Body of a worker: tasks in, reports and results out, until the parent hangs up."""
     _die_with(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
 
     def report(rows: int) -> None:
         connection.send(("report", None, rows))
@@ -93,10 +93,16 @@ class Workers:
         self._workers: list[_Worker] = []
         if processes > 1:
             context = multiprocessing.get_context("spawn")
+            resource_tracker.ensure_running()  # its own start would undo the mask below
             for _ in range(processes):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-                process.start()
+                # Inherited, so that Ctrl-C reaches only us, even while the worker still starts.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
+                    process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 theirs.close()  # or the end of the worker would not end the connection
                 self._workers.append(_Worker(process, ours))
 
@@ -194,8 +200,9 @@ class Workers:
 def _lost(worker: _Worker) -> ResourceError:
     worker.process.join(_JOIN_SECONDS)
     code = worker.process.exitcode
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
-    return ResourceError(
-        f"worker process {worker.process.pid} {how}; "
-        "too little memory is the usual reason: try a smaller data.processes"
-    )
+    if code is not None and code < 0:
+        return ResourceError(
+            f"worker process {worker.process.pid} was killed by signal {-code}; too little memory "
+            "is the usual reason: try a smaller data.processes"
+        )
+    return ResourceError(f"worker process {worker.process.pid} ended with code {code}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareOptions, PrepareResult, prepare
 
@@ -96,3 +97,11 @@ def everything(folder: Path) -> dict[str, bytes]:
     """All files below a folder by relative name."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def stored(folder: Path) -> np.ndarray:
+    """The records of all days: [rows, 40] words."""
+    days = manifest.read(folder).days
+    parts = [np.fromfile(folder / day.file, np.uint32).reshape(-1, 40) for day in days]
+    assert [len(part) for part in parts] == [day.rows for day in days]
+    return np.concatenate(parts)

@@ -5,34 +5,28 @@ import multiprocessing
 import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import prepare_child
 import pytest
 from criteo_rows import everything, make_lines, run_prepare, semantics
 
 from dlrm_hybrid.data import folder, manifest
 from dlrm_hybrid.data.prepare import PrepareOptions, prepare
-from dlrm_hybrid.types import DataError, ExitCode, ResourceError
+from dlrm_hybrid.types import DataError, ResourceError
 
 DEADLINE_SECONDS = 30
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("raw") / "train.txt"
     path.write_bytes(b"".join(make_lines(900, seed=1)))
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def made(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an undisturbed run with the options of `prepare_child` makes; not to be changed."""
     output = tmp_path_factory.mktemp("made") / "out"
@@ -178,65 +172,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=1, block_bytes=5000)
     with pytest.raises(DataError, match="train.txt: changed while it was read"):
         prepare([raw], tmp_path / "out", options, grow)
-
-
-class Child(NamedTuple):
-    process: subprocess.Popen[str]
-    workers: list[int]
-
-
-def start_child(raw: Path, output: Path, processes: int, stage: str) -> Child:
-    """A prepare that has halted in `stage`."""
-    process = subprocess.Popen(
-        [sys.executable, prepare_child.__file__, str(raw), str(output), str(processes), stage],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    return Child(process, [int(pid) for pid in process.stdout.readline().split()])
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, f"still alive: {pids}"
-        os.sched_yield()
-
-
-@pytest.mark.parametrize("stage", ["parse", "assemble"])
-def test_killed_and_started_again_gives_the_same_bytes(
-    tmp_path: Path, raw: Path, made: Path, stage: str
-) -> None:
-    output = tmp_path / "out"
-    child = start_child(raw, output, 2, stage)
-    assert len(child.workers) == 2
-    child.process.kill()
-    child.process.communicate(timeout=DEADLINE_SECONDS)
-    wait_until_gone(child.workers)
-    assert not output.exists()
-    leftover = [path.name for path in (tmp_path / "out.partial").rglob("C01.bin")]
-    assert leftover, "the kill came before anything was written"
-    assert not run_prepare(raw, output, min_count=2).up_to_date
-    assert everything(output) == everything(made)
-    assert not (tmp_path / "out.partial").exists()
-
-
-@pytest.mark.parametrize("stage", ["parse", "vocabulary"])
-def test_a_killed_worker_ends_the_run_and_the_next_one_is_right(
-    tmp_path: Path, raw: Path, made: Path, stage: str
-) -> None:
-    output = tmp_path / "out"
-    child = start_child(raw, output, 2, stage)
-    os.kill(child.workers[0], signal.SIGKILL)
-    _, errors = child.process.communicate("\n", timeout=DEADLINE_SECONDS)
-    assert child.process.returncode == ExitCode.RESOURCES, errors
-    assert f"worker process {child.workers[0]} was killed by signal 9" in errors
-    wait_until_gone(child.workers)
-    assert list(tmp_path.iterdir()) == []
-    run_prepare(raw, output, min_count=2)
-    assert everything(output) == everything(made)
 
 
 def test_a_manifest_reads_back_and_foreign_ones_are_refused(tmp_path: Path, made: Path) -> None:
