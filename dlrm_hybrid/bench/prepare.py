@@ -29,6 +29,14 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSizes:
+    """Rows shuffled together and rows read in one piece, as in `data`."""
+
+    block_rows: int
+    read_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareBench:
     """What to measure.
 
@@ -37,7 +45,7 @@ class PrepareBench:
         repeats: of every figure but memory, which is watched once, in a run of its own.
         options: as for the verb `prepare`; the number of processes is set here.
         profile: what the made-up rows look like.
-        block_rows: of the loader (`data.shuffle_block_rows`).
+        loader: what the loader reads and shuffles at a time.
         folder: where raw files and shards are made and removed; 550 bytes per row.
     """
 
@@ -45,7 +53,7 @@ class PrepareBench:
     repeats: int
     options: PrepareOptions
     profile: Profile
-    block_rows: int
+    loader: LoaderSizes
     folder: Path
 
 
@@ -97,14 +105,14 @@ def measure_prepare(bench: PrepareBench, note: Note) -> PrepareMeasured:
                     runs.append(run_prepare(raw, _fresh(output), options))
                 memory.append(watch_prepare(raw, _fresh(output), options))
         note("read batches")
-        loader = measure_loader(open_shards(output, None), bench.block_rows, bench.repeats)
+        loader = measure_loader(open_shards(output, None), bench.loader, bench.repeats)
     return PrepareMeasured(runs=tuple(runs), memory=tuple(memory), loader=loader)
 
 
-def measure_loader(shards: Shards, block_rows: int, repeats: int) -> tuple[LoaderRun, ...]:
+def measure_loader(shards: Shards, sizes: LoaderSizes, repeats: int) -> tuple[LoaderRun, ...]:
     """CPU time per sample of the training loader at several batch sizes, page cache warm."""
     return tuple(
-        _measure_loader(shards, block_rows, repeats, batch_size, shuffle)
+        _measure_loader(shards, sizes, repeats, batch_size, shuffle)
         for batch_size in BATCH_SIZES
         if batch_size <= len(shards.train_rows)
         for shuffle in (True, False)
@@ -145,10 +153,15 @@ def _fresh(output: Path) -> Path:
 
 
 def _measure_loader(
-    shards: Shards, block_rows: int, repeats: int, batch_size: int, shuffle: bool
+    shards: Shards, sizes: LoaderSizes, repeats: int, batch_size: int, shuffle: bool
 ) -> LoaderRun:
     loader = Loader(
-        shards, batch_size=batch_size, seed=SEED, shuffle=shuffle, shuffle_block_rows=block_rows
+        shards,
+        batch_size=batch_size,
+        seed=SEED,
+        shuffle=shuffle,
+        shuffle_block_rows=sizes.block_rows,
+        shuffle_read_rows=sizes.read_rows,
     )
     loader.read(LoaderState(0, 0, 0))  # compiles, and reads the first block
     epochs = -(-LOADER_ROWS // (loader.steps_per_epoch * batch_size))

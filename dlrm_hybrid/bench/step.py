@@ -35,6 +35,7 @@ from dlrm_hybrid.model.step import Trainer
 LR = 0.1
 SEED = 0
 BLOCK_ROWS = 65_536
+READ_ROWS = 1024
 NOTE = """\
 CPU time of the process, one thread: median (lowest – highest) of the repeats. The two models train
 in turns of a second or less in one process, and the ratio is taken turn by turn, so load on the
@@ -192,6 +193,7 @@ def _our_batches(shards: Shards, batch_size: int) -> Iterator[Batch]:
         seed=SEED,
         shuffle=True,
         shuffle_block_rows=BLOCK_ROWS,
+        shuffle_read_rows=READ_ROWS,
     )
     state = START
     while True:

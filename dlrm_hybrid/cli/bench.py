@@ -39,7 +39,7 @@ def _step(config: Config, command: str, terminal: Terminal) -> str:
 
 
 def _prepare(config: Config, command: str, terminal: Terminal) -> str:
-    from dlrm_hybrid.bench.prepare import PrepareBench, measure_prepare, prepare_page
+    from dlrm_hybrid.bench.prepare import LoaderSizes, PrepareBench, measure_prepare, prepare_page
 
     machine = describe()
     with TemporaryDirectory(prefix="bench-", dir=_bench_folder()) as folder:
@@ -48,7 +48,10 @@ def _prepare(config: Config, command: str, terminal: Terminal) -> str:
             repeats=config.bench.repeats,
             options=build.prepare_options(config),
             profile=build.profile(),
-            block_rows=config.data.shuffle_block_rows,
+            loader=LoaderSizes(
+                block_rows=config.data.shuffle_block_rows,
+                read_rows=config.data.shuffle_read_rows,
+            ),
             folder=Path(folder),
         )
         return prepare_page(measure_prepare(bench, terminal.line), machine, command)

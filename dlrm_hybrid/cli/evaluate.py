@@ -15,7 +15,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
-from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode
+from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError
 
 EVALUATE_RANK = "dlrm_hybrid.cli.rank:evaluate_rank"
 
@@ -42,9 +42,7 @@ def run(request: Request) -> int:
         )
         outcome = run_ranks([rank], EVALUATE_RANK, found.append)
     if outcome.exit_code != ExitCode.DONE:
-        error = DlrmError(outcome.message)
-        error.exit_code = ExitCode(outcome.exit_code)
-        raise error
+        raise RunFailedError(outcome.message, outcome.exit_code)
     (event,) = (event for event in found if event.kind is Kind.EVALUATED)
     teacher = best_reachable(config)
     scores = {**event.values, "loss": event.values["log_loss"]}

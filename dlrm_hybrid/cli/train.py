@@ -20,7 +20,7 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.supervisor import Outcome, Rank, run_ranks
-from dlrm_hybrid.types import DlrmError, ExitCode
+from dlrm_hybrid.types import ExitCode, RunFailedError
 
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
 STATUS: dict[int, str] = {
@@ -96,7 +96,7 @@ def tell_scores(
     terminal.table("", columns, rows)
 
 
-def _error(outcome: Outcome, request: Request) -> DlrmError:
+def _error(outcome: Outcome, request: Request) -> RunFailedError:
     message = outcome.message
     if outcome.exit_code == ExitCode.PREEMPTED and has_latest(request.folder):
         arguments = [
@@ -108,6 +108,4 @@ def _error(outcome: Outcome, request: Request) -> DlrmError:
             "; a checkpoint is saved, go on with\n"
             f"  python -m dlrm_hybrid train {shlex.join(arguments)}"
         )
-    error = DlrmError(message)
-    error.exit_code = ExitCode(outcome.exit_code)
-    return error
+    return RunFailedError(message, outcome.exit_code)

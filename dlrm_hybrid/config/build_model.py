@@ -70,6 +70,7 @@ def loader(config: Config, shards: Shards) -> Loader:
         seed=config.train.seed,
         shuffle=config.data.shuffle,
         shuffle_block_rows=config.data.shuffle_block_rows,
+        shuffle_read_rows=config.data.shuffle_read_rows,
     )
 
 

@@ -43,6 +43,7 @@ class DataConfig:
     test_part: Literal["day", "first_half"]
     shuffle: bool
     shuffle_block_rows: Annotated[int, Field(ge=1, le=2**24)]
+    shuffle_read_rows: Annotated[int, Field(ge=1, le=2**24)]
     processes: Annotated[int, Field(ge=1, le=1024)] | None
     block_bytes: Annotated[int, Field(ge=65_536, le=2**30)]
     parquet: Path | None

@@ -1,8 +1,8 @@
 """Batches from shards: shuffled for training, in file order for evaluation.
 
-Training reads the rows in blocks: each block is one contiguous read, the blocks come in a seeded
-order, the rows of a block too, and batches run on over the ends of blocks. So shuffling costs no
-scattered reads, and the position is three integers.
+Training reads runs of consecutive rows, in a seeded order; as many runs as fit in memory make a
+block, whose rows are shuffled together; batches run on over the ends of blocks. So shuffling costs
+no scattered reads, rows from all days meet in a batch, and the position is three integers.
 
 Shapes: R rows of a block, W = 40 words of a record, B rows of a batch, I = 13 integer features,
 F = 26 categorical features.
@@ -45,21 +45,25 @@ START = LoaderState(epoch=0, block=0, row=0)
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """The order of one epoch: block numbers, and for each place in it the rows before it."""
+    """The order of one epoch: the numbers of the runs, and the rows before each block of them."""
 
     number: int
-    blocks: npt.NDArray[np.uint32]
+    runs: npt.NDArray[np.uint32]
     starts: npt.NDArray[np.int64]
 
-    def size(self, place: int) -> int:
-        return int(self.starts[place + 1] - self.starts[place])
+    @property
+    def blocks(self) -> int:
+        return len(self.starts) - 1
 
-    def forward(self, place: int, row: int) -> tuple[int, int]:
+    def size(self, block: int) -> int:
+        return int(self.starts[block + 1] - self.starts[block])
+
+    def forward(self, block: int, row: int) -> tuple[int, int]:
         """The same position with `row` inside its block."""
-        while place < len(self.blocks) and row >= self.size(place):
-            row -= self.size(place)
-            place += 1
-        return place, row
+        while block < self.blocks and row >= self.size(block):
+            row -= self.size(block)
+            block += 1
+        return block, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class _Block:
     """A block in memory and the order of its rows."""
 
     epoch: int
-    place: int
+    number: int
     records_RW: Words
     order_R: npt.NDArray[np.uint32]
 
@@ -92,6 +96,7 @@ class Loader:
         seed: int,
         shuffle: bool,
         shuffle_block_rows: int,
+        shuffle_read_rows: int,
         trainer: int = 0,
         trainers: int = 1,
     ) -> None:
@@ -102,7 +107,8 @@ class Loader:
             batch_size: rows of each trainer's batch (`train.batch_size`).
             seed: of the order (`train.seed`).
             shuffle: False gives file order (`data.shuffle`).
-            shuffle_block_rows: rows of a block (`data.shuffle_block_rows`).
+            shuffle_block_rows: rows in memory, shuffled together (`data.shuffle_block_rows`).
+            shuffle_read_rows: consecutive rows read in one piece (`data.shuffle_read_rows`).
             trainer: which part of each global batch to read, 0 ≤ trainer < trainers.
             trainers: parts of a global batch of `trainers * batch_size` rows.
 
@@ -120,11 +126,14 @@ class Loader:
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
-        self._block_rows = min(shuffle_block_rows, rows)
+        self._run_rows = min(shuffle_read_rows, shuffle_block_rows, rows)
+        self._runs_per_block = max(1, min(shuffle_block_rows, rows) // self._run_rows)
         self._skip = trainer * batch_size
         self._global_rows = global_rows
         self._rows = rows
-        self._buffer_RW: Words = np.empty((self._block_rows, RECORD_WORDS), np.uint32)
+        self._buffer_RW: Words = np.empty(
+            (self._run_rows * self._runs_per_block, RECORD_WORDS), np.uint32
+        )
         self._epoch: _Epoch | None = None
         self._block: _Block | None = None
         self.steps_per_epoch = rows // global_rows
@@ -141,48 +150,53 @@ class Loader:
             state = LoaderState(state.epoch + 1, 0, 0)
             epoch, used = self._position(state)
         batch = _empty_batch(self._batch_size)
-        place, row = epoch.forward(state.block, state.row + self._skip)
+        number, row = epoch.forward(state.block, state.row + self._skip)
         filled = 0
         while filled < self._batch_size:
-            block = self._load(epoch, place)
+            block = self._load(epoch, number)
             order_B = block.order_R[row : row + self._batch_size - filled]
             _gather(block.records_RW, order_B, filled, batch)
             filled += len(order_B)
-            place, row = place + 1, 0
+            number, row = number + 1, 0
         if self._rows - used - self._global_rows < self._global_rows:
             return batch, LoaderState(state.epoch + 1, 0, 0)
-        place, row = epoch.forward(state.block, state.row + self._global_rows)
-        return batch, LoaderState(state.epoch, place, row)
+        number, row = epoch.forward(state.block, state.row + self._global_rows)
+        return batch, LoaderState(state.epoch, number, row)
 
     def _position(self, state: LoaderState) -> tuple[_Epoch, int]:
         """The order of the state's epoch, and how many of its rows are used up."""
         if self._epoch is None or self._epoch.number != state.epoch:
             self._epoch = self._plan(state.epoch)
         epoch = self._epoch
-        inside = 0 <= state.block < len(epoch.blocks) and 0 <= state.row < epoch.size(state.block)
+        inside = 0 <= state.block < epoch.blocks and 0 <= state.row < epoch.size(state.block)
         if state.epoch < 0 or not inside:
             raise DataError(
                 f"{state} does not fit {self._rows} training rows in blocks of"
-                f" {self._block_rows} (data.shuffle_block_rows)"
+                f" {len(self._buffer_RW)} (data.shuffle_block_rows)"
             )
         return epoch, int(epoch.starts[state.block]) + state.row
 
     def _plan(self, number: int) -> _Epoch:
-        count = -(-self._rows // self._block_rows)
-        blocks = self._order(count, number, "blocks")
-        sizes = np.full(count, self._block_rows, np.int64)
-        sizes[blocks == count - 1] = self._rows - (count - 1) * self._block_rows
-        return _Epoch(number, blocks, np.concatenate([[0], np.cumsum(sizes)]))
+        count = -(-self._rows // self._run_rows)
+        runs = self._order(count, number, "runs")
+        sizes = np.full(count, self._run_rows, np.int64)
+        sizes[runs == count - 1] = self._rows - (count - 1) * self._run_rows
+        block_sizes = np.add.reduceat(sizes, np.arange(0, count, self._runs_per_block))
+        return _Epoch(number, runs, np.concatenate([[0], np.cumsum(block_sizes)]))
 
-    def _load(self, epoch: _Epoch, place: int) -> _Block:
+    def _load(self, epoch: _Epoch, number: int) -> _Block:
         block = self._block
-        if block is None or (block.epoch, block.place) != (epoch.number, place):
-            first = int(epoch.blocks[place]) * self._block_rows
-            size = epoch.size(place)
-            self._block = None
-            self._shards.copy_into(range(first, first + size), self._buffer_RW)
-            order_R = self._order(size, epoch.number, int(epoch.blocks[place]))
-            block = self._block = _Block(epoch.number, place, self._buffer_RW, order_R)
+        if block is None or (block.epoch, block.number) != (epoch.number, number):
+            self._block = None  # its records are overwritten now
+            first_run = number * self._runs_per_block
+            at = 0
+            for run in epoch.runs[first_run : first_run + self._runs_per_block].tolist():
+                first = run * self._run_rows
+                rows = range(first, min(first + self._run_rows, self._rows))
+                self._shards.copy_into(rows, self._buffer_RW[at:])
+                at += len(rows)
+            order_R = self._order(at, epoch.number, number)
+            block = self._block = _Block(epoch.number, number, self._buffer_RW, order_R)
         return block
 
     def _order(self, count: int, epoch: int, name: str | int) -> npt.NDArray[np.uint32]:

@@ -36,7 +36,7 @@ def test_all_figures_are_measured_and_stand_on_one_page(tmp_path, monkeypatch):
         repeats=1,
         options=OPTIONS,
         profile=profile.builtin("criteo_kaggle"),
-        block_rows=4096,
+        loader=prepare.LoaderSizes(block_rows=4096, read_rows=512),
         folder=tmp_path / "made",
     )
     notes = []

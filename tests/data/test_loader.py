@@ -29,7 +29,8 @@ def shards(folder, records):
 
 
 def make_loader(shards, **options):
-    defaults = {"batch_size": 16, "seed": 3, "shuffle": True, "shuffle_block_rows": 100}
+    defaults = {"batch_size": 16, "seed": 3, "shuffle": True}
+    defaults |= {"shuffle_block_rows": 100, "shuffle_read_rows": 25}
     return Loader(shards, **{**defaults, **options})
 
 
@@ -95,15 +96,16 @@ def test_an_epoch_gives_every_row_once_and_drops_what_fills_no_batch(
 @given(
     batch_size=st.integers(1, 130),
     block_rows=st.integers(1, 300),
+    read_rows=st.integers(1, 400),
     shuffle=st.booleans(),
     seed=st.integers(0, 2**63 - 1),
     data=st.data(),
 )
 def test_resuming_anywhere_goes_on_as_if_unbroken(
-    shards, batch_size, block_rows, shuffle, seed, data
+    shards, batch_size, block_rows, read_rows, shuffle, seed, data
 ):
     options = {"batch_size": batch_size, "shuffle_block_rows": block_rows}
-    options |= {"shuffle": shuffle, "seed": seed}
+    options |= {"shuffle_read_rows": read_rows, "shuffle": shuffle, "seed": seed}
     loader = make_loader(shards, **options)
     steps = min(40, 2 * loader.steps_per_epoch + 1)
     first_step = data.draw(st.integers(0, 2 * loader.steps_per_epoch))
@@ -163,17 +165,17 @@ def test_order_depends_on_seed_and_epoch_only(shards, block_rows):
     assert np.array_equal(later.ids_FB[0], second[:16])
 
 
-def test_blocks_are_shuffled_and_so_are_their_rows(shards):
-    loader = make_loader(shards, batch_size=100, shuffle_block_rows=100)
-    batches, states = walk(loader, START, 10)
-    blocks = []
-    for batch, state in zip(batches[:5], states, strict=False):
-        rows = batch.ids_FB[0]
-        if state.row == 0 and len(set(rows // 100)) == 1:
-            assert not np.array_equal(rows, np.sort(rows))
-            blocks.append(rows[0] // 100)
-    assert len(blocks) >= 2
-    assert blocks != sorted(blocks)
+def test_a_block_is_made_of_whole_runs_from_everywhere(shards):
+    loader = make_loader(shards, batch_size=10, shuffle_block_rows=300, shuffle_read_rows=30)
+    batches, states = walk(loader, START, 30)
+    assert any(state.block == 1 for state in states)
+    first = [batch for batch, state in zip(batches, states, strict=False) if state.block == 0]
+    rows = rows_of(first)
+    runs = sorted(set((rows // 30).tolist()))
+    assert len(runs) == 10
+    assert runs != list(range(runs[0], runs[0] + 10))
+    # The rows of ten runs meet in every batch of ten.
+    assert np.mean([len(set((batch.ids_FB[0] // 30).tolist())) for batch in batches]) > 5
 
 
 def test_without_shuffling_rows_come_in_file_order(shards):
@@ -188,7 +190,7 @@ def test_the_order_is_the_same_on_every_machine(shards):
     # Written down once: a change here changes every training run.
     loader = make_loader(shards, batch_size=8)
     batch, state = loader.read(START)
-    assert batch.ids_FB[0].tolist() == [420, 467, 460, 443, 479, 497, 430, 480]
+    assert batch.ids_FB[0].tolist() == [192, 262, 191, 300, 189, 312, 321, 318]
     assert state == LoaderState(0, 0, 8)
     assert permutation(1, 10).tolist() == [9, 0, 5, 4, 8, 1, 2, 6, 7, 3]
 
