@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 class DlrmError(Exception):
     """An error with a message for a person and an exit code for the shell."""
 
-    exit_code = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED
 
 
 class ConfigError(DlrmError):
@@ -58,3 +58,11 @@ class InterruptedRunError(DlrmError):
     """Ctrl-C was received."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class RunFailedError(DlrmError):
+    """A run ended early, for a reason its ranks have told; carries their exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
