@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from dlrm_hybrid.bench.machine import Machine
 from dlrm_hybrid.bench.prepare_run import Memory, PrepareRun, run_prepare, watch_prepare
 from dlrm_hybrid.bench.table import Row, render, section, spread
 from dlrm_hybrid.data import synthetic
@@ -18,6 +17,7 @@ from dlrm_hybrid.data.loader import Loader, LoaderState
 from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.data.profile import Profile
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.telemetry.machine import Machine
 
 KAGGLE_ROWS = 45_840_617
 PARTS = (4, 2, 1)  # the file, and how memory grows up to it

@@ -18,7 +18,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.bench.machine import Machine
 from dlrm_hybrid.bench.plain_dlrm import PlainBatch, PlainDlrm, PlainTraining, RowDataset
 from dlrm_hybrid.bench.plain_dlrm import plain_loader as loader_of_plain
 from dlrm_hybrid.bench.random_rows import RandomRows, draw_rows, write_shards
@@ -31,6 +30,7 @@ from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import Trainer
+from dlrm_hybrid.telemetry.machine import Machine
 
 LR = 0.1
 SEED = 0

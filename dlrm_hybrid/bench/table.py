@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from dlrm_hybrid.bench.machine import Machine
+from dlrm_hybrid.telemetry.machine import Machine
 
 Cell = str | int | float | None
 Row = Mapping[str, Cell]

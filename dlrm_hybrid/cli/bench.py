@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dlrm_hybrid.bench.machine import describe
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.types import ExitCode, ResourceError
 
 

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.bench.machine import describe
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.config.identity import config_hash, differences
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.types import ConfigError, ResourceError

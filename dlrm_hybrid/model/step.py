@@ -5,7 +5,6 @@ Shapes: B batch, I integer features, F tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -15,7 +14,6 @@ from torch.nn import functional
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
-from dlrm_hybrid.types import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Trainer:
         return StepResult(loss.detach(), correct)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views of all weights and optimizer states by unique names, for checkpoints."""
+        """Views of all weights and optimizer states by unique names; copying into one resumes."""
         embeddings = self.model.embeddings
         return {
             **{name: weight.detach() for name, weight in self._weights.items()},
@@ -78,28 +76,6 @@ class Trainer:
             **embeddings.weights(),
             **embeddings.optimizer_state(),
         }
-
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` once returned, bit for bit.
-
-        Raises:
-            DataError: names, shapes or types differ from this model's.
-        """
-        own = self.tensors()
-        if different := sorted(own.keys() ^ saved.keys()):
-            raise DataError(
-                f"the checkpoint is of another model or optimizer: {', '.join(different[:5])}"
-                f" {'are' if len(different) > 1 else 'is'} on one side only"
-            )
-        for name, tensor in own.items():
-            other = saved[name]
-            if other.shape != tensor.shape or other.dtype != tensor.dtype:
-                raise DataError(
-                    f"the checkpoint is of another model: {name} is {tuple(other.shape)}"
-                    f" {other.dtype}, expected {tuple(tensor.shape)} {tensor.dtype}"
-                )
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
 
 
 def _keep_freed_memory() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dlrm_hybrid.bench import machine, prepare, prepare_run
+from dlrm_hybrid.bench import prepare, prepare_run
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareOptions
+from dlrm_hybrid.telemetry import machine
 from dlrm_hybrid.types import DataError
 
 OPTIONS = PrepareOptions(

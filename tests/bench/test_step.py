@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlrm_hybrid.bench.machine import describe
 from dlrm_hybrid.bench.plain_dlrm import RowDataset, plain_loader
 from dlrm_hybrid.bench.random_rows import draw_rows, write_shards
 from dlrm_hybrid.bench.step import Case, StepBench, StepRow, criteo_bench, measure_step, step_page
@@ -11,6 +10,7 @@ from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.telemetry.machine import describe
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 8, 4), top=(8, 1), table_rows=tuple(range(1, 27)))
 

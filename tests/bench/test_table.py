@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from dlrm_hybrid.bench import machine, table
+from dlrm_hybrid.bench import table
+from dlrm_hybrid.telemetry import machine
 
 ROWS = [
     {"what": "one|two", "rows": 45_800_000, "seconds": 1.23456, "peak": None},
@@ -52,7 +53,7 @@ def test_description_is_frozen_and_loads_no_torch():
     with pytest.raises(dataclasses.FrozenInstanceError):
         here.cores = 0  # pyright: ignore[reportAttributeAccessIssue]
     code = (
-        "import sys; from dlrm_hybrid.bench.machine import describe; describe();"
+        "import sys; from dlrm_hybrid.telemetry.machine import describe; describe();"
         " sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""The machine a benchmark ran on, as far as it explains the figures."""
+"""The machine a run or a benchmark is on, as far as it explains the figures."""
 
 from __future__ import annotations
 
