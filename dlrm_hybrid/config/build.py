@@ -17,6 +17,9 @@ from dlrm_hybrid.data.synthetic import raw_name
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
 PROFILE = "criteo_kaggle"
+# Below these one process is faster: two workers take a second to start.
+SMALL_RAW_BYTES = 256_000_000
+SMALL_ROWS = 1_000_000
 
 
 def semantics(config: Config) -> Semantics:
@@ -38,9 +41,19 @@ def prepare_options(config: Config) -> PrepareOptions:
     return PrepareOptions(
         semantics=semantics(config),
         max_bad_rows=data.max_bad_rows,
-        processes=data.processes or len(os.sched_getaffinity(0)),
+        processes=data.processes or _processes(config),
         block_bytes=data.block_bytes,
     )
+
+
+def _processes(config: Config) -> int:
+    """One worker per core, or none for files that are done before workers have started."""
+    if config.data.name == "synthetic":
+        small = (config.data.rows or 0) < SMALL_ROWS
+    else:
+        sizes = [path.stat().st_size for path in raw_paths(config) if path.is_file()]
+        small = sum(sizes) < SMALL_RAW_BYTES
+    return 1 if small else len(os.sched_getaffinity(0))
 
 
 def profile() -> Profile:
