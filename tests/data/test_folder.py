@@ -106,6 +106,15 @@ def test_two_at_a_time_do_not_meet(tmp_path: Path, raw: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_run_left_is_gone_before_work_begins(tmp_path: Path) -> None:
+    leftover = tmp_path / "out.partial" / "spill-0"
+    leftover.mkdir(parents=True)
+    (leftover / "C01.bin").write_bytes(bytes(1000))
+    (tmp_path / "out.partial" / "file").touch()
+    with folder.partial(tmp_path / "out") as held:
+        assert set(held.folder.iterdir()) == {held.result, held.spill.folder}
+
+
 def test_too_little_space_is_told_before_any_work(
     tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import prepare_child
 import pytest
+import worker_tasks
 from criteo_rows import everything, make_lines, run_prepare
 
 from dlrm_hybrid.types import ExitCode
@@ -56,6 +57,17 @@ def wait_until_gone(pids: list[int]) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, f"still alive: {pids}"
         os.sched_yield()
+
+
+def test_busy_workers_die_with_their_parent() -> None:
+    process = subprocess.Popen(
+        [sys.executable, worker_tasks.__file__], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    workers = [int(process.stdout.readline()) for _ in range(2)]
+    process.kill()
+    process.communicate(timeout=DEADLINE_SECONDS)
+    wait_until_gone(workers)
 
 
 @pytest.mark.parametrize("stage", ["parse", "assemble"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
-from dlrm_hybrid.data.workers import Report
+from dlrm_hybrid.data.workers import Report, Workers
 from dlrm_hybrid.types import DataError
 
 
@@ -40,6 +41,26 @@ def fail(task: str, report: Report) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hang(task: int, report: Report) -> None:
+    report(os.getpid())
+    signal.pause()
+
+
 def dispatch(task: tuple[str, object], report: Report) -> object:
     name, argument = task
     return globals()[name](argument, report)
+
+
+def main() -> None:
+    """Keep two workers busy for ever; write their process ids."""
+
+    def show(pid: int) -> None:
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+    with Workers(2) as workers:
+        list(workers.run(hang, [0, 1], show, window=2, queued=1))
+
+
+if __name__ == "__main__":
+    main()
