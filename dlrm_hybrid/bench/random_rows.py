@@ -69,7 +69,6 @@ def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) ->
         vocabulary_xxh3="",
         bad_rows=0,
         zero_keys=0,
-        teacher=None,
     )
     manifests.write(folder, manifest)
 

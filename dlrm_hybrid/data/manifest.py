@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -69,7 +68,6 @@ class Manifest:
         vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the 26 vocabulary files.
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
-        teacher: `{"log_loss": …, "auc": …}` of the generator on each part, for synthetic rows.
     """
 
     format: int
@@ -81,7 +79,6 @@ class Manifest:
     vocabulary_xxh3: str
     bad_rows: int
     zero_keys: int
-    teacher: Mapping[str, Any] | None
 
     @property
     def rows(self) -> int:

@@ -9,10 +9,9 @@ result depends on the raw bytes and `Semantics` only, on no block size and no nu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -72,12 +71,8 @@ def prepare(
     output: Path,
     options: PrepareOptions,
     progress: Progress,
-    teacher: Mapping[str, Any] | None = None,
 ) -> PrepareResult:
     """Turn raw files into a folder of shards, or find that they are there already.
-
-    Args:
-        teacher: kept in the manifest as it is.
 
     Raises:
         ConfigError: the days do not fit the files.
@@ -87,7 +82,7 @@ def prepare(
     started = time.perf_counter()
     _check(raw, options)
     sources = tuple(reader.describe(path) for path in raw)
-    request = folder.Request(options.semantics, sources, teacher)
+    request = folder.Request(options.semantics, sources)
     found = folder.current(output, request)
     if found is None:
         with folder.disk_errors(output), folder.partial(output) as partial:
@@ -132,7 +127,6 @@ def _make(
         vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(column.digest for column in columns)),
         bad_rows=ingested.bad_rows,
         zero_keys=ingested.zero_keys,
-        teacher=request.teacher,
     )
     manifest.write(partial.result, made)
     partial.publish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,25 +14,18 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
+from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.types import DlrmError, ResourceError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Report = Callable[[int], None]  # rows finished since the last call
-_PR_SET_PDEATHSIG = 1
 _JOIN_SECONDS = 10
-
-
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that happens."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it ended before the line above
-        os._exit(1)
 
 
 def _serve(connection: Connection, parent_pid: int) -> None:
     """Body of a worker: tasks in, reports and results out, until the parent hangs up."""
-    _die_with(parent_pid)
+    die_with_parent(parent_pid)
 
     def report(rows: int) -> None:
         connection.send(("report", None, rows))

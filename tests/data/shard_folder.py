@@ -57,7 +57,6 @@ def write_folder(
         vocabulary_xxh3="0",
         bad_rows=0,
         zero_keys=0,
-        teacher=None,
     )
     manifests.write(folder, manifest)
     return records
