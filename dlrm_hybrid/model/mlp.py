@@ -81,7 +81,7 @@ class Layer(nn.Module):
 
 @final
 class Mlp(nn.Module):
-    """Layers `1`, `2`, …: x_BN float32 → float32 (B, widths[-1]), ReLU after every layer.
+    """Layers `1`, `2`, … or some of them: x_BN float32 → float32 (B, M), each with ReLU.
 
     In bfloat16 the last layer still multiplies in float32: it is small, slower in bfloat16, and
     its output would keep but three digits.
@@ -90,18 +90,28 @@ class Mlp(nn.Module):
         widths: of the input and of every layer.
         relu_last: whether ReLU follows the last layer too.
         precision: type of the products of all layers but the last.
+        layers: numbers of consecutive layers to hold; None for all. Each keeps the name and the
+            type that it has in the whole.
     """
 
-    def __init__(self, widths: tuple[int, ...], *, relu_last: bool, precision: Precision) -> None:
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        *,
+        relu_last: bool,
+        precision: Precision,
+        layers: range | None = None,
+    ) -> None:
         super().__init__()
-        layers = [Layer(*pair) for pair in zip(widths, widths[1:], strict=False)]
+        last = len(widths) - 1
+        layers = range(1, last + 1) if layers is None else layers
         hidden = torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float32
-        self._kinds = (
-            *(_Kind(hidden, relu=True) for _ in layers[:-1]),
-            _Kind(torch.float32, relu_last),
+        self._kinds = tuple(
+            _Kind(torch.float32, relu_last) if number == last else _Kind(hidden, relu=True)
+            for number in layers
         )
-        for number, layer in enumerate(layers, start=1):
-            self.add_module(str(number), layer)
+        for number in layers:
+            self.add_module(str(number), Layer(widths[number - 1], widths[number]))
         self._flat = tuple(self.parameters())
 
     def forward(self, x_BN: Tensor) -> Tensor:
