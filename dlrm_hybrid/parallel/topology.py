@@ -1,0 +1,212 @@
+"""Who is who: ranks of trainers, stages and servers, and the server of every dense tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from dlrm_hybrid.types import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRole:
+    """A rank that computes one stage of one trainer."""
+
+    trainer: int
+    stage: int
+
+    @property
+    def name(self) -> str:
+        """`worker-<trainer>.<stage>`."""
+        return f"worker-{self.trainer}.{self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRole:
+    """A rank that owns dense tensors."""
+
+    index: int
+
+    @property
+    def name(self) -> str:
+        """`server-<index>`."""
+        return f"server-{self.index}"
+
+
+Role = WorkerRole | ServerRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Ranks of all roles: worker (t, w) is `t * stages + w`, the servers follow.
+
+    Attributes:
+        trainers: T, replicas of the dense model.
+        stages: W, parts of each replica; boundary b lies between stages b and b + 1.
+        servers: S; 0 with one trainer only, whose workers then apply their own optimizer.
+        interaction_stage: the stage that holds the interaction, and with it the tables.
+
+    Raises:
+        ConfigError: a count is impossible; the message names its key.
+    """
+
+    trainers: int
+    stages: int
+    servers: int
+    interaction_stage: int
+
+    def __post_init__(self) -> None:
+        faults: list[str] = []
+        if self.trainers < 1:
+            faults.append(f"parallel.trainers: {self.trainers} must be at least 1")
+        if self.stages < 1:
+            faults.append(f"parallel.cuts: {self.stages} stages, at least 1 is needed")
+        elif not 0 <= self.interaction_stage < self.stages:
+            faults.append(
+                f"parallel.cuts: the interaction is in stage {self.interaction_stage} "
+                f"of {self.stages}"
+            )
+        if self.servers < 0:
+            faults.append(f"parallel.servers: {self.servers} must be at least 0")
+        if self.servers == 0 and self.trainers > 1:
+            faults.append(
+                f"parallel.servers: 0 is for one trainer, parallel.trainers is {self.trainers}"
+            )
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all trainers; the rank of the first server."""
+        return self.trainers * self.stages
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.num_workers + self.servers
+
+    def worker(self, trainer: int, stage: int) -> int:
+        """Rank of a worker; ValueError if there is none."""
+        if not (0 <= trainer < self.trainers and 0 <= stage < self.stages):
+            raise ValueError(f"no worker {trainer}.{stage} in {self}")
+        return trainer * self.stages + stage
+
+    def server(self, index: int) -> int:
+        """Rank of a server; ValueError if there is none."""
+        if not 0 <= index < self.servers:
+            raise ValueError(f"no server {index} in {self}")
+        return self.num_workers + index
+
+    def role(self, rank: int) -> Role:
+        """What a rank does; ValueError if there is no such rank."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"no rank {rank} in {self}")
+        if rank < self.num_workers:
+            return WorkerRole(*divmod(rank, self.stages))
+        return ServerRole(rank - self.num_workers)
+
+    def name(self, rank: int) -> str:
+        """`worker-0.2` or `server-1`."""
+        return self.role(rank).name
+
+    def previous(self, rank: int) -> int | None:
+        """The worker that sends activations to `rank`; None at the first stage."""
+        return rank - 1 if self._worker_role(rank).stage > 0 else None
+
+    def next(self, rank: int) -> int | None:
+        """The worker that `rank` sends activations to; None at the last stage."""
+        return rank + 1 if self._worker_role(rank).stage < self.stages - 1 else None
+
+    def stage_group(self, stage: int) -> tuple[int, ...]:
+        """Workers of one stage, in trainer order."""
+        return tuple(self.worker(trainer, stage) for trainer in range(self.trainers))
+
+    @property
+    def interaction_group(self) -> tuple[int, ...]:
+        """Workers that share the tables, in trainer order."""
+        return self.stage_group(self.interaction_stage)
+
+    @property
+    def server_group(self) -> tuple[int, ...]:
+        """All servers."""
+        return tuple(range(self.num_workers, self.size))
+
+    def _worker_role(self, rank: int) -> WorkerRole:
+        role = self.role(rank)
+        if isinstance(role, ServerRole):
+            raise ValueError(f"{role.name} has no stage")
+        return role
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """Where a dense parameter is computed and who owns it.
+
+    Attributes:
+        id: its number on the wire, position of its name in `ModelSpec.dense_shapes()`.
+        name: `bottom.1.weight`.
+        shape: of its elements, float32.
+        stage: that computes with it.
+        server: that owns it, counted from 0; 0 without servers.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    stage: int
+    server: int
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size as float32."""
+        return 4 * self.count
+
+
+def lay_out(
+    shapes: Mapping[str, tuple[int, ...]], stage_of: Mapping[str, int], servers: int
+) -> tuple[DenseTensor, ...]:
+    """Every dense parameter with its stage and its server, in the order of `shapes`.
+
+    Args:
+        shapes: `ModelSpec.dense_shapes()`.
+        stage_of: the stage of every parameter.
+        servers: S; 0 leaves all tensors to the worker itself.
+
+    Raises:
+        ConfigError: a server would own nothing.
+    """
+    sizes_bytes = {name: 4 * prod(shape) for name, shape in shapes.items()}
+    owner = place(sizes_bytes, servers) if servers > 0 else dict.fromkeys(shapes, 0)
+    return tuple(
+        DenseTensor(id=number, name=name, shape=shape, stage=stage_of[name], server=owner[name])
+        for number, (name, shape) in enumerate(shapes.items())
+    )
+
+
+def place(sizes_bytes: Mapping[str, int], servers: int) -> dict[str, int]:
+    """A server for every tensor, so that no two differ by more bytes than the largest tensor.
+
+    Largest first, ties by name, each to the server with the least so far (Graham, 1969: at most
+    4/3 of the best possible maximum).
+
+    Raises:
+        ConfigError: a server would own nothing.
+    """
+    if not 1 <= servers <= len(sizes_bytes):
+        raise ConfigError(
+            f"parallel.servers: {servers} servers for {len(sizes_bytes)} dense tensors; "
+            "each must own at least one"
+        )
+    loads = [(0, 0, server) for server in range(servers)]  # bytes, tensors, server
+    owner: dict[str, int] = {}
+    for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
+        load_bytes, tensors, server = min(loads)
+        loads[server] = (load_bytes + sizes_bytes[name], tensors + 1, server)
+        owner[name] = server
+    return {name: owner[name] for name in sizes_bytes}

@@ -1,0 +1,126 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.parallel.topology import ServerRole, Topology, WorkerRole, lay_out, place
+from dlrm_hybrid.types import ConfigError
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    trainers = draw(st.integers(1, 6))
+    stages = draw(st.integers(1, 8))
+    return Topology(
+        trainers=trainers,
+        stages=stages,
+        servers=draw(st.integers(0 if trainers == 1 else 1, 5)),
+        interaction_stage=draw(st.integers(0, stages - 1)),
+    )
+
+
+@given(topologies())
+def test_every_rank_has_one_role_and_one_name(topology: Topology):
+    ranks = range(topology.size)
+    roles = [topology.role(rank) for rank in ranks]
+    assert len(set(roles)) == len({topology.name(rank) for rank in ranks}) == topology.size
+    for rank, role in zip(ranks, roles, strict=True):
+        match role:
+            case WorkerRole(trainer, stage):
+                assert topology.worker(trainer, stage) == rank < topology.num_workers
+            case ServerRole(index):
+                assert topology.server(index) == rank >= topology.num_workers
+
+
+@given(topologies())
+def test_groups_hold_every_rank_once_in_trainer_order(topology: Topology):
+    groups = [topology.stage_group(stage) for stage in range(topology.stages)]
+    ranks = [*(rank for group in groups for rank in group), *topology.server_group]
+    assert sorted(ranks) == list(range(topology.size))
+    for stage, group in enumerate(groups):
+        roles = [WorkerRole(trainer, stage) for trainer in range(topology.trainers)]
+        assert [topology.role(rank) for rank in group] == roles
+    assert topology.interaction_group == groups[topology.interaction_stage]
+
+
+@given(topologies())
+def test_neighbours_are_the_stages_beside_in_the_same_trainer(topology: Topology):
+    for trainer in range(topology.trainers):
+        chain = [topology.worker(trainer, stage) for stage in range(topology.stages)]
+        assert [topology.previous(rank) for rank in chain] == [None, *chain[:-1]]
+        assert [topology.next(rank) for rank in chain] == [*chain[1:], None]
+
+
+def test_the_default_layout():
+    topology = Topology(trainers=2, stages=3, servers=1, interaction_stage=1)
+    names = [topology.name(rank) for rank in range(topology.size)]
+    assert names == [
+        *("worker-0.0", "worker-0.1", "worker-0.2"),
+        *("worker-1.0", "worker-1.1", "worker-1.2"),
+        "server-0",
+    ]
+    assert topology.interaction_group == (1, 4)
+    with pytest.raises(ValueError, match="no rank 7"):
+        topology.role(7)
+    with pytest.raises(ValueError, match=r"server-0 has no stage"):
+        topology.next(6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((0, 1, 1, 0), "parallel.trainers: 0"),
+        ((1, 0, 1, 0), "parallel.cuts: 0"),
+        ((1, 2, 1, 2), "parallel.cuts: the interaction"),
+        ((1, 1, -1, 0), "parallel.servers: -1"),
+        ((2, 1, 0, 0), "parallel.servers: 0 is for one trainer, parallel.trainers is 2"),
+    ],
+)
+def test_impossible_counts_are_refused(counts: tuple[int, int, int, int], message: str):
+    trainers, stages, servers, interaction_stage = counts
+    with pytest.raises(ConfigError, match=message):
+        Topology(
+            trainers=trainers,
+            stages=stages,
+            servers=servers,
+            interaction_stage=interaction_stage,
+        )
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=4), st.integers(1, 1000), min_size=1),
+    st.data(),
+)
+def test_tensors_are_placed_once_and_in_balance(sizes_bytes: dict[str, int], data: st.DataObject):
+    servers = data.draw(st.integers(1, len(sizes_bytes)))
+    owner = place(sizes_bytes, servers)
+    assert list(owner) == list(sizes_bytes)
+    loads = [0] * servers
+    for name, server in owner.items():
+        loads[server] += sizes_bytes[name]
+    assert min(loads) > 0
+    assert max(loads) - min(loads) <= max(sizes_bytes.values())
+    backwards = dict(reversed(sizes_bytes.items()))
+    assert place(backwards, servers) == owner
+
+
+def test_ties_go_by_name():
+    assert place({"c": 4, "a": 4, "b": 4, "d": 9}, 2) == {"d": 0, "a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("servers", [0, 4])
+def test_servers_with_nothing_are_refused(servers: int):
+    with pytest.raises(ConfigError, match=rf"parallel\.servers: {servers} servers for 3"):
+        place({"a": 4, "b": 4, "c": 4}, servers)
+
+
+def test_a_layout_numbers_tensors_in_the_order_of_the_model():
+    shapes = {"bottom.1.weight": (4, 3), "bottom.1.bias": (4,), "top.1.weight": (5, 4)}
+    stage_of = {"bottom.1.weight": 0, "bottom.1.bias": 0, "top.1.weight": 1}
+    tensors = lay_out(shapes, stage_of, 2)
+    assert [(one.id, one.name, one.stage, one.server) for one in tensors] == [
+        (0, "bottom.1.weight", 0, 1),
+        (1, "bottom.1.bias", 0, 1),
+        (2, "top.1.weight", 1, 0),
+    ]
+    assert [one.num_bytes for one in tensors] == [48, 16, 80]
+    assert {one.server for one in lay_out(shapes, stage_of, 0)} == {0}
