@@ -25,8 +25,10 @@ from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoa
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.evaluation import evaluate
-from dlrm_hybrid.train.loop import Parts, Plan, Progress, train
+from dlrm_hybrid.train.loop import train
+from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.single import SingleLearner
 from dlrm_hybrid.types import DataError
 
 Report = Callable[[Event], None]
@@ -48,13 +50,17 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     with ExitStack() as stack:
         sink = stack.enter_context(closing(_sink(folder, config, report, progress.samples)))
         sink.write(_started(config, shards, plan, progress))
-        parts = Parts(
+        learner = SingleLearner(
             trainer=trainer,
             loader=loader,
             schedule=build_model.schedule(config, config.optimizer.lr, plan.steps),
             embedding_schedule=build_model.schedule(
                 config, config.embedding.lr or config.optimizer.lr, plan.steps
             ),
+        )
+        parts = Parts(
+            learn=learner.learn,
+            meet=lambda progress: _check(stop, progress),
             evaluate=lambda: evaluate(
                 trainer.model,
                 shards,
@@ -71,7 +77,6 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
             ),
             sink=sink,
             live=report,
-            check=stop.check,
         )
         progress = train(parts, plan, progress)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
@@ -163,13 +168,18 @@ def _sink(folder: Path, config: Config, report: Report, first_samples: int) -> S
     return Fanout(sinks)
 
 
+def _check(stop: StopWish, progress: Progress) -> Progress:
+    stop.check()
+    return progress
+
+
 def _started(config: Config, shards: Shards, plan: Plan, progress: Progress) -> Event:
     values = {
         "rank": 0,
         "role": "worker",
         "pid": os.getpid(),
         "steps_total": plan.steps,
-        "samples_per_step": config.train.batch_size,
+        "samples_per_step": plan.samples_per_step,
         "train_rows": len(shards.train_rows),
         "test_rows": len(shards.test_rows(config.data.test_part)),
     }

@@ -20,7 +20,7 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.supervisor import Outcome, Rank, run_ranks
-from dlrm_hybrid.types import ExitCode, RunFailedError
+from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError
 
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
 STATUS: dict[int, str] = {
@@ -33,6 +33,8 @@ STATUS: dict[int, str] = {
 
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
+    if request.config.parallel.name != "single":
+        raise ConfigError("parallel = hybrid: its ranks cannot be started yet; use parallel=single")
     terminal = Terminal()
     resume_from = run_folder.claim(request)
     run_folder.write_facts(request)

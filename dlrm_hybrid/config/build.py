@@ -7,8 +7,8 @@ import os
 from dataclasses import astuple
 from pathlib import Path
 
+from dlrm_hybrid.config.rules import raw_files
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import raw_files
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.data.profile import Profile, builtin

@@ -13,7 +13,7 @@ from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.schedule import Constant, Linear, Schedule, WarmupDecay
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.train.loop import Plan
+from dlrm_hybrid.train.parts import Plan
 
 
 def limit_threads(config: Config) -> None:
@@ -79,6 +79,7 @@ def plan(config: Config, steps_per_epoch: int) -> Plan:
     steps = config.train.epochs * steps_per_epoch
     return Plan(
         steps=min(steps, config.train.steps or steps),
+        samples_per_step=config.parallel.trainers * config.train.batch_size,
         report_every=config.telemetry.every,
         evaluate_every=config.train.evaluate_every,
         checkpoint_every=config.checkpoint.every,

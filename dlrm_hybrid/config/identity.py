@@ -24,9 +24,15 @@ FREE = (
     "data.block_bytes",
     "data.parquet",
     "train.evaluate_every",
+    "network",
+    "parallel.world",
+    "sync.check_every",
 )
 # A new run from an old checkpoint may also be longer, or learn at another rate.
-FREE_IN_A_NEW_RUN = ("train.epochs", "train.steps", "optimizer", "embedding.lr")
+FREE_IN_A_NEW_RUN = (
+    *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
+    *("embedding.sharding", "embedding.comm_precision"),
+)
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
 
 

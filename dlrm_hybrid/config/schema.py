@@ -61,18 +61,51 @@ class ModelConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the model is spread over processes."""
+    """How the model is spread over trainers, pipeline stages and parameter servers."""
 
-    name: Literal["single"]
+    name: Literal["single", "hybrid"]
+    trainers: Annotated[int, Field(ge=1, le=1024)]
+    cuts: tuple[str, ...]
+    servers: Annotated[int, Field(ge=0, le=1024)]
+    world: Literal["processes", "in_process"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class SyncConfig:
+    """How old the weights may be that a step is computed with."""
+
+    name: Literal["sync", "bounded"]
+    staleness: Annotated[int, Field(ge=0, le=1024)]
+    check_every: Positive
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The order in which micro-batches pass through the stages."""
+
+    name: Literal["sequential", "gpipe", "one_f_one_b"]
+    microbatches: Annotated[int, Field(ge=1, le=1024)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class NetworkConfig:
+    """Where ranks listen and how long they wait for each other."""
+
+    name: Literal["host"]
+    bind: Path | None
+    keys: Path | None
+    patience_seconds: Rate
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class EmbeddingConfig:
-    """The optimizer fused into the backward pass of the embedding tables."""
+    """The optimizer fused into the tables' backward pass, and how trainers share the tables."""
 
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"]
     lr: Rate | None
     eps: Rate
+    sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
+    comm_precision: Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -156,8 +189,11 @@ class Config:
     data: DataConfig
     model: ModelConfig
     parallel: ParallelConfig
+    sync: SyncConfig
+    schedule: ScheduleConfig
     embedding: EmbeddingConfig
     optimizer: OptimizerConfig
+    network: NetworkConfig
     train: TrainConfig
     evaluate: EvaluateConfig
     checkpoint: CheckpointConfig

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError
-
-NUM_DENSE = 13
-
-Rule = Callable[[Config], Iterator[str]]
 
 
 def validate(values: Mapping[str, Any]) -> Config:
@@ -93,72 +90,3 @@ def _shown(value: Any) -> str:
     if value is None:
         return "null"
     return repr(value) if isinstance(value, str) else str(value)
-
-
-def raw_files(config: Config) -> tuple[str, ...]:
-    """`data.raw` as a list, whether one file or several were given."""
-    raw = config.data.raw
-    if raw is None:
-        return ()
-    return (raw,) if isinstance(raw, str) else raw
-
-
-def _data(config: Config) -> Iterator[str]:
-    data = config.data
-    if data.name == "synthetic":
-        for key in ("rows", "seed"):
-            if getattr(data, key) is None:
-                yield f"data.{key} = null: data=synthetic needs a number"
-        if data.raw is not None:
-            yield f"data.raw = {data.raw!r}: data=synthetic makes its own; use data=criteo_kaggle"
-    else:
-        for key in ("rows", "seed"):
-            if getattr(data, key) is not None:
-                yield f"data.{key} = {getattr(data, key)}: belongs to data=synthetic"
-        if data.prepared is None:
-            yield "data.prepared = null: data=criteo_kaggle needs a folder"
-    files = len(raw_files(config))
-    if data.day_split == "files" and files != data.days:
-        yield (
-            f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
-            f"it lists {files}"
-        )
-
-
-def _model(config: Config) -> Iterator[str]:
-    model = config.model
-    if model.bottom[0] != NUM_DENSE:
-        yield f"model.bottom[0] = {model.bottom[0]}: must be {NUM_DENSE}, the integer features"
-    if model.bottom[-1] != model.embedding_dim:
-        yield (
-            f"model.bottom[{len(model.bottom) - 1}] = {model.bottom[-1]}: must equal "
-            f"model.embedding_dim = {model.embedding_dim}, they meet in the dot interaction"
-        )
-    if model.top[-1] != 1:
-        yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
-
-
-def _optimizer(config: Config) -> Iterator[str]:
-    optimizer = config.optimizer
-    for key, owner in (("momentum", "momentum"), ("eps", "adagrad")):
-        value = getattr(optimizer, key)
-        if optimizer.name == owner and value is None:
-            yield f"optimizer.{key} = null: optimizer={owner} needs a number"
-        if optimizer.name != owner and value is not None:
-            yield f"optimizer.{key} = {value}: belongs to optimizer={owner}"
-    if optimizer.schedule == "warmup_decay":
-        if optimizer.decay_steps and optimizer.decay_start_step < optimizer.warmup_steps:
-            yield (
-                f"optimizer.decay_start_step = {optimizer.decay_start_step}: must not be less "
-                f"than optimizer.warmup_steps = {optimizer.warmup_steps}"
-            )
-        return
-    for key in ("warmup_steps", "decay_start_step", "decay_steps"):
-        if getattr(optimizer, key):
-            yield (
-                f"optimizer.{key} = {getattr(optimizer, key)}: "
-                f"belongs to optimizer.schedule=warmup_decay, not {optimizer.schedule}"
-            )
-
-
-RULES: tuple[Rule, ...] = (_data, _model, _optimizer)

@@ -96,3 +96,73 @@ def test_a_sweep_is_checked_value_by_value_before_it_starts() -> None:
 def test_help_is_left_to_hydra() -> None:
     assert asks_only(["--help"])
     assert not asks_only(["--cfg", "job"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.trainers=2"], "parallel.trainers = 2: belongs to parallel=hybrid"),
+        (["parallel.cuts=[top.1]"], "parallel.cuts = [top.1]: belongs to parallel=hybrid"),
+        (
+            ["parallel=hybrid", "parallel.servers=0"],
+            "parallel.servers = 0: parallel.trainers = 2 need a server to meet; "
+            "only one trainer can do without",
+        ),
+        (
+            ["parallel=hybrid", "parallel.cuts=[bottom.5]"],
+            "parallel.cuts = [bottom.5]: no layer bottom.5 to cut after; there are "
+            "bottom.1, bottom.2, bottom.3, bottom.4, top.1, top.2, top.3",
+        ),
+        (
+            ["parallel=hybrid", "parallel.cuts=[top.1,bottom.2]"],
+            "parallel.cuts = [top.1, bottom.2]: name each cut once, in the order of the layers",
+        ),
+        (
+            ["parallel=hybrid", "parallel.servers=17"],
+            "parallel.servers = 17: the model has only 16 dense tensors to own",
+        ),
+        (
+            ["parallel=hybrid", "schedule.microbatches=3"],
+            "schedule.microbatches = 3: must divide train.batch_size = 128",
+        ),
+        (["sync.staleness=2"], "sync.staleness = 2: belongs to sync=bounded"),
+        (["sync=bounded"], "sync = bounded: needs parallel.servers of 1 or more"),
+        (
+            ["embedding.sharding=row_wise"],
+            "embedding.sharding = 'row_wise': needs parallel.trainers of 2 or more",
+        ),
+        (
+            ["parallel=hybrid", "parallel.world=in_process", "embedding.comm_precision=float16"],
+            "embedding.comm_precision = 'float16': parallel.world=in_process has one set of tables",
+        ),
+        (
+            [
+                "parallel=hybrid",
+                "embedding.sharding=column_wise",
+                "embedding.optimizer=rowwise_adagrad",
+            ],
+            "embedding.sharding = 'column_wise': embedding.optimizer=rowwise_adagrad keeps one "
+            "number for each whole row",
+        ),
+        (
+            ["network.bind=10.0.0.1"],
+            "network.bind = '10.0.0.1': needs network.keys, a file of CURVE keys",
+        ),
+    ],
+)
+def test_impossible_layouts_are_refused_with_the_reason(overrides: list[str], message: str) -> None:
+    assert faults(*overrides) == [message]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "parallel=hybrid",
+        "parallel=hybrid sync=bounded sync.staleness=3",
+        "parallel=hybrid parallel.trainers=1 parallel.servers=0 parallel.cuts=[bottom.4,top.1]",
+        "parallel=hybrid schedule=one_f_one_b schedule.microbatches=4",
+        "parallel=hybrid embedding.sharding=row_wise embedding.comm_precision=bfloat16",
+    ],
+)
+def test_every_layout_holds(choice: str) -> None:
+    check(choice.split())

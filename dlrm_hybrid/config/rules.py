@@ -1,0 +1,161 @@
+"""What keys of several sections mean together; each rule yields one line for each fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from dlrm_hybrid.config.schema import Config
+
+NUM_DENSE = 13
+
+Rule = Callable[[Config], Iterator[str]]
+
+
+def raw_files(config: Config) -> tuple[str, ...]:
+    """`data.raw` as a list, whether one file or several were given."""
+    raw = config.data.raw
+    if raw is None:
+        return ()
+    return (raw,) if isinstance(raw, str) else raw
+
+
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.name == "synthetic":
+        for key in ("rows", "seed"):
+            if getattr(data, key) is None:
+                yield f"data.{key} = null: data=synthetic needs a number"
+        if data.raw is not None:
+            yield f"data.raw = {data.raw!r}: data=synthetic makes its own; use data=criteo_kaggle"
+    else:
+        for key in ("rows", "seed"):
+            if getattr(data, key) is not None:
+                yield f"data.{key} = {getattr(data, key)}: belongs to data=synthetic"
+        if data.prepared is None:
+            yield "data.prepared = null: data=criteo_kaggle needs a folder"
+    files = len(raw_files(config))
+    if data.day_split == "files" and files != data.days:
+        yield (
+            f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
+            f"it lists {files}"
+        )
+
+
+def _model(config: Config) -> Iterator[str]:
+    model = config.model
+    if model.bottom[0] != NUM_DENSE:
+        yield f"model.bottom[0] = {model.bottom[0]}: must be {NUM_DENSE}, the integer features"
+    if model.bottom[-1] != model.embedding_dim:
+        yield (
+            f"model.bottom[{len(model.bottom) - 1}] = {model.bottom[-1]}: must equal "
+            f"model.embedding_dim = {model.embedding_dim}, they meet in the dot interaction"
+        )
+    if model.top[-1] != 1:
+        yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
+
+
+def _optimizer(config: Config) -> Iterator[str]:
+    optimizer = config.optimizer
+    for key, owner in (("momentum", "momentum"), ("eps", "adagrad")):
+        value = getattr(optimizer, key)
+        if optimizer.name == owner and value is None:
+            yield f"optimizer.{key} = null: optimizer={owner} needs a number"
+        if optimizer.name != owner and value is not None:
+            yield f"optimizer.{key} = {value}: belongs to optimizer={owner}"
+    if optimizer.schedule == "warmup_decay":
+        if optimizer.decay_steps and optimizer.decay_start_step < optimizer.warmup_steps:
+            yield (
+                f"optimizer.decay_start_step = {optimizer.decay_start_step}: must not be less "
+                f"than optimizer.warmup_steps = {optimizer.warmup_steps}"
+            )
+        return
+    for key in ("warmup_steps", "decay_start_step", "decay_steps"):
+        if getattr(optimizer, key):
+            yield (
+                f"optimizer.{key} = {getattr(optimizer, key)}: "
+                f"belongs to optimizer.schedule=warmup_decay, not {optimizer.schedule}"
+            )
+
+
+def layer_cuts(config: Config) -> tuple[str, ...]:
+    """The names of all layers that a cut may follow, in the order of the forward pass."""
+    bottom = (f"bottom.{layer}" for layer in range(1, len(config.model.bottom)))
+    top = (f"top.{layer}" for layer in range(1, len(config.model.top)))
+    return (*bottom, *top)
+
+
+def _parallel(config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.name == "single":
+        if parallel.trainers != 1:
+            yield f"parallel.trainers = {parallel.trainers}: belongs to parallel=hybrid"
+        if parallel.cuts:
+            yield f"parallel.cuts = [{', '.join(parallel.cuts)}]: belongs to parallel=hybrid"
+        if parallel.servers:
+            yield f"parallel.servers = {parallel.servers}: belongs to parallel=hybrid"
+        return
+    if parallel.trainers > 1 and parallel.servers == 0:
+        yield (
+            f"parallel.servers = 0: parallel.trainers = {parallel.trainers} need a server to meet; "
+            "only one trainer can do without"
+        )
+    known = layer_cuts(config)
+    unknown = [cut for cut in parallel.cuts if cut not in known]
+    if unknown:
+        yield (
+            f"parallel.cuts = [{', '.join(parallel.cuts)}]: no layer {', '.join(unknown)} to cut "
+            f"after; there are {', '.join(known)}"
+        )
+    elif list(parallel.cuts) != sorted(set(parallel.cuts), key=known.index):
+        yield (
+            f"parallel.cuts = [{', '.join(parallel.cuts)}]: name each cut once, in the order of "
+            "the layers"
+        )
+    tensors = 2 * (len(config.model.bottom) - 1 + len(config.model.top))
+    if parallel.servers > tensors:
+        yield (
+            f"parallel.servers = {parallel.servers}: the model has only {tensors} dense tensors "
+            "to own"
+        )
+
+
+def _pipeline(config: Config) -> Iterator[str]:
+    microbatches, batch = config.schedule.microbatches, config.train.batch_size
+    if batch % microbatches:
+        yield (f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}")
+    if config.parallel.name == "single" and microbatches > 1:
+        yield f"schedule.microbatches = {microbatches}: belongs to parallel=hybrid"
+    staleness = config.sync.staleness
+    if config.sync.name == "sync" and staleness:
+        yield f"sync.staleness = {staleness}: belongs to sync=bounded"
+    if config.sync.name == "bounded" and not staleness:
+        yield "sync.staleness = 0: sync=bounded needs 1 or more; sync=sync is 0"
+    if config.sync.name == "bounded" and config.parallel.servers == 0:
+        yield "sync = bounded: needs parallel.servers of 1 or more"
+
+
+def _tables(config: Config) -> Iterator[str]:
+    embedding, parallel = config.embedding, config.parallel
+    kept = {"sharding": "table_wise", "comm_precision": "float32"}
+    for key, default in kept.items():
+        value = getattr(embedding, key)
+        if value == default:
+            continue
+        if parallel.trainers == 1:
+            yield f"embedding.{key} = {value!r}: needs parallel.trainers of 2 or more"
+        elif parallel.world == "in_process":
+            yield f"embedding.{key} = {value!r}: parallel.world=in_process has one set of tables"
+    if embedding.sharding == "column_wise" and embedding.optimizer == "rowwise_adagrad":
+        yield (
+            "embedding.sharding = 'column_wise': embedding.optimizer=rowwise_adagrad keeps one "
+            "number for each whole row"
+        )
+
+
+def _network(config: Config) -> Iterator[str]:
+    network = config.network
+    if network.bind is not None and network.keys is None:
+        yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
+
+
+RULES: tuple[Rule, ...] = (_data, _model, _optimizer, _parallel, _pipeline, _tables, _network)

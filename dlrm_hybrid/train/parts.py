@@ -1,0 +1,108 @@
+"""What a run is made of: how far it is, how far it goes, and the functions that do the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm_hybrid.data.loader import START, LoaderState
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.telemetry.sinks import Sink
+from dlrm_hybrid.train.checkpoint import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come; with the tensors, all that resuming needs.
+
+    Attributes:
+        step: steps done.
+        samples: rows learned from, of all trainers.
+        loader: where the next batch begins.
+        interval: sums since the last point of the loss curve.
+        evaluated_step: the step of the last evaluation on record, -1 before the first.
+    """
+
+    step: int = 0
+    samples: int = 0
+    loader: LoaderState = START
+    interval: Interval = Interval()
+    evaluated_step: int = -1
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
+        """Back from the JSON that `asdict` of this class became."""
+        parts: dict[str, Any] = {
+            "loader": LoaderState(**facts["loader"]),
+            "interval": Interval(**facts["interval"]),
+        }
+        return cls(**{**facts, **parts})
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What one step taught, as far as this process knows it: sums over its rows.
+
+    Attributes:
+        loss_sum: of the loss before the update; 0 where no loss is computed.
+        correct: rows on the right side of one half.
+        rows: that the sums are over; 0 where no loss is computed.
+        lr: of the dense parameters in this step.
+    """
+
+    loss_sum: float
+    correct: int
+    rows: int
+    lr: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Length of the run and what happens every so many steps; 0 is never.
+
+    Attributes:
+        steps: of the whole run, those before a resume included.
+        samples_per_step: rows of all trainers.
+    """
+
+    steps: int
+    samples_per_step: int
+    report_every: int
+    evaluate_every: int
+    checkpoint_every: int
+
+    def anything_due(self, step: int) -> bool:
+        """Whether anything falls due at this step, the end of the run included."""
+        periods = (self.report_every, self.evaluate_every, self.checkpoint_every)
+        return step >= self.steps or any(is_due(step, every) for every in periods)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        learn: makes the step with this number from the batch at this position; returns what it
+            taught and the position of the next batch.
+        meet: called before every step and at the end; may bring in what other processes know, and
+            raises when a signal has asked to stop.
+        evaluate: scores the model on the test part; None in a process that does not tell them.
+        save: writes a checkpoint with this progress; None in a process that does not tell it.
+        sink: takes the events on record.
+        live: takes what only a person at a terminal needs.
+    """
+
+    learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
+    meet: Callable[[Progress], Progress]
+    evaluate: Callable[[], BinaryScores | None]
+    save: Callable[[Progress], Saved | None]
+    sink: Sink
+    live: Callable[[Event], None]
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done every so many steps falls due at `step`; 0 is never."""
+    return every > 0 and step > 0 and step % every == 0
