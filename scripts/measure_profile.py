@@ -13,16 +13,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from dlrm_hybrid.data import calibrate, measure, profile, synthetic
+from dlrm_hybrid.data import calibrate, curves, measure, profile, synthetic
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import DlrmError
 
-# Columns (0 … 25) whose latent vectors the teacher multiplies: those where a few hundred rows of
-# an embedding table carry most rows, so that a model meets each pair of categories often.
-PAIRS = (
-    (5, 13), (13, 16), (16, 22), (5, 22), (0, 16), (7, 13),
-    (1, 22), (4, 5), (1, 13), (17, 22), (17, 5), (0, 22),
-)  # fmt: skip
+# Columns (0 … 25) whose latent vectors the teacher multiplies: small tables that carry most rows
+# in a few categories, so that a model meets each pair often enough to learn its product.
+PAIRS = ((5, 13), (13, 16), (16, 22), (5, 22), (24, 16), (19, 13))
 
 
 def main() -> int:
@@ -32,13 +29,13 @@ def main() -> int:
     parser.add_argument("--out", required=True, type=Path, help="the profile, JSON")
     parser.add_argument("--cardinalities", help="26 published numbers joined by '-'")
     parser.add_argument("--source", default="unnamed rows", help="what the rows are, in words")
-    parser.add_argument("--head-ranks", type=int, default=1000, help="ranks with own effects")
+    parser.add_argument("--head-ranks", type=int, default=64, help="ranks with own effects")
     parser.add_argument("--log-loss", type=float, default=0.45, help="of the teacher, nats")
     parser.add_argument(
         "--mixture",
         type=float,
         nargs=3,
-        default=(0.8, 1.0, 0.6),
+        default=(1.0, 0.8, 0.8),
         help="deviations of integer, categorical and interaction effects, up to a factor",
     )
     options = parser.parse_args()
@@ -60,7 +57,8 @@ def _measure(options: argparse.Namespace) -> profile.Profile:
     published = tuple(int(text) for text in (options.cardinalities or "").split("-") if text)
     if published and len(published) != len(known):
         raise DlrmError(f"--cardinalities: {len(published)} numbers, {len(known)} are needed")
-    tail = "extrapolated to the published cardinalities" if published else "as measured"
+    curve = "a Zipf-Mandelbrot curve up to the published cardinality, fitted to the categories seen"
+    tail = curve if published else "as measured"
     made = profile.Profile(
         format=profile.FORMAT,
         provenance={
@@ -68,8 +66,9 @@ def _measure(options: argparse.Namespace) -> profile.Profile:
             "rows": seen.rows,
             "clicks": seen.clicks,
             "categories_seen": known,
-            "tail": f"ranks seen fewer than 8 times: Zipf-Mandelbrot curve, {tail}",
+            "tail": f"ranks seen fewer than {curves.HEAD_COUNT} times: {tail}",
             "teacher": "made up; only its click rate is measured",
+            "integers": f"cut {curves.TAIL_ROWS} rows before both extremes",
         },
         click_rate=seen.clicks / seen.rows,
         cardinalities=published or known,

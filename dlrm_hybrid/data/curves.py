@@ -22,7 +22,7 @@ HEAD_COUNT = 8
 SINGLE_STEPS = 48
 STEP_RATIO = 1.07
 INTEGER_STEPS = 100
-TAIL_ROWS = 10  # no integer step, and no end of the range, rests on fewer rows
+TAIL_ROWS = 10  # an integer column's range ends this many rows before its extremes
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -35,6 +35,9 @@ class Steps:
     starts: tuple[int, ...]
     stop: int
     weights: tuple[int, ...]
+
+
+ONE_VALUE = Steps((0,), 1, (WEIGHT_ONE,))  # of a column that is always empty
 
 
 def whole_weights(shares: Floats) -> tuple[int, ...]:
@@ -53,6 +56,8 @@ def integer_steps(value_R: Integers, count_R: Integers) -> Steps:
         count_R: rows of each value.
     """
     total = int(count_R.sum())
+    if total == 0:
+        return ONE_VALUE
     reached_R = np.cumsum(count_R)
     tail = [total >> halvings for halvings in range(7, 64) if total >> halvings > TAIL_ROWS]
     ranks = [total * step // INTEGER_STEPS for step in range(1, INTEGER_STEPS)]
@@ -81,6 +86,8 @@ def rank_steps(count_R: Integers, support: int) -> Steps:
     if seen > support:
         raise ValueError(f"{seen} categories were seen, more than the published {support}")
     rows = int(count_R.sum())
+    if rows == 0:
+        return ONE_VALUE
     sorted_R = np.sort(count_R)[::-1]
     head = int(np.count_nonzero(sorted_R >= HEAD_COUNT)) if support > seen else seen
     share_R = sorted_R[:head] / rows

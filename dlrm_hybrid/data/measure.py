@@ -1,14 +1,15 @@
 """Count raw Criteo rows and make the aggregate profile that synthetic rows are drawn from.
 
 Only counts leave this module: no row, no category value. Memory grows with the distinct categories
-(12 bytes each), not with the rows.
+(16 bytes each), not with the rows.
 
-Shapes: R rows of a chunk, C = 39 columns, K distinct keys.
+Shapes: R rows of a block, C = 39 columns, K distinct keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +21,11 @@ import pandas as pd
 from dlrm_hybrid.data import curves
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
+from dlrm_hybrid.data.reader import Block, blocks, describe
 from dlrm_hybrid.types import DataError
 
-CHUNK_ROWS = 500_000
+BLOCK_BYTES = 1 << 26
+MIN_ROWS = 10_000  # fewer would show single rows
 _DIGIT = np.full(256, -1, np.int64)
 _DIGIT[list(b"0123456789abcdef")] = np.arange(16)
 Integers = npt.NDArray[np.int64]
@@ -51,20 +54,26 @@ def count(paths: Sequence[Path], progress: Callable[[int], None]) -> Counts:
     """Count all rows of the raw files; `progress` is called with the rows read so far.
 
     Raises:
-        DataError: a file cannot be read as 40 tab-separated columns; names it.
+        DataError: a file is damaged or holds other rows, or all files together hold fewer than
+            MIN_ROWS rows; names them.
     """
     width = NUM_COLUMNS - 1
     none = np.zeros(0, np.int64)
     seen = Counts(0, 0, np.zeros((width, width), np.int64), [none] * width, [none] * width)
     for path in paths:
+        describe(path)  # refuses what is not there
+    for block in blocks(paths, BLOCK_BYTES):
+        _check_columns(block, paths[block.file])
         try:
-            for columns in _chunks(path):
-                _add(seen, columns)
-                progress(seen.rows)
-        except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-            raise DataError(f"{path}: cannot be measured: {error}") from error
-    if seen.rows == 0:
-        raise DataError(f"{', '.join(str(path) for path in paths)}: no rows to measure")
+            _add(seen, _columns(block))
+        except ValueError as error:  # pandas' own errors are ValueErrors
+            last = block.first_line + block.lines - 1
+            where = f"{paths[block.file]}: lines {block.first_line} to {last}"
+            raise DataError(f"{where}: cannot be measured: {error}") from error
+        progress(seen.rows)
+    if seen.rows < MIN_ROWS:
+        names = ", ".join(str(path) for path in paths)
+        raise DataError(f"{names}: {seen.rows} rows; a profile needs at least {MIN_ROWS}")
     return seen
 
 
@@ -115,28 +124,37 @@ def _staircase(seen: Counts, column: int, steps: curves.Steps) -> Staircase:
     )
 
 
-def _chunks(path: Path) -> Iterator[list[Any]]:
-    """Chunks as 40 pandas columns each."""
+def _check_columns(block: Block, path: Path) -> None:
+    ends = np.flatnonzero(block.text == ord("\n"))
+    if len(ends) < block.lines:
+        ends = np.append(ends, len(block.text))
+    tabs = np.searchsorted(np.flatnonzero(block.text == ord("\t")), ends)
+    wrong = np.flatnonzero(np.diff(tabs, prepend=0) != NUM_COLUMNS - 1)
+    if len(wrong):
+        line = block.first_line + int(wrong[0])
+        raise DataError(f"{path}:{line}: not {NUM_COLUMNS} columns between tabs")
+
+
+def _columns(block: Block) -> list[Any]:
+    """The block as 40 pandas columns."""
     types: dict[int, str] = {0: "int8"}
     types |= dict.fromkeys(range(1, 1 + NUM_DENSE), "float64")
     types |= dict.fromkeys(range(1 + NUM_DENSE, NUM_COLUMNS), "str")
-    reader: Any = cast(Any, pd).read_csv(
-        path,
+    frame: Any = cast(Any, pd).read_csv(
+        io.BytesIO(block.text.tobytes()),
         sep="\t",
         header=None,
         names=list(types),
-        index_col=False,
         dtype=types,
         keep_default_na=False,
         na_values=[""],
-        chunksize=CHUNK_ROWS,
     )
-    with reader:
-        for chunk in reader:
-            yield [chunk[column] for column in range(NUM_COLUMNS)]
+    return [frame[column] for column in types]
 
 
 def _add(seen: Counts, columns: list[Any]) -> None:
+    if not columns[0].isin((0, 1)).all():
+        raise ValueError("a label is neither 0 nor 1")
     missing_RC = np.stack([column.isna().to_numpy() for column in columns[1:]], 1).astype(float)
     seen.rows += len(columns[0])
     seen.clicks += int(columns[0].sum())

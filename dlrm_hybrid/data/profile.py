@@ -186,5 +186,9 @@ def _check(profile: Profile, name: str) -> None:
             raise DataError(f"{name}: column {number}: weights must sum to {WEIGHT_ONE}")
         if not 0 <= column.missing <= WEIGHT_ONE:
             raise DataError(f"{name}: column {number}: missing must lie in 0 … {WEIGHT_ONE}")
+        if not 0 <= column.missing_with < NUM_DENSE + NUM_CATEGORICAL:
+            raise DataError(f"{name}: column {number}: missing_with is not a column")
+    if not all(0 <= column < NUM_CATEGORICAL for pair in profile.teacher.pairs for column in pair):
+        raise DataError(f"{name}: teacher.pairs must name columns 0 … {NUM_CATEGORICAL - 1}")
     if len(profile.teacher.logistic) != 16 * LOGISTIC_STEPS_PER_UNIT:
         raise DataError(f"{name}: teacher.logistic needs {16 * LOGISTIC_STEPS_PER_UNIT} entries")

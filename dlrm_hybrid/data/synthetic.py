@@ -76,11 +76,12 @@ def generate(
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     key, tables = row_key(seed), tables_of(profile)
     try:
-        with partial.open("wb", buffering=0) as file:
+        with partial.open("wb") as file:
             for first in range(0, rows, BLOCK_ROWS):
                 count = min(BLOCK_ROWS, rows - first)
                 file.write(encode(first, count, key, tables))
                 progress(first + count)
+            file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
