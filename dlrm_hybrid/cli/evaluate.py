@@ -14,7 +14,8 @@ from dlrm_hybrid.cli.train import best_reachable, tell_scores
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
+from dlrm_hybrid.train.rank import Rank
+from dlrm_hybrid.train.supervisor import run_ranks
 from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError
 
 EVALUATE_RANK = "dlrm_hybrid.cli.rank:evaluate_rank"

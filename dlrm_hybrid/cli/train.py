@@ -19,7 +19,8 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
 from dlrm_hybrid.train.checkpoint_folder import has_latest
-from dlrm_hybrid.train.supervisor import Outcome, Rank, run_ranks
+from dlrm_hybrid.train.rank import Rank
+from dlrm_hybrid.train.supervisor import Outcome, run_ranks
 from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError
 
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"

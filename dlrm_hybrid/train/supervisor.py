@@ -7,54 +7,24 @@ the others are ended.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
-from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.types import DlrmError, ExitCode
+from dlrm_hybrid.train.rank import READY, Rank, Report, run_rank
+from dlrm_hybrid.types import ExitCode
 
 PRELOAD = "dlrm_hybrid.train.preload"
-READY = b"ready"
-
-Report = Callable[[Event], None]
-Entry = Callable[[str, Report, StopWish], None]
-"""What a rank does: gets its argument, a function for its events and the wish of signals."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """One process to start.
-
-    Attributes:
-        index: its number in the run.
-        role: what it is called in messages and file names: `worker`.
-        argument: handed to the entry function.
-        log_folder: gets `<role>-<index>.log` with its output and `<role>-<index>.pid`.
-    """
-
-    index: int
-    role: str
-    argument: str
-    log_folder: Path
-
-    @property
-    def name(self) -> str:
-        """`worker-0`."""
-        return f"{self.role}-{self.index}"
+GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +113,7 @@ def _start(rank: Rank, entry: str) -> _Running:
     context.set_forkserver_preload([PRELOAD])
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_rank, args=(rank, entry, sender), name=rank.name)
+    process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
     process.start()
     sender.close()  # or the end of the rank would not end the connection
     return _Running(rank, process, receiver)
@@ -152,22 +122,37 @@ def _start(rank: Rank, entry: str) -> _Running:
 def _listen(running: Sequence[_Running], forwarder: _Forwarder, report: Report) -> Outcome:
     """Take messages until every rank has ended or one has failed."""
     open_ranks = {one.connection: one for one in running}
-    while open_ranks:
-        for ready in wait(list(open_ranks)):
-            one = open_ranks[ready]  # pyright: ignore[reportArgumentType]
+    failed: list[_Running] = []
+    deadline = math.inf
+    while open_ranks and time.monotonic() < deadline:
+        ready = wait(list(open_ranks), deadline - time.monotonic() if failed else None)
+        for connection in ready:
+            one = open_ranks[connection]  # pyright: ignore[reportArgumentType]
             try:
                 message = one.connection.recv_bytes()
             except EOFError:
                 del open_ranks[one.connection]
                 one.process.join()
                 if one.process.exitcode != ExitCode.DONE:
-                    return _failure(one)
+                    failed.append(one)
+                    # Ranks that lose a peer may say so before the kernel tells of its death.
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 continue
             if message == READY:
                 forwarder.ready(one)
             else:
                 _take(one, from_json(message), report)
-    return Outcome(ExitCode.DONE, "")
+    return _failure(min(failed, key=_blame)) if failed else Outcome(ExitCode.DONE, "")
+
+
+def _blame(one: _Running) -> int:
+    """Who is named for a failure: a killed rank before one with a reason of its own, and that
+    before those who only lost a peer; among equals the first.
+    """
+    code = one.process.exitcode
+    if one.failure is None:
+        return 0 if code is not None and code < 0 else 1
+    return 3 if one.failure.values["lost_peer"] else 2
 
 
 def _take(one: _Running, event: Event, report: Report) -> None:
@@ -197,43 +182,3 @@ def _end(running: Sequence[_Running]) -> None:
             one.process.kill()
         one.process.join()
         one.connection.close()
-
-
-def _run_rank(rank: Rank, entry: str, connection: Connection) -> None:
-    """What a rank does with its life."""
-    os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
-    die_with_parent(os.getppid())
-    _redirect_output(rank.log_folder / f"{rank.name}.log")
-    (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
-    stop = StopWish()
-    stop.install()
-    connection.send_bytes(READY)
-
-    def report(event: Event) -> None:
-        connection.send_bytes(event.to_json().encode())
-
-    code, message = ExitCode.DONE, ""
-    try:
-        module, _, name = entry.partition(":")
-        function: Entry = getattr(import_module(module), name)
-        function(rank.argument, report, stop)
-    except DlrmError as error:
-        code, message = error.exit_code, str(error)
-    except BaseException as error:
-        traceback.print_exc()
-        code = ExitCode.FAILED
-        message = (
-            f"{rank.role} (rank {rank.index}): {type(error).__name__}: {error}; "
-            f"see {rank.log_folder / f'{rank.name}.log'}"
-        )
-    if code is not ExitCode.DONE:
-        report(Event(Kind.FAILED, -1, time.time(), {"exit_code": code, "message": message}))
-    sys.exit(code)
-
-
-def _redirect_output(path: Path) -> None:
-    """Standard output and error of this process go to a file, those of libraries too."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for number in (1, 2):
-        os.dup2(descriptor, number)
-    os.close(descriptor)

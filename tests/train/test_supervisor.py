@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
+from dlrm_hybrid.train.supervisor import run_ranks
 from dlrm_hybrid.types import DataError, InterruptedRunError
 
 DEADLINE_SECONDS = 30.0

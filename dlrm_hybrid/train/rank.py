@@ -1,0 +1,88 @@
+"""A rank of a run: one process that is started, makes its part, and says how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.types import DlrmError, ExitCode, PeerLostError
+
+READY = b"ready"
+
+Report = Callable[[Event], None]
+Entry = Callable[[str, Report, StopWish], None]
+"""What a rank does: gets its argument, a function for its events and the wish of signals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process to start.
+
+    Attributes:
+        index: its number in the run.
+        role: what it is called in messages and file names: `worker`.
+        argument: handed to the entry function.
+        log_folder: gets `<role>-<index>.log` with its output and `<role>-<index>.pid`.
+    """
+
+    index: int
+    role: str
+    argument: str
+    log_folder: Path
+
+    @property
+    def name(self) -> str:
+        """`worker-0`."""
+        return f"{self.role}-{self.index}"
+
+
+def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
+    """What a rank does with its life."""
+    os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
+    die_with_parent(os.getppid())
+    _redirect_output(rank.log_folder / f"{rank.name}.log")
+    (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+    stop = StopWish()
+    stop.install()
+    connection.send_bytes(READY)
+
+    def report(event: Event) -> None:
+        connection.send_bytes(event.to_json().encode())
+
+    code, message, lost_peer = ExitCode.DONE, "", False
+    try:
+        module, _, name = entry.partition(":")
+        function: Entry = getattr(import_module(module), name)
+        function(rank.argument, report, stop)
+    except DlrmError as error:
+        code, message = error.exit_code, str(error)
+        lost_peer = isinstance(error, PeerLostError)
+    except BaseException as error:
+        traceback.print_exc()
+        code = ExitCode.FAILED
+        message = (
+            f"{rank.role} (rank {rank.index}): {type(error).__name__}: {error}; "
+            f"see {rank.log_folder / f'{rank.name}.log'}"
+        )
+    if code != ExitCode.DONE:
+        failure = {"exit_code": code, "message": message, "lost_peer": lost_peer}
+        report(Event(Kind.FAILED, -1, time.time(), failure))
+    sys.exit(code)
+
+
+def _redirect_output(path: Path) -> None:
+    """Standard output and error of this process go to a file, those of libraries too."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
