@@ -66,3 +66,21 @@ class RunFailedError(DlrmError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class PeerLostError(DlrmError):
+    """Another rank is gone without a goodbye.
+
+    Attributes:
+        rank: the one that is gone.
+        cause: how this was noticed.
+    """
+
+    def __init__(self, rank: int, cause: str) -> None:
+        super().__init__(f"rank {rank} is gone: {cause}")
+        self.rank = rank
+        self.cause = cause
+
+
+class DeadlineError(DlrmError):
+    """What was waited for did not come in time; names it and the time."""

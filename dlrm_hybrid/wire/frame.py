@@ -1,9 +1,35 @@
-"""One message between two ranks: what it is about, and the tensors it carries."""
+"""One message between two ranks: what it is about, and the tensors it carries.
+
+    byte  0        4         5      6          8        12        16     24         28
+          │ "DLHF" │ version │ kind │ sections │ sender │ attempt │ step │ boundary │ microbatch │
+          │ 4 s    │ u8      │ u8   │ u16      │ u32    │ u32     │ u64  │ u32      │ u32        │
+    from byte 32, for each section
+          │ tensor │ encoding │ dtype │ count │ payload bytes │
+          │ u16    │ u8       │ u8    │ u32   │ u64           │
+    then the payloads in the same order, each filled up with zeros to a multiple of 8 bytes, and
+          │ xxh3-64 of all bytes before │
+          │ u64                         │
+
+Little endian. A payload starts at a multiple of 8 bytes, so an array can be laid over it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, replace
 from enum import IntEnum
+
+import xxhash
+
+from dlrm_hybrid.types import DlrmError
+
+MAGIC = b"DLHF"
+VERSION = 1
+ALIGNMENT = 8
+
+_HEADER = struct.Struct("<4sBBHIIQII")
+_SECTION = struct.Struct("<HBBIQ")
+_CHECKSUM = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
@@ -34,6 +60,33 @@ class Dtype(IntEnum):
     UINT8 = 6
 
 
+_ELEMENT_BYTES = {
+    Dtype.FLOAT32: 4,
+    Dtype.BFLOAT16: 2,
+    Dtype.FLOAT16: 2,
+    Dtype.INT32: 4,
+    Dtype.INT64: 8,
+    Dtype.UINT8: 1,
+}
+_KINDS = {int(kind): kind for kind in Kind}
+_ENCODINGS = {int(encoding): encoding for encoding in Encoding}
+_DTYPES = {int(dtype): dtype for dtype in Dtype}
+
+
+class FrameError(DlrmError):
+    """Bytes that are no frame.
+
+    Attributes:
+        offset: byte at which this shows.
+        reason: what is wrong there.
+    """
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"not a frame: byte {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """One tensor of a frame.
@@ -43,7 +96,7 @@ class Section:
         encoding: how the payload is to be read.
         dtype: of the elements.
         count: elements of the tensor.
-        payload: the encoded elements.
+        payload: the encoded elements; a memoryview has one-byte items.
     """
 
     tensor: int
@@ -74,3 +127,122 @@ class Frame:
     boundary: int
     microbatch: int
     sections: tuple[Section, ...]
+
+
+def encoded_bytes(frame: Frame) -> int:
+    """Length of what `encode` makes of the frame."""
+    ends = _HEADER.size + len(frame.sections) * _SECTION.size + _CHECKSUM.size
+    return ends + sum(_padded(len(section.payload)) for section in frame.sections)
+
+
+def encode(frame: Frame) -> bytearray:
+    """The frame as bytes, in one buffer; each payload is copied once.
+
+    Raises:
+        ValueError: a field does not fit its place, or a payload does not have the size of its
+            tensor.
+    """
+    parts: list[bytes | bytearray | memoryview] = [_head(frame)]
+    for section in frame.sections:
+        parts.append(section.payload)
+        parts.append(bytes(-len(section.payload) % ALIGNMENT))
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    parts.append(_CHECKSUM.pack(checksum.intdigest()))
+    return bytearray().join(parts)
+
+
+def decode(buffer: bytes | bytearray | memoryview) -> Frame:
+    """The frame that `buffer` holds; payloads are views of it, nothing is copied.
+
+    Any bytes give a frame or a `FrameError`.
+
+    Raises:
+        FrameError: the bytes are cut, changed, or were never a frame.
+    """
+    view = memoryview(buffer).cast("B")
+    _check_seal(view)
+    _, _, kind, num_sections, *numbers = _HEADER.unpack_from(view)
+    if kind not in _KINDS:
+        raise FrameError(5, f"kind {kind} is unknown")
+    sender, attempt, step, boundary, microbatch = numbers
+    return Frame(
+        kind=_KINDS[kind],
+        sender=sender,
+        attempt=attempt,
+        step=step,
+        boundary=boundary,
+        microbatch=microbatch,
+        sections=_sections(view, num_sections),
+    )
+
+
+def _padded(num_bytes: int) -> int:
+    return num_bytes + -num_bytes % ALIGNMENT
+
+
+def _head(frame: Frame) -> bytearray:
+    """Header and table of sections."""
+    head = bytearray(_HEADER.size + len(frame.sections) * _SECTION.size)
+    try:
+        numbers = (frame.sender, frame.attempt, frame.step, frame.boundary, frame.microbatch)
+        _HEADER.pack_into(head, 0, MAGIC, VERSION, frame.kind, len(frame.sections), *numbers)
+        for place, one in enumerate(frame.sections):
+            offset = _HEADER.size + place * _SECTION.size
+            size = len(one.payload)
+            _SECTION.pack_into(head, offset, one.tensor, one.encoding, one.dtype, one.count, size)
+            if fault := _size_fault(one.dtype, one.count, size):
+                raise ValueError(f"tensor {one.tensor}: {fault}")
+    except struct.error as error:
+        raise ValueError(f"a number of {_summary(frame)} does not fit its place") from error
+    return head
+
+
+def _summary(frame: Frame) -> str:
+    return f"{replace(frame, sections=())} with {len(frame.sections)} sections"
+
+
+def _size_fault(dtype: Dtype, count: int, num_bytes: int) -> str | None:
+    """What is wrong with the size of a dense payload."""
+    if num_bytes == count * _ELEMENT_BYTES[dtype]:
+        return None
+    return f"{count} elements of {dtype.name.lower()} do not fill {num_bytes} bytes"
+
+
+def _check_seal(view: memoryview) -> None:
+    smallest = _HEADER.size + _CHECKSUM.size
+    if len(view) < smallest:
+        raise FrameError(len(view), f"it ends before the {smallest} bytes of an empty frame")
+    if view[:4].tobytes() != MAGIC:
+        raise FrameError(0, "the magic bytes are others")
+    if view[4] != VERSION:
+        raise FrameError(4, f"version {view[4]}; this program reads version {VERSION}")
+    end = len(view) - _CHECKSUM.size
+    if xxhash.xxh3_64_intdigest(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
+        raise FrameError(end, "the checksum does not fit the bytes before it")
+
+
+def _sections(view: memoryview, num_sections: int) -> tuple[Section, ...]:
+    end = len(view) - _CHECKSUM.size
+    position = _HEADER.size + num_sections * _SECTION.size
+    if position > end:
+        raise FrameError(6, f"{num_sections} sections do not fit {len(view)} bytes")
+    sections: list[Section] = []
+    for place in range(num_sections):
+        offset = _HEADER.size + place * _SECTION.size
+        tensor, encoding, dtype, count, num_bytes = _SECTION.unpack_from(view, offset)
+        if encoding not in _ENCODINGS:
+            raise FrameError(offset + 2, f"encoding {encoding} is unknown")
+        if dtype not in _DTYPES:
+            raise FrameError(offset + 3, f"element type {dtype} is unknown")
+        if fault := _size_fault(_DTYPES[dtype], count, num_bytes):
+            raise FrameError(offset + 4, fault)
+        if num_bytes > end - position:
+            raise FrameError(offset + 8, f"a payload of {num_bytes} bytes does not fit the frame")
+        payload = view[position : position + num_bytes]
+        sections.append(Section(tensor, _ENCODINGS[encoding], _DTYPES[dtype], count, payload))
+        position += _padded(num_bytes)
+    if position != end:
+        raise FrameError(min(position, end), f"{abs(end - position)} bytes too many or too few")
+    return tuple(sections)

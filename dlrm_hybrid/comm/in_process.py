@@ -1,0 +1,66 @@
+"""A channel between ranks that live in one process; what travels are the same bytes."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass, field
+
+from dlrm_hybrid.comm.channel import check_receiver
+from dlrm_hybrid.types import DeadlineError, PeerLostError
+from dlrm_hybrid.wire.frame import Frame, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Lies in a queue where a rank left without a goodbye."""
+
+    rank: int
+
+
+_Queue = queue.SimpleQueue[bytearray | _Lost]
+
+
+@dataclass(slots=True)
+class InProcessChannel:
+    """One rank's end; ranks may be threads, or take turns in one.
+
+    What was sent lies in the receiver's queue already, so `close` has nothing to wait for.
+    """
+
+    rank: int
+    _queues: tuple[_Queue, ...] = field(repr=False)
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        """See `Channel`."""
+        check_receiver(self.rank, to, len(self._queues))
+        self._queues[to].put(encode(frame))
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        """See `Channel`."""
+        try:
+            if deadline_seconds > 0:
+                got = self._queues[self.rank].get(timeout=deadline_seconds)
+            else:
+                got = self._queues[self.rank].get_nowait()
+        except queue.Empty:
+            raise DeadlineError(
+                f"rank {self.rank}: no frame came within {deadline_seconds:g} s"
+            ) from None
+        if isinstance(got, _Lost):
+            raise PeerLostError(got.rank, "it was abandoned")
+        return decode(got)
+
+    def close(self) -> None:
+        """See `Channel`."""
+
+    def abandon(self) -> None:
+        """See `Channel`."""
+        for rank, one in enumerate(self._queues):
+            if rank != self.rank:
+                one.put(_Lost(self.rank))
+
+
+def in_process_channels(world_size: int) -> tuple[InProcessChannel, ...]:
+    """The ends of all ranks, in their order."""
+    queues = tuple(_Queue() for _ in range(world_size))
+    return tuple(InProcessChannel(rank, queues) for rank in range(world_size))

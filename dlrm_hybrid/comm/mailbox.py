@@ -1,0 +1,140 @@
+"""Hands out frames in the order in which they are wanted, not in which they come."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.types import DeadlineError, DlrmError
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+class UnexpectedFrameError(DlrmError):
+    """A frame that nobody can want; names it."""
+
+
+class Wanted(Protocol):
+    """What a frame is asked for by."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the frame is for."""
+        ...
+
+    @property
+    def sender(self) -> int:
+        """Rank it comes from."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Step it belongs to."""
+        ...
+
+    @property
+    def boundary(self) -> int:
+        """Boundary it crosses."""
+        ...
+
+    @property
+    def microbatch(self) -> int:
+        """Part of the batch."""
+        ...
+
+
+_Key = tuple[Kind, int, int, int, int]
+
+
+def _key(one: Wanted) -> _Key:
+    return one.kind, one.sender, one.step, one.boundary, one.microbatch
+
+
+def _told(key: _Key) -> str:
+    kind, sender, step, boundary, microbatch = key
+    return (
+        f"{kind.name.lower()} from rank {sender} for step {step}, boundary {boundary}, "
+        f"microbatch {microbatch}"
+    )
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """Keeps the frames of a channel that come before they are wanted.
+
+    Attributes:
+        channel: where frames come from.
+        attempt: of this run; frames of another attempt are refused.
+        capacity: frames that may wait here; more of them mean that two ranks disagree about what
+            is to be sent.
+    """
+
+    channel: Channel
+    attempt: int
+    capacity: int
+    _kept: dict[_Key, Frame] = field(default_factory=dict[_Key, Frame], repr=False)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, wanted: Wanted, deadline_seconds: float) -> Frame:
+        """Wait for a frame and hand it out.
+
+        Raises:
+            DeadlineError: it did not come in time; names the frame.
+            UnexpectedFrameError: a frame of another attempt came, one that is here already, or
+                more than may wait.
+            PeerLostError: from the channel.
+        """
+        key = _key(wanted)
+        until = time.monotonic() + deadline_seconds
+        while key not in self._kept:
+            try:
+                self.put(self.channel.receive(max(0.0, until - time.monotonic())))
+            except DeadlineError:
+                raise DeadlineError(
+                    f"rank {self.channel.rank}: {_told(key)} did not come within "
+                    f"{deadline_seconds:g} s; {len(self._kept)} other frames wait"
+                ) from None
+        return self._kept.pop(key)
+
+    def take_now(self, wanted: Wanted) -> Frame | None:
+        """The frame if it has come, without waiting.
+
+        Raises:
+            UnexpectedFrameError: as `take`.
+            PeerLostError: from the channel.
+        """
+        key = _key(wanted)
+        while key not in self._kept:
+            try:
+                self.put(self.channel.receive(0.0))
+            except DeadlineError:
+                return None
+        return self._kept.pop(key)
+
+    def put(self, frame: Frame) -> None:
+        """Keep a frame until it is wanted.
+
+        Raises:
+            UnexpectedFrameError: as `take`.
+        """
+        key = _key(frame)
+        if frame.attempt != self.attempt:
+            fault = f"is of attempt {frame.attempt}; this is attempt {self.attempt}"
+        elif key in self._kept:
+            fault = "came twice"
+        elif len(self._kept) == self.capacity:
+            oldest = next(iter(self._kept))
+            fault = f"is one too many: {self.capacity} wait already, first {_told(oldest)}"
+        else:
+            self._kept[key] = frame
+            return
+        raise UnexpectedFrameError(f"rank {self.channel.rank}: {_told(key)} {fault}")
+
+    def check_empty(self) -> None:
+        """Raise UnexpectedFrameError if a frame is left that nobody wanted."""
+        if self._kept:
+            left = "; ".join(_told(key) for key in self._kept)
+            raise UnexpectedFrameError(f"rank {self.channel.rank}: nobody wanted {left}")

@@ -1,0 +1,62 @@
+"""Counts what goes through a channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.telemetry.traffic import Traffic, TrafficCounter
+from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
+
+_TRAFFIC = {
+    Kind.HELLO: Traffic.CONTROL,
+    Kind.ACTIVATION: Traffic.ACTIVATION,
+    Kind.ACTIVATION_GRADIENT: Traffic.ACTIVATION_GRADIENT,
+    Kind.PUSH: Traffic.GRADIENT_PUSH,
+    Kind.PARAMETERS: Traffic.PARAMETER_PULL,
+    Kind.CONTROL: Traffic.CONTROL,
+}
+
+
+def traffic_of(kind: Kind) -> Traffic:
+    """The class in which frames of this kind are counted."""
+    return _TRAFFIC[kind]
+
+
+@dataclass(slots=True)
+class MeteredChannel:
+    """A channel that counts whole frames: what is below them, TCP and ZeroMQ, is not counted.
+
+    Attributes:
+        inner: the channel that does the work.
+        counter: gets what is sent; put another one in its place when the phase changes.
+        received_bytes: of all frames received until now.
+    """
+
+    inner: Channel
+    counter: TrafficCounter
+    received_bytes: int = 0
+
+    @property
+    def rank(self) -> int:
+        """See `Channel`."""
+        return self.inner.rank
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        """See `Channel`."""
+        self.inner.send(to, frame, dense_equivalent_bytes)
+        self.counter.add(traffic_of(frame.kind), encoded_bytes(frame), dense_equivalent_bytes)
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        """See `Channel`."""
+        frame = self.inner.receive(deadline_seconds)
+        self.received_bytes += encoded_bytes(frame)
+        return frame
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self.inner.close()
+
+    def abandon(self) -> None:
+        """See `Channel`."""
+        self.inner.abandon()

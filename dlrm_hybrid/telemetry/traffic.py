@@ -1,0 +1,82 @@
+"""Counts what a rank sends, by what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Traffic(StrEnum):
+    """What bytes are sent for."""
+
+    GRADIENT_PUSH = "gradient_push"
+    PARAMETER_PULL = "parameter_pull"
+    ACTIVATION = "activation"
+    ACTIVATION_GRADIENT = "activation_gradient"
+    EMBEDDING = "embedding"
+    CONTROL = "control"
+
+
+class Phase(StrEnum):
+    """What a run is doing while it sends."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sums over messages.
+
+    Attributes:
+        messages: how many.
+        num_bytes: that travelled.
+        dense_equivalent_bytes: that would have travelled as plain float32.
+    """
+
+    messages: int = 0
+    num_bytes: int = 0
+    dense_equivalent_bytes: int = 0
+
+
+Tallies = Mapping[Traffic, Tally]
+"""One tally for each class."""
+
+
+def minus(later: Tallies, earlier: Tallies) -> Tallies:
+    """What was counted between two snapshots."""
+    return MappingProxyType(
+        {
+            traffic: Tally(
+                later[traffic].messages - earlier[traffic].messages,
+                later[traffic].num_bytes - earlier[traffic].num_bytes,
+                later[traffic].dense_equivalent_bytes - earlier[traffic].dense_equivalent_bytes,
+            )
+            for traffic in Traffic
+        }
+    )
+
+
+def _zeros() -> dict[Traffic, list[int]]:
+    return {traffic: [0, 0, 0] for traffic in Traffic}
+
+
+@dataclass(slots=True)
+class TrafficCounter:
+    """Counts the messages of one rank in one phase."""
+
+    _sums: dict[Traffic, list[int]] = field(default_factory=_zeros)
+
+    def add(self, traffic: Traffic, num_bytes: int, dense_equivalent_bytes: int) -> None:
+        """Count one message."""
+        sums = self._sums[traffic]
+        sums[0] += 1
+        sums[1] += num_bytes
+        sums[2] += dense_equivalent_bytes
+
+    def snapshot(self) -> Tallies:
+        """The sums until now; they do not change any more."""
+        return MappingProxyType({traffic: Tally(*sums) for traffic, sums in self._sums.items()})
