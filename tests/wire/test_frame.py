@@ -1,0 +1,248 @@
+"""Any bytes give the frame that was encoded, or an error: no crash, no large allocation."""
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.frame import (
+    Dtype,
+    Encoding,
+    Frame,
+    FrameError,
+    Kind,
+    Section,
+    decode,
+    encode,
+    encoded_bytes,
+)
+
+ITEM_BYTES = {"FLOAT32": 4, "BFLOAT16": 2, "FLOAT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1}
+SMALLEST = 40
+U32 = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def sections(draw: st.DrawFn) -> Section:
+    dtype = draw(st.sampled_from(Dtype))
+    count = draw(st.integers(0, 40))
+    size = count * ITEM_BYTES[dtype.name]
+    payload = draw(st.binary(min_size=size, max_size=size))
+    return Section(draw(st.integers(0, 2**16 - 1)), Encoding.DENSE, dtype, count, payload)
+
+
+FRAMES = st.builds(
+    Frame,
+    kind=st.sampled_from(Kind),
+    sender=U32,
+    attempt=U32,
+    step=st.integers(0, 2**64 - 1),
+    boundary=U32,
+    microbatch=U32,
+    sections=st.lists(sections(), max_size=4).map(tuple),
+)
+
+
+def frame(*arrays: np.ndarray) -> Frame:
+    return Frame(
+        kind=Kind.PUSH,
+        sender=3,
+        attempt=1,
+        step=70_000_000_000,
+        boundary=1,
+        microbatch=2,
+        sections=tuple(dense(number, array) for number, array in enumerate(arrays)),
+    )
+
+
+SAMPLE = frame(np.arange(7, dtype=np.float32), np.arange(3, dtype=np.int64), np.zeros(5, np.uint8))
+
+
+def sealed(body: bytes | bytearray) -> bytes:
+    """Bytes with a checksum that fits: what a forger would send."""
+    return bytes(body) + struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(body)))
+
+
+@given(FRAMES)
+def test_decoding_gives_what_was_encoded(one: Frame) -> None:
+    buffer = encode(one)
+    assert decode(buffer) == one
+    assert len(buffer) == encoded_bytes(one)
+    assert encode(decode(bytes(buffer))) == buffer
+
+
+def test_bytes_lie_as_drawn() -> None:
+    payload = np.array([1.5, -2.0, 3.0], np.float32)
+    head = b"DLHF" + struct.pack("<BBHIIQII", 1, 4, 1, 3, 1, 70_000_000_000, 1, 2)
+    table = struct.pack("<HBBIQ", 0, 1, 1, 3, 12)
+    assert encode(frame(payload)) == sealed(head + table + payload.tobytes() + bytes(4))
+
+
+def test_numbers_on_the_wire_are_fixed() -> None:
+    assert [(kind.name, kind.value) for kind in Kind] == [
+        ("HELLO", 1),
+        ("ACTIVATION", 2),
+        ("ACTIVATION_GRADIENT", 3),
+        ("PUSH", 4),
+        ("PARAMETERS", 5),
+        ("CONTROL", 6),
+    ]
+    assert [one.value for one in Encoding] == [1]
+    assert {one.name: one.value for one in Dtype} == dict(zip(ITEM_BYTES, range(1, 7), strict=True))
+
+
+def test_every_truncation_is_told() -> None:
+    buffer = encode(SAMPLE)
+    for length in range(len(buffer)):
+        with pytest.raises(FrameError):
+            decode(buffer[:length])
+    with pytest.raises(FrameError):
+        decode(buffer + b"\0")
+
+
+def test_every_flipped_byte_is_told() -> None:
+    buffer = encode(SAMPLE)
+    for place in range(len(buffer)):
+        for flip in (1, 128, 255):
+            changed = bytearray(buffer)
+            changed[place] ^= flip
+            with pytest.raises(FrameError):
+                decode(changed)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [
+        (0, b"HTTP", "byte 0: the magic bytes are others"),
+        (4, b"\x02", "byte 4: version 2; this program reads version 1"),
+        (5, b"\x00", "byte 5: kind 0 is unknown"),
+        (5, b"\x07", "byte 5: kind 7 is unknown"),
+        (6, b"\xff\xff", "byte 6: 65535 sections do not fit"),
+        (6, b"\x00\x00", "byte 32: 112 bytes too many"),
+        (34, b"\x09", "byte 34: encoding 9 is unknown"),
+        (35, b"\x00", "byte 35: element type 0 is unknown"),
+        (36, b"\xff\xff\xff\xff", "byte 36: 4294967295 elements of float32 do not fill 28 bytes"),
+        (40, b"\xff" * 8, "byte 36: 7 elements of float32 do not fill 18446744073709551615 bytes"),
+        (
+            36,
+            struct.pack("<IQ", 2**32 - 1, 4 * (2**32 - 1)),
+            "byte 40: a payload of 17179869180 bytes does not fit the frame",
+        ),
+    ],
+)
+def test_a_forged_field_is_named_with_its_place(offset: int, value: bytes, reason: str) -> None:
+    body = encode(SAMPLE)[:-8]
+    body[offset : offset + len(value)] = value
+    with pytest.raises(FrameError, match=reason) as caught:
+        decode(sealed(body))
+    assert f"byte {caught.value.offset}: {caught.value.reason}" in str(caught.value)
+
+
+def tolerant(buffer: bytes | bytearray) -> bool:
+    """Whether the bytes are a frame; anything but FrameError passes through."""
+    try:
+        one = decode(buffer)
+    except FrameError as error:
+        assert 0 <= error.offset <= len(buffer)
+        return False
+    assert sum(len(section.payload) for section in one.sections) <= len(buffer)
+    for section in one.sections:
+        if section.dtype is not Dtype.BFLOAT16:
+            assert array_of(section).size == section.count
+    return True
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_give_a_frame_or_an_error(body: bytes) -> None:
+    tolerant(body)
+    tolerant(sealed(body))
+    tolerant(sealed(b"DLHF\x01\x04" + body))
+
+
+def mutated(buffer: bytes | bytearray, rng: np.random.Generator) -> bytes:
+    """The frame, forged: bytes changed, cut, doubled or repeated, often with a fitting checksum."""
+    body = bytearray(buffer[:-8])
+    for _ in range(int(rng.integers(1, 5))):
+        place = int(rng.integers(0, len(body))) if body else 0
+        match int(rng.integers(0, 6)):
+            case 0:
+                body[place : place + 1] = rng.bytes(1)
+            case 1:
+                body[place : place + 4] = b"\xff" * 4
+            case 2:
+                body[place : place + 8] = struct.pack("<Q", int(rng.integers(0, 2**63)))
+            case 3:
+                del body[place:]
+            case 4:
+                del body[place : place + int(rng.integers(1, 30))]
+            case _:
+                body += body[place : place + 64]
+    return sealed(body) if rng.random() < 0.9 else bytes(body) + bytes(buffer[-8:])
+
+
+def fuzz(times: int) -> tuple[int, int]:
+    """Frames that were decoded, and the most memory that took."""
+    rng = np.random.default_rng(1)
+    buffers = [encode(SAMPLE), encode(frame()), encode(frame(np.ones(300, np.float32)))]
+    accepted = 0
+    most_bytes = 0
+    tracemalloc.start()
+    try:
+        for number in range(times):
+            forged = mutated(buffers[number % len(buffers)], rng)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            accepted += tolerant(forged)
+            most_bytes = max(most_bytes, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    return accepted, most_bytes
+
+
+def test_forged_frames_cost_little_memory() -> None:
+    accepted, most_bytes = fuzz(2_000)
+    assert 0 < accepted < 2_000
+    assert most_bytes < 100_000
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_forged_frames_cost_little_memory() -> None:
+    accepted, most_bytes = fuzz(120_000)
+    assert 0 < accepted < 120_000
+    assert most_bytes < 100_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": -1}, "does not fit its place"),
+        ({"sender": 2**32}, "does not fit its place"),
+        ({"sections": (Section(2**16, Encoding.DENSE, Dtype.UINT8, 0, b""),)}, "does not fit"),
+        (
+            {"sections": (Section(4, Encoding.DENSE, Dtype.INT32, 2, b"1234"),)},
+            "tensor 4: 2 elements of int32 do not fill 4 bytes",
+        ),
+    ],
+)
+def test_a_frame_that_cannot_be_read_is_not_written(changes: dict, message: str) -> None:
+    fields = {name: getattr(SAMPLE, name) for name in Frame.__dataclass_fields__}
+    with pytest.raises(ValueError, match=message):
+        encode(Frame(**fields | changes))
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 5), st.integers(0, 33))
+def test_payloads_are_aligned_views(first: int, second: int) -> None:
+    buffer = encode(frame(np.ones(first, np.uint8), np.arange(second, dtype=np.float32)))
+    array = array_of(decode(buffer).sections[1])
+    assert array.ctypes.data % 8 == 0 or second == 0
+    assert np.array_equal(array, np.arange(second))
+    if second:
+        array[0] = 9  # the buffer belongs to whoever received it
+        with pytest.raises(FrameError, match="checksum"):
+            decode(buffer)
