@@ -1,0 +1,210 @@
+"""A worker's side of its dense weights: what to send after a step, what to wait for before one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, final
+
+import numpy as np
+from torch import Tensor
+
+from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.parallel.master import Learning, Master, copy_into
+from dlrm_hybrid.parallel.mean import check_finite
+from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.sections import (
+    arrays_of,
+    digest_of,
+    flat_views,
+    sections_of,
+    split_digest,
+    unit_bytes,
+)
+from dlrm_hybrid.parallel.topology import DenseTensor, Topology
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+class Client(Protocol):
+    """How the weights of one stage of one trainer follow the truth."""
+
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+        """Hand over the gradients of this trainer's mean loss at `step`, all of the stage's.
+
+        Send what comes back before the gradients' memory is used again.
+        """
+        ...
+
+    def wants(self, step: int) -> list[Receive]:
+        """The frames to `apply`, in this order, before `step` is computed."""
+        ...
+
+    def apply(self, frame: Frame) -> None:
+        """Take over a version, in place."""
+        ...
+
+
+@final
+class ServerClient:
+    """The replica of one stage, whose truth lies on servers.
+
+    Args:
+        topology: of the world.
+        rank: of this worker.
+        tensors: all dense tensors of the model; those of this worker's stage are taken.
+        replica: this stage's parameters by name, contiguous float32, never moved in memory.
+        policy: the version each step is computed with.
+        attempt: how often the run has been restarted.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        tensors: Sequence[DenseTensor],
+        replica: Mapping[str, Tensor],
+        policy: Policy,
+        attempt: int,
+    ) -> None:
+        self._topology = topology
+        self._rank = rank
+        self._stage = rank % topology.stages
+        self._policy = policy
+        self._attempt = attempt
+        self._units: dict[int, list[DenseTensor]] = {}
+        for tensor in tensors:
+            if tensor.stage == self._stage:
+                owner = topology.server(tensor.server)
+                self._units.setdefault(owner, []).append(tensor)
+        self._units = dict(sorted(self._units.items()))
+        names = [tensor.name for unit in self._units.values() for tensor in unit]
+        self._replica = {name: replica[name].detach() for name in names}
+        self._flat = flat_views(self._replica)
+        self._applied = dict.fromkeys(self._units, 0)
+        self._pushed = 0
+
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+        """One frame for each server that owns something of this stage.
+
+        Raises:
+            DlrmError: `step` is not due, or the replica is not of the version it needs.
+        """
+        needed = self._policy.version(step)
+        if step != self._pushed or any(have != needed for have in self._applied.values()):
+            raise DlrmError(
+                f"{self._name}: push of step {step} with versions {self._applied} by server rank; "
+                f"step {self._pushed} is due, with version {needed}"
+            )
+        self._pushed += 1
+        return [self._push(owner, step, gradients) for owner in self._units]
+
+    def wants(self, step: int) -> list[Receive]:
+        """Every version not yet applied up to the one that `step` is computed with."""
+        return [
+            Receive(Kind.PARAMETERS, sender=owner, step=version, boundary=0, microbatch=0)
+            for owner, applied in self._applied.items()
+            for version in range(applied + 1, self._policy.version(step) + 1)
+        ]
+
+    def apply(self, frame: Frame) -> None:
+        """Overwrite what has changed; compares the replica with the digest, if one came.
+
+        Raises:
+            DlrmError: the version is not the next one, does not fit, or the replica is not what
+                the server published; the message names rank, stage and step.
+        """
+        unit = self._units.get(frame.sender)
+        due = self._applied.get(frame.sender, 0) + 1
+        what = f"{self._name}: {frame.kind.name} {frame.step} of rank {frame.sender}"
+        if unit is None or frame.kind is not Kind.PARAMETERS:
+            raise DlrmError(f"{what}: not a version of anything of stage {self._stage}")
+        if frame.step != due or frame.attempt != self._attempt:
+            raise DlrmError(
+                f"{what}, attempt {frame.attempt}: version {due} of attempt {self._attempt} is due"
+            )
+        sections, digest = split_digest(frame.sections)
+        for tensor, array in zip(unit, arrays_of(sections, unit, what), strict=True):
+            np.copyto(self._flat[tensor.name], array)
+        self._applied[frame.sender] = due
+        if digest is not None and digest != self.digest(frame.sender):
+            raise DlrmError(
+                f"{self._name}: stage {self._stage} differs from what "
+                f"{self._topology.name(frame.sender)} published as version {frame.step}"
+            )
+
+    def digest(self, server: int) -> int:
+        """Of the replica of what the server with this rank owns of the stage."""
+        return digest_of(self._units[server], self._flat)
+
+    def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Go on after `step` steps from the servers' `tensors` in a checkpoint of that step.
+
+        Takes the version that `step` is computed with, which may be an older one.
+
+        Raises:
+            DataError: a value is missing or has another shape.
+        """
+        version = self._policy.version(step)
+        end = f".behind{step - version}" if version < step else ""
+        copy_into(self._replica, {name: values[name + end] for name in self._replica})
+        self._applied = dict.fromkeys(self._units, version)
+        self._pushed = step
+
+    @property
+    def _name(self) -> str:
+        return f"{self._topology.name(self._rank)} (rank {self._rank})"
+
+    def _push(self, owner: int, step: int, gradients: Mapping[str, Tensor]) -> Outgoing:
+        unit = self._units[owner]
+        own = {one.name: gradients[one.name].detach().contiguous() for one in unit}
+        frame = Frame(
+            kind=Kind.PUSH,
+            sender=self._rank,
+            attempt=self._attempt,
+            step=step,
+            boundary=0,
+            microbatch=0,
+            sections=tuple(sections_of(unit, flat_views(own))),
+        )
+        return Outgoing(owner, frame, unit_bytes(unit))
+
+
+@final
+class LocalClient:
+    """The only trainer of a world without servers: its own weights are the truth.
+
+    Args:
+        name: of the worker, for messages.
+        weights: this stage's parameters by name, learned in place.
+        learning: optimizer and learning rates.
+    """
+
+    def __init__(self, name: str, weights: Mapping[str, Tensor], learning: Learning) -> None:
+        self._name = name
+        self._master = Master(weights, learning)
+
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+        """Learn at once, nothing to send; raises DivergedError if a gradient is not finite."""
+        for name in self._master.weights:
+            gradient = gradients[name]
+            array = gradient.detach().contiguous().view(-1).numpy()
+            check_finite(name, step, array, [array], lambda _: self._name)
+            self._master.learn(name, gradient, step)
+        return []
+
+    def wants(self, step: int) -> list[Receive]:
+        """Nothing."""
+        return []
+
+    def apply(self, frame: Frame) -> None:
+        """Refused: nobody else has versions."""
+        raise DlrmError(f"{frame.kind.name} {frame.step} of rank {frame.sender}: no servers here")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all that a checkpoint must hold, named as a server's."""
+        return self._master.tensors()
+
+    def restart(self, values: Mapping[str, Tensor]) -> None:
+        """Go on from the `tensors` of a checkpoint; raises DataError as `ServerClient.restart`."""
+        copy_into(self._master.tensors(), values)

@@ -1,0 +1,65 @@
+"""Dense weights where they are learned, with their optimizer: on a server or in a lone worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
+from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.types import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """How dense weights learn.
+
+    Attributes:
+        optimizer: moves a weight by its mean gradient.
+        schedule: learning rate of every step.
+    """
+
+    optimizer: DenseOptimizer
+    schedule: Schedule
+
+
+@final
+class Master:
+    """Weights by name, learned in place, and the optimizer's memory of each."""
+
+    def __init__(self, weights: Mapping[str, Tensor], learning: Learning) -> None:
+        self.weights = {name: weight.detach() for name, weight in weights.items()}
+        self._learning = learning
+        self._state = init_state(learning.optimizer, self.weights)
+
+    def learn(self, name: str, gradient: Tensor, step: int) -> None:
+        """Move one weight by the gradient of the mean loss at `step`."""
+        learning = self._learning
+        lr = learning.schedule.lr(step)
+        learning.optimizer.apply(self.weights[name], gradient, self._state[name], lr)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all weights, and of the optimizer's memory as `<name>.<slot>`."""
+        slots = {
+            f"{name}.{slot}": tensor
+            for name, state in self._state.items()
+            for slot, tensor in state.items()
+        }
+        return {**self.weights, **slots}
+
+
+def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Overwrite `tensors` with the values of the same names; other values are left alone.
+
+    Raises:
+        DataError: a value is missing or has another shape.
+    """
+    for name, tensor in tensors.items():
+        value = values.get(name)
+        if value is None or value.shape != tensor.shape:
+            found = "missing" if value is None else f"{list(value.shape)}"
+            raise DataError(f"{name}: {found}, it must be {list(tensor.shape)}")
+        tensor.copy_(value)

@@ -1,0 +1,78 @@
+"""What PUSH and PARAMETERS frames carry: the tensors that one server owns of one stage, in order.
+
+A PARAMETERS frame may end with a digest, which shows whether a replica equals the copy its server
+publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.parallel.topology import DenseTensor
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+
+DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
+
+Array = NDArray[np.float32]
+
+
+def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """The same memory as flat arrays; the tensors are contiguous."""
+    return {name: tensor.view(-1).numpy() for name, tensor in tensors.items()}
+
+
+def sections_of(unit: Sequence[DenseTensor], values: Mapping[str, Array]) -> list[Section]:
+    """Sections that view the values of a unit."""
+    return [dense(tensor.id, values[tensor.name]) for tensor in unit]
+
+
+def arrays_of(sections: Sequence[Section], unit: Sequence[DenseTensor], what: str) -> list[Array]:
+    """Views of the tensors of a unit, flat, in its order.
+
+    Raises:
+        DlrmError: the sections are not those of the unit; the message begins with `what`.
+    """
+    found = [(section.tensor, section.count) for section in sections]
+    expected = [(tensor.id, tensor.count) for tensor in unit]
+    if found != expected:
+        raise DlrmError(f"{what}: holds tensors and sizes {found}, expected {expected}")
+    for section in sections:
+        if section.encoding is not Encoding.DENSE or section.dtype is not Dtype.FLOAT32:
+            raise DlrmError(
+                f"{what}: tensor {section.tensor} is {section.encoding.name} {section.dtype.name}, "
+                "expected DENSE FLOAT32"
+            )
+    return [array_of(section) for section in sections]
+
+
+def digest_of(unit: Sequence[DenseTensor], values: Mapping[str, Array]) -> int:
+    """xxh3-64 of the values of a unit, one tensor after the other."""
+    state = xxhash.xxh3_64()
+    for tensor in unit:
+        state.update(values[tensor.name].data)
+    return state.intdigest()
+
+
+def digest_section(digest: int) -> Section:
+    """The section that carries a digest."""
+    payload = digest.to_bytes(8, "little")
+    return Section(DIGEST_TENSOR, Encoding.DENSE, Dtype.INT64, 1, payload)
+
+
+def split_digest(sections: Sequence[Section]) -> tuple[Sequence[Section], int | None]:
+    """The sections of tensors, and the digest if there is one; it comes last."""
+    if sections and sections[-1].tensor == DIGEST_TENSOR:
+        return sections[:-1], int.from_bytes(sections[-1].payload, "little")
+    return sections, None
+
+
+def unit_bytes(unit: Iterable[DenseTensor]) -> int:
+    """Size of a unit as float32."""
+    return sum(tensor.num_bytes for tensor in unit)

@@ -1,0 +1,74 @@
+"""The loop of a server rank: frames in, answers out, until every worker has said goodbye."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+class Channel(Protocol):
+    """What a server needs of a channel; see `dlrm_hybrid.comm`."""
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        """Send without waiting; the frame's memory may change afterwards."""
+        ...
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        """The next frame from anyone."""
+        ...
+
+
+Handle = Callable[[Frame], Sequence[Outgoing]]
+
+
+def serve(
+    channel: Channel, handle: Handle, workers: Collection[int], deadline_seconds: float
+) -> None:
+    """Answer frames until each of `workers` has sent its goodbye.
+
+    Args:
+        channel: of this rank; the caller closes it.
+        handle: takes all frames but goodbyes: `ParameterServer.handle`, or a function that answers
+            CONTROL frames with sections itself.
+        workers: ranks that will say goodbye.
+        deadline_seconds: longest silence.
+
+    Raises:
+        DlrmError: what `handle` and the channel raise; a goodbye from another rank, or a frame
+            after one.
+    """
+    here = set(workers)
+    while here:
+        frame = channel.receive(deadline_seconds)
+        if frame.sender not in here:
+            raise DlrmError(
+                f"{frame.kind.name} {frame.step} of rank {frame.sender}, which has said goodbye "
+                "or never had business here"
+            )
+        if is_goodbye(frame):
+            here.remove(frame.sender)
+            continue
+        for to, answer, dense_equivalent_bytes in handle(frame):
+            channel.send(to, answer, dense_equivalent_bytes)
+
+
+def goodbye(rank: int, attempt: int, step: int) -> Frame:
+    """The last frame of a worker to each server, after `step` steps."""
+    return Frame(
+        kind=Kind.CONTROL,
+        sender=rank,
+        attempt=attempt,
+        step=step,
+        boundary=0,
+        microbatch=0,
+        sections=(),
+    )
+
+
+def is_goodbye(frame: Frame) -> bool:
+    """A CONTROL frame without sections; all others carry what they ask for."""
+    return frame.kind is Kind.CONTROL and not frame.sections

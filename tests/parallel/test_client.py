@@ -1,0 +1,173 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.model.optimizer import Momentum, Sgd, init_state
+from dlrm_hybrid.model.schedule import Constant
+from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.types import DivergedError, DlrmError
+from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
+
+SHAPES = {"bottom.1.weight": (6, 4), "bottom.1.bias": (6,), "top.1.weight": (1, 6)}
+STAGE_OF = {"bottom.1.weight": 0, "bottom.1.bias": 0, "top.1.weight": 1}
+TOPOLOGY = Topology(trainers=1, stages=2, servers=2, interaction_stage=0)
+TENSORS = lay_out(SHAPES, STAGE_OF, 2)
+LEARNING = Learning(optimizer=Sgd(), schedule=Constant(base_lr=0.5))
+WEIGHT_SERVER, BIAS_SERVER = 2, 3
+
+
+def drawn(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def client(replica: dict[str, Tensor], policy: Policy) -> ServerClient:
+    return ServerClient(TOPOLOGY, 0, TENSORS, replica, policy, attempt=1)
+
+
+def versions(steps: int) -> list[Frame]:
+    """Frames of server 0 for the first stage: versions 1 to `steps`."""
+    options = ServerOptions(policy=Sync(), check_every=2, attempt=1)
+    server = ParameterServer(TOPOLOGY, 0, TENSORS, drawn(0), LEARNING, options)
+    pusher = client(drawn(0), Sync())
+    frames: list[Frame] = []
+    for step in range(steps):
+        push, _ = pusher.push(step, drawn(step + 1))
+        (answer,) = server.handle(decode(encode(push.frame)))
+        frames.append(decode(encode(answer.frame)))
+        pusher.apply(frames[-1])
+        pusher.apply(
+            replace(
+                answer.frame,
+                sender=BIAS_SERVER,
+                sections=(dense(1, drawn(0)["bottom.1.bias"].numpy()),),
+            )
+        )
+    return frames
+
+
+def test_a_worker_owns_replicas_of_its_stage_only():
+    assert [(one.name, one.server) for one in TENSORS] == [
+        ("bottom.1.weight", 0),
+        ("bottom.1.bias", 1),
+        ("top.1.weight", 1),
+    ]
+    pushes = client(drawn(0), Sync()).push(0, drawn(1))
+    assert [(one.to, one.dense_equivalent_bytes) for one in pushes] == [(2, 96), (3, 24)]
+    sections = [[section.tensor for section in one.frame.sections] for one in pushes]
+    assert sections == [[0], [1]]
+    assert all(one.frame.kind is Kind.PUSH for one in pushes)
+    assert {(one.frame.sender, one.frame.attempt, one.frame.step) for one in pushes} == {(0, 1, 0)}
+
+
+def receive(sender: int, version: int) -> Receive:
+    return Receive(Kind.PARAMETERS, sender=sender, step=version, boundary=0, microbatch=0)
+
+
+def test_wants_are_the_versions_still_to_come():
+    sync = client(drawn(0), Sync())
+    assert sync.wants(0) == []
+    assert sync.wants(1) == [receive(WEIGHT_SERVER, 1), receive(BIAS_SERVER, 1)]
+    sync.apply(versions(1)[0])
+    assert sync.wants(1) == [receive(BIAS_SERVER, 1)]
+    bounded = client(drawn(0), Bounded(2))
+    assert bounded.wants(2) == []
+    assert bounded.wants(3) == [receive(WEIGHT_SERVER, 1), receive(BIAS_SERVER, 1)]
+
+
+def test_versions_are_written_into_the_parameters_in_place():
+    replica = drawn(0)
+    parameter = torch.nn.Parameter(replica["bottom.1.weight"])
+    one = client({**replica, "bottom.1.weight": parameter}, Sync())
+    address = parameter.data_ptr()
+    one.apply(versions(1)[0])
+    expected = drawn(0)["bottom.1.weight"] - 0.5 * drawn(1)["bottom.1.weight"]
+    assert parameter.data_ptr() == address
+    torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(replica["bottom.1.bias"], drawn(0)["bottom.1.bias"])
+
+
+def test_a_replica_unlike_the_published_copy_stops_the_run():
+    first, second = versions(2)
+    assert len(first.sections) == 1
+    assert len(second.sections) == 2
+    one = client(drawn(0), Sync())
+    one.apply(first)
+    one.apply(second)
+    changed = drawn(9)["bottom.1.weight"].numpy()
+    other = client(drawn(0), Sync())
+    other.apply(first)
+    with pytest.raises(
+        DlrmError, match=r"worker-0.0 \(rank 0\): stage 0 differs from what server-0 .* version 2"
+    ):
+        other.apply(replace(second, sections=(dense(0, changed), second.sections[1])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 2}, "version 1 of attempt 1 is due"),
+        ({"step": 0}, "version 1 of attempt 1 is due"),
+        ({"attempt": 0}, "attempt 0: version 1 of attempt 1 is due"),
+        ({"sender": 1}, "PARAMETERS 1 of rank 1: not a version of anything of stage 0"),
+        ({"kind": Kind.PUSH}, "PUSH 1 of rank 2: not a version"),
+        ({"sections": ()}, r"holds tensors and sizes \[\], expected \[\(0, 24\)\]"),
+    ],
+)
+def test_other_frames_are_refused(changes: dict[str, object], message: str):
+    frame = replace(versions(1)[0], **changes)
+    with pytest.raises(DlrmError, match=message):
+        client(drawn(0), Sync()).apply(frame)
+
+
+def test_pushes_out_of_turn_are_refused():
+    one = client(drawn(0), Sync())
+    with pytest.raises(DlrmError, match="push of step 1 .* step 0 is due"):
+        one.push(1, drawn(1))
+    one.push(0, drawn(1))
+    with pytest.raises(DlrmError, match="push of step 1 with versions {2: 0, 3: 0}"):
+        one.push(1, drawn(1))
+
+
+def test_a_local_client_is_the_plain_optimizer():
+    optimizer = Momentum(momentum=0.9)
+    learning = Learning(optimizer=optimizer, schedule=Constant(base_lr=0.5))
+    weights, mine = drawn(0), {k: torch.nn.Parameter(v) for k, v in drawn(0).items()}
+    state = init_state(optimizer, weights)
+    one: Client = LocalClient("worker-0.0", mine, learning)
+    for step in range(5):
+        gradients = drawn(step + 1)
+        assert one.push(step, gradients) == []
+        assert one.wants(step + 1) == []
+        for name, weight in weights.items():
+            optimizer.apply(weight, gradients[name], state[name], 0.5)
+    for name, weight in weights.items():
+        assert torch.equal(weight, mine[name])
+        assert (weight - drawn(0)[name]).abs().max() > 0.1
+
+
+def test_a_local_client_resumes_and_refuses():
+    learning = Learning(optimizer=Momentum(momentum=0.9), schedule=Constant(base_lr=0.5))
+    first, second = drawn(0), drawn(7)
+    one, other = (LocalClient("worker-0.0", weights, learning) for weights in (first, second))
+    one.push(0, drawn(1))
+    other.restart(one.tensors())
+    for resumed in (one, other):
+        resumed.push(1, drawn(2))
+    assert set(one.tensors()) == {*SHAPES, *(f"{name}.momentum" for name in SHAPES)}
+    for name, tensor in one.tensors().items():
+        assert torch.equal(tensor, other.tensors()[name])
+    with pytest.raises(DlrmError, match="PARAMETERS 1 of rank 2: no servers here"):
+        one.apply(versions(1)[0])
+    gradients = drawn(3)
+    gradients["top.1.weight"][0, 1] = float("nan")
+    with pytest.raises(DivergedError, match="step 3: .* top.1.weight from worker-0.0"):
+        one.push(2, gradients)

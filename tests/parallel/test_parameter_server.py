@@ -1,0 +1,348 @@
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
+from dlrm_hybrid.model.schedule import Linear
+from dlrm_hybrid.parallel.client import ServerClient
+from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.service import goodbye, serve
+from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.types import DataError, DivergedError, DlrmError
+from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
+
+SHAPES = {"bottom.1.weight": (33, 13), "bottom.1.bias": (33,), "top.1.weight": (1, 5)}
+OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+SCHEDULE = Linear(base_lr=0.1, steps=100)
+
+
+def drawn(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def gradients_of(trainer: int, step: int) -> dict[str, Tensor]:
+    return drawn(1000 * trainer + step + 1)
+
+
+def travel(one: Outgoing) -> Frame:
+    """What the receiver sees."""
+    return decode(encode(one.frame))
+
+
+def arrived(outgoing: Sequence[Outgoing]) -> list[Outgoing]:
+    """Encoded at once, as a channel does: the frames show the sender's memory."""
+    return [one._replace(frame=travel(one)) for one in outgoing]
+
+
+class World:
+    """Trainers of one stage or two, servers, and lists instead of channels."""
+
+    def __init__(
+        self,
+        trainers: int,
+        policy: Policy,
+        *,
+        optimizer: DenseOptimizer | None = None,
+        servers: int = 1,
+        stages: int = 1,
+        check_every: int = 1,
+    ) -> None:
+        self.topology = Topology(
+            trainers=trainers, stages=stages, servers=servers, interaction_stage=0
+        )
+        stage_of = {name: stages - 1 if name.startswith("top") else 0 for name in SHAPES}
+        self.tensors = lay_out(SHAPES, stage_of, servers)
+        self.learning = Learning(optimizer=optimizer or Sgd(), schedule=SCHEDULE)
+        self.policy = policy
+        self.servers = {
+            self.topology.server(index): self.server(index, check_every) for index in range(servers)
+        }
+        self.replicas = [drawn(0) for _ in range(trainers)]
+        self.clients = {rank: self.client(rank) for rank in range(self.topology.num_workers)}
+        self.mail: list[Outgoing] = []
+
+    def server(self, index: int, check_every: int = 1) -> ParameterServer:
+        options = ServerOptions(policy=self.policy, check_every=check_every, attempt=0)
+        return ParameterServer(self.topology, index, self.tensors, drawn(0), self.learning, options)
+
+    def client(self, rank: int) -> ServerClient:
+        replica = self.replicas[rank // self.topology.stages]
+        return ServerClient(self.topology, rank, self.tensors, replica, self.policy, attempt=0)
+
+    def push(self, rank: int, step: int) -> list[Outgoing]:
+        gradients = gradients_of(rank // self.topology.stages, step)
+        return self.clients[rank].push(step, gradients)
+
+    def arrive(self, pushes: Sequence[Outgoing]) -> None:
+        for push in pushes:
+            self.mail += arrived(self.servers[push.to].handle(travel(push)))
+
+    def pull(self, rank: int, step: int) -> None:
+        for want in self.clients[rank].wants(step):
+            found = next(
+                one
+                for one in self.mail
+                if one.to == rank
+                and one.frame.sender == want.sender
+                and one.frame.step == want.step
+            )
+            self.mail.remove(found)
+            self.clients[rank].apply(found.frame)
+
+    def run(self, first: int, end: int) -> None:
+        for step in range(first, end):
+            ranks = range(self.topology.num_workers)
+            for rank in ranks:
+                self.pull(rank, step)
+            self.arrive([push for rank in ranks for push in self.push(rank, step)])
+
+
+def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:
+    """One trainer's steps without a server."""
+    weights = drawn(0)
+    state = init_state(optimizer, weights)
+    for step in range(steps):
+        for name, gradient in gradients_of(0, step).items():
+            optimizer.apply(weights[name], gradient, state[name], SCHEDULE.lr(step))
+    return weights
+
+
+def assert_same(ones: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    assert set(ones) == set(others)
+    for name, tensor in ones.items():
+        assert torch.equal(tensor, others[name]), name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+@pytest.mark.parametrize(("servers", "stages"), [(1, 1), (3, 1), (2, 2)])
+def test_one_trainer_with_servers_equals_none_bit_for_bit(
+    optimizer: DenseOptimizer, servers: int, stages: int
+):
+    world = World(1, Sync(), optimizer=optimizer, servers=servers, stages=stages)
+    world.run(0, 50)
+    for rank in world.clients:
+        world.pull(rank, 50)
+    assert_same(world.replicas[0], plain(optimizer, 50))
+    moved = {name: (tensor - drawn(0)[name]).abs() for name, tensor in world.replicas[0].items()}
+    assert min(float(tensor.mean()) for tensor in moved.values()) > 1e-2
+
+
+def test_the_order_of_arrival_changes_no_bit():
+    results: list[dict[str, Tensor]] = []
+    for order in itertools.permutations(range(3)):
+        world = World(3, Sync())
+        for step in range(5):
+            for rank in order:
+                world.pull(rank, step)
+            world.arrive([push for rank in order for push in world.push(rank, step)])
+        results.append(world.servers[3].tensors())
+    for result in results[1:]:
+        assert_same(result, results[0])
+    assert not torch.equal(results[0]["bottom.1.weight"], drawn(0)["bottom.1.weight"])
+    # The order of the sum does change bits, so the orders above could have.
+    name, step = "bottom.1.weight", 0
+    first, second, third = (gradients_of(trainer, step)[name] for trainer in range(3))
+    assert not torch.equal((first + second) + third, (third + second) + first)
+
+
+def test_a_version_holds_the_mean_of_the_trainers():
+    world = World(3, Sync())
+    world.run(0, 1)
+    for name, weight in world.servers[3].tensors().items():
+        gradients = [gradients_of(trainer, 0)[name] for trainer in range(3)]
+        expected = drawn(0)[name] - 0.1 * torch.stack(gradients).double().mean(0)
+        torch.testing.assert_close(weight.double(), expected, rtol=0, atol=1e-6)
+
+
+@given(
+    trainers=st.integers(1, 3),
+    staleness=st.integers(0, 3),
+    steps=st.integers(1, 6),
+    choices=st.randoms(use_true_random=False),
+)
+def test_random_arrivals_give_the_versions_of_the_policy(
+    trainers: int, staleness: int, steps: int, choices: Random
+):
+    policy = Bounded(staleness) if staleness else Sync()
+    world = World(trainers, policy)
+    server = world.servers[trainers]
+    versions = [drawn(0)]
+    done = [0] * trainers
+    while min(done) < steps:
+        able: list[int] = []
+        for rank in range(trainers):
+            wants = {want.step for want in world.clients[rank].wants(done[rank])}
+            here = {one.frame.step for one in world.mail if one.to == rank}
+            if done[rank] < steps and wants <= here:
+                able.append(rank)
+        rank = choices.choice(able)
+        world.pull(rank, done[rank])
+        assert_same(world.replicas[rank], versions[policy.version(done[rank])])
+        pushes = world.push(rank, done[rank])
+        done[rank] += 1
+        answers = server.handle(travel(pushes[0]))
+        world.mail += arrived(answers)
+        if answers:
+            values = server.tensors()
+            versions.append({name: values[name].clone() for name in SHAPES})
+    assert len(versions) == steps + 1
+
+
+@pytest.mark.parametrize("policy", [Sync(), Bounded(1), Bounded(3)], ids=str)
+@pytest.mark.parametrize("pause", [0, 2, 5])
+def test_a_restarted_world_goes_on_bit_for_bit(policy: Policy, pause: int):
+    optimizer = Momentum(momentum=0.9)
+    unbroken = World(2, policy, optimizer=optimizer, servers=2, stages=2)
+    unbroken.run(0, pause)
+    saved = {
+        name: tensor.clone()
+        for server in unbroken.servers.values()
+        for name, tensor in server.tensors().items()
+    }
+    resumed = World(2, policy, optimizer=optimizer, servers=2, stages=2)
+    for server in resumed.servers.values():
+        resumed.mail += arrived(server.restart(pause, saved))
+    for client in resumed.clients.values():
+        client.restart(pause, saved)
+    for world in (unbroken, resumed):
+        world.run(pause, pause + 5)
+    assert_same(resumed.replicas[1], unbroken.replicas[1])
+    for rank, server in unbroken.servers.items():
+        assert_same(resumed.servers[rank].tensors(), server.tensors())
+        assert not set(server.tensors()) - set(saved)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused():
+    world = World(1, Sync())
+    values = world.servers[1].tensors()
+    with pytest.raises(DataError, match="top.1.weight: missing"):
+        world.servers[1].restart(3, {k: v for k, v in values.items() if k != "top.1.weight"})
+    values["bottom.1.bias"] = torch.zeros(3)
+    with pytest.raises(DataError, match=r"bottom.1.bias: \[3\], it must be \[33\]"):
+        world.servers[1].restart(3, values)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_gradient_that_is_not_finite_names_its_trainer(value: float):
+    world = World(2, Sync())
+    world.run(0, 2)
+    for rank in (0, 1):
+        world.pull(rank, 2)
+    world.arrive(world.push(0, 2))
+    gradients = gradients_of(1, 2)
+    gradients["bottom.1.bias"][7] = value
+    with pytest.raises(DivergedError, match=r"step 3: .* bottom.1.bias from worker-1.0 \(rank 1\)"):
+        world.arrive(world.clients[1].push(2, gradients))
+
+
+def test_huge_but_finite_gradients_are_taken():
+    world = World(1, Sync())
+    gradients = {name: torch.full(shape, 2e38) for name, shape in SHAPES.items()}
+    world.arrive(world.clients[0].push(0, gradients))
+    assert world.servers[1].tensors()["bottom.1.bias"].isfinite().all()
+
+
+def test_answers_go_to_the_trainers_of_the_stage_with_their_dense_size():
+    world = World(2, Sync(), stages=2)
+    pushes = [world.push(rank, 0) for rank in range(4)]
+    server = world.servers[4]
+    assert server.handle(travel(pushes[0][0])) == []
+    assert server.handle(travel(pushes[3][0])) == []
+    answers = server.handle(travel(pushes[2][0]))
+    assert [(one.to, one.dense_equivalent_bytes) for one in answers] == [(0, 1848), (2, 1848)]
+    assert answers[0].frame is answers[1].frame
+    assert pushes[0][0].dense_equivalent_bytes == 1848
+    assert [section.tensor for section in answers[0].frame.sections[:-1]] == [0, 1]
+    answers = server.handle(travel(pushes[1][0]))
+    assert [(one.to, one.dense_equivalent_bytes) for one in answers] == [(1, 20), (3, 20)]
+
+
+def break_sections(frame: Frame) -> Frame:
+    return replace(frame, sections=frame.sections[:-1])
+
+
+def break_type(frame: Frame) -> Frame:
+    first = replace(frame.sections[0], dtype=type(frame.sections[0].dtype).INT32)
+    return replace(frame, sections=(first, *frame.sections[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda frame: replace(frame, step=1), "rank 0 for step 1: too early"),
+        (lambda frame: replace(frame, sender=5), "rank 5 for step 0: .* owns nothing"),
+        (lambda frame: replace(frame, attempt=2), r"worker-0.0 \(rank 0\), step 0: .* attempt 2"),
+        (lambda frame: replace(frame, kind=Kind.HELLO), "HELLO of attempt 0, expected PUSH"),
+        (break_sections, r"push of worker-0.0 \(rank 0\) for step 0: holds tensors"),
+        (break_type, "tensor 0 is DENSE INT32"),
+    ],
+)
+def test_frames_that_do_not_fit_are_refused(change, message: str):
+    world = World(1, Sync())
+    (push,) = world.push(0, 0)
+    with pytest.raises(DlrmError, match=message):
+        world.servers[1].handle(change(push.frame))
+
+
+def test_a_server_owns_its_memory():
+    values = drawn(0)
+    world = World(1, Sync())
+    server = ParameterServer(
+        world.topology,
+        0,
+        world.tensors,
+        values,
+        world.learning,
+        ServerOptions(policy=Sync(), check_every=1, attempt=0),
+    )
+    before = server.digest(0)
+    values["bottom.1.bias"].zero_()
+    assert server.digest(0) == before == world.clients[0].digest(1)
+
+
+class ListChannel:
+    def __init__(self, frames: list[Frame]) -> None:
+        self.frames = frames
+        self.sent: list[Outgoing] = []
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        self.sent.append(Outgoing(to, frame, dense_equivalent_bytes))
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        assert deadline_seconds == 7.0
+        return self.frames.pop(0)
+
+
+def test_the_service_answers_until_the_last_goodbye():
+    world = World(2, Sync())
+    pushes = [travel(push) for rank in (0, 1) for push in world.push(rank, 0)]
+    rest = [pushes[0]]
+    channel = ListChannel([*pushes, goodbye(1, 0, 1), goodbye(0, 0, 1), *rest])
+    serve(channel, world.servers[2].handle, {0, 1}, 7.0)
+    assert [one.to for one in channel.sent] == [0, 1]
+    assert channel.frames == rest
+
+
+def test_frames_after_a_goodbye_are_refused():
+    world = World(2, Sync())
+    (push,) = world.push(1, 0)
+    channel = ListChannel([goodbye(1, 0, 0), push.frame])
+    with pytest.raises(DlrmError, match="PUSH 0 of rank 1, which has said goodbye"):
+        serve(channel, world.servers[2].handle, {0, 1}, 7.0)
+
+
+def test_every_tensor_is_learned_on_its_server_only():
+    world = World(1, Sync(), servers=3)
+    owned = [set(server.tensors()) for server in world.servers.values()]
+    assert sorted(name for names in owned for name in names) == sorted(SHAPES)
