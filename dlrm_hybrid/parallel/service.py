@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
+from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-
-class Channel(Protocol):
-    """What a server needs of a channel; see `dlrm_hybrid.comm`."""
-
-    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        """Send without waiting; the frame's memory may change afterwards."""
-        ...
-
-    def receive(self, deadline_seconds: float) -> Frame:
-        """The next frame from anyone."""
-        ...
-
 
 Handle = Callable[[Frame], Sequence[Outgoing]]
 

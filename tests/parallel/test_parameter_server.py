@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
 from dlrm_hybrid.model.schedule import Linear
 from dlrm_hybrid.parallel.client import ServerClient
@@ -18,7 +19,7 @@ from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import Topology, lay_out
-from dlrm_hybrid.types import DataError, DivergedError, DlrmError
+from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 
 SHAPES = {"bottom.1.weight": (33, 13), "bottom.1.bias": (33,), "top.1.weight": (1, 5)}
@@ -311,33 +312,28 @@ def test_a_server_owns_its_memory():
     assert server.digest(0) == before == world.clients[0].digest(1)
 
 
-class ListChannel:
-    def __init__(self, frames: list[Frame]) -> None:
-        self.frames = frames
-        self.sent: list[Outgoing] = []
-
-    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        self.sent.append(Outgoing(to, frame, dense_equivalent_bytes))
-
-    def receive(self, deadline_seconds: float) -> Frame:
-        assert deadline_seconds == 7.0
-        return self.frames.pop(0)
-
-
 def test_the_service_answers_until_the_last_goodbye():
     world = World(2, Sync())
-    pushes = [travel(push) for rank in (0, 1) for push in world.push(rank, 0)]
-    rest = [pushes[0]]
-    channel = ListChannel([*pushes, goodbye(1, 0, 1), goodbye(0, 0, 1), *rest])
+    first, second, channel = in_process_channels(3)
+    for worker in (first, second):
+        for push in world.push(worker.rank, 0):
+            worker.send(*push)
+    second.send(2, goodbye(1, 0, 1), 0)
+    first.send(2, goodbye(0, 0, 1), 0)
     serve(channel, world.servers[2].handle, {0, 1}, 7.0)
-    assert [one.to for one in channel.sent] == [0, 1]
-    assert channel.frames == rest
+    for worker in (first, second):
+        world.clients[worker.rank].apply(worker.receive(0.0))
+    assert_same(world.replicas[0], world.servers[2].tensors())
+    assert_same(world.replicas[1], world.servers[2].tensors())
+    with pytest.raises(DeadlineError):
+        channel.receive(0.0)
 
 
 def test_frames_after_a_goodbye_are_refused():
     world = World(2, Sync())
-    (push,) = world.push(1, 0)
-    channel = ListChannel([goodbye(1, 0, 0), push.frame])
+    _, second, channel = in_process_channels(3)
+    second.send(2, goodbye(1, 0, 0), 0)
+    second.send(*world.push(1, 0)[0])
     with pytest.raises(DlrmError, match="PUSH 0 of rank 1, which has said goodbye"):
         serve(channel, world.servers[2].handle, {0, 1}, 7.0)
 
