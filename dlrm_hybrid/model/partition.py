@@ -100,6 +100,11 @@ class Partition:
         return next(part.index for part in self.stages if part.has_interaction)
 
     @property
+    def stage_of(self) -> dict[str, int]:
+        """Index of the stage of every dense parameter, in the order of `dense_shapes()`."""
+        return {name: part.index for part in self.stages for name in part.parameter_names}
+
+    @property
     def boundary_widths(self) -> tuple[int, ...]:
         """Width of the activations at every boundary."""
         return tuple(part.output_width for part in self.stages[:-1])

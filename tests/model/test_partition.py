@@ -37,6 +37,8 @@ def _check(spec: ModelSpec, cuts: tuple[str, ...]) -> None:
     assert [part.is_last for part in stages] == [*(False for _ in cuts), True]
     names = [name for part in stages for name in part.parameter_names]
     assert names == list(spec.dense_shapes())
+    assert list(partition.stage_of) == names
+    assert all(stages[stage].parameter_names.count(n) for n, stage in partition.stage_of.items())
     assert all(part.layer_names for part in stages)
     assert tuple(part.layer_names[-1] for part in stages[:-1]) == partition.cuts
     assert sorted(partition.cuts) == sorted(cuts)

@@ -1,0 +1,102 @@
+"""What travels over a boundary between two stages, as sections of a frame.
+
+    sender                                        receiver
+    encode           ──── activations ────▶       decode
+    decode_gradient  ◀─── their gradients ────    encode_gradient
+
+Shapes: B rows of a micro-batch, N width of the boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+
+Sections = tuple[Section, ...]
+Saved = Any
+"""What a codec keeps from forward to backward; nobody else looks into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which activations these are."""
+
+    step: int
+    boundary: int
+    microbatch: int
+
+
+class ActivationCodec(Protocol):
+    """Both ends of a boundary; all tensors are float32 (B, N), detached and contiguous.
+
+    What `decode` and `decode_gradient` return is memory allocated by torch, never a view of the
+    payload: MKL rounds products differently where an operand lies at an address that is no
+    multiple of 16, and a payload may lie anywhere.
+    """
+
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+        """Sender, forward; the sections may view x_BN."""
+        ...
+
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+        """Receiver, forward; raises DlrmError if the sections do not make that shape."""
+        ...
+
+    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+        """Receiver, backward; `saved` is from its own `decode`, the sections may view g_BN."""
+        ...
+
+    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
+        """Sender, backward; `saved` is from its own `encode`; raises as `decode`."""
+        ...
+
+
+@final
+class DenseCodec:
+    """Every element as float32."""
+
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+        """One section that views x_BN; the shape is kept."""
+        return (dense(0, x_BN.numpy()),), x_BN.shape
+
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+        """The activations; nothing is kept."""
+        return _tensor(sections, shape, key), None
+
+    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+        """One section that views g_BN."""
+        return (dense(0, g_BN.numpy()),)
+
+    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
+        """The gradient."""
+        return _tensor(sections, saved, key)
+
+
+def dense_bytes(tensor: Tensor) -> int:
+    """Size of a tensor's elements as float32."""
+    return 4 * tensor.numel()
+
+
+def _tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
+    found = [(section.encoding, section.dtype, section.count) for section in sections]
+    if found != [(Encoding.DENSE, Dtype.FLOAT32, shape.numel())]:
+        raise DlrmError(
+            f"step {key.step}, boundary {key.boundary}, micro-batch {key.microbatch}: "
+            f"{_shown(found)}, expected DENSE FLOAT32 of {' x '.join(map(str, shape))} elements"
+        )
+    tensor = torch.empty(shape)
+    np.copyto(tensor.view(-1).numpy(), array_of(sections[0]))
+    return tensor
+
+
+def _shown(found: list[tuple[Encoding, Dtype, int]]) -> str:
+    shown = (f"{encoding.name} {dtype.name} of {count}" for encoding, dtype, count in found)
+    return ", ".join(shown) or "nothing"

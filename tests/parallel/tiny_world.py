@@ -1,0 +1,273 @@
+"""All ranks of a world in one thread: generators in turns, frames as bytes, one set of tables."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.initialise import draw_embeddings
+from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.optimizer import DenseOptimizer, Sgd
+from dlrm_hybrid.model.partition import Partition
+from dlrm_hybrid.model.schedule import Constant
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.stage_model import StageModel
+from dlrm_hybrid.parallel.boundary import DenseCodec
+from dlrm_hybrid.parallel.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
+from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.policy import Policy, Sync
+from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.stage import Inputs
+from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
+from dlrm_hybrid.wire.frame import Frame, decode, encode
+
+SMALL = ModelSpec(
+    embedding_dim=4, bottom=(13, 32, 16, 8, 4), top=(32, 16, 8, 1), table_rows=(30,) * 26
+)
+PAPER = ModelSpec(
+    embedding_dim=16,
+    bottom=(13, 512, 256, 64, 16),
+    top=(512, 256, 128, 1),
+    table_rows=tuple(2 + 7 * table for table in range(26)),
+)
+LR = 0.1
+SEED = 1
+ATTEMPT = 3
+SGD = Sgd()
+TABLES = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+
+
+@dataclass(frozen=True)
+class Layout:
+    cuts: tuple[str, ...] = ()
+    trainers: int = 1
+    servers: int = 0
+    microbatches: int = 1
+    schedule: str = "sequential"
+    policy: Policy = Sync()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A frame on its way, as its receiver sees it, and what its sender said of it."""
+
+    sender: int
+    to: int
+    frame: Frame
+    dense_equivalent_bytes: int
+
+
+class TinyWorld:
+    """Builds every rank of a layout; `step` makes a step of all of them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        *,
+        precision: Precision = Precision.FLOAT32,
+        optimizer: DenseOptimizer = SGD,
+        lr: float = LR,
+    ) -> None:
+        partition = Partition.of(spec, layout.cuts)
+        stages = partition.stages
+        self.layout = layout
+        self.topology = Topology(
+            trainers=layout.trainers,
+            stages=len(stages),
+            servers=layout.servers,
+            interaction_stage=partition.interaction_stage,
+        )
+        self.sent: list[Sent] = []
+        self.embeddings = Embeddings(spec, TABLES)
+        draw_embeddings(self.embeddings.weights(), SEED)
+        self._pooled = torch.empty(0)
+        self._queues: list[deque[Frame]] = [deque() for _ in range(self.topology.size)]
+        learning = Learning(optimizer=optimizer, schedule=Constant(base_lr=lr))
+        tensors = lay_out(spec.dense_shapes(), partition.stage_of, layout.servers)
+        self.workers: list[Worker] = []
+        for rank in range(self.topology.num_workers):
+            part = stages[rank % len(stages)]
+            model = StageModel(spec, part, precision, SEED)
+            weights = model.dense_parameters()
+            client = (
+                ServerClient(self.topology, rank, tensors, weights, layout.policy, ATTEMPT)
+                if layout.servers
+                else LocalClient(self.topology.name(rank), weights, learning)
+            )
+            self.workers.append(
+                Worker(
+                    rank=rank,
+                    attempt=ATTEMPT,
+                    model=model,
+                    codec=DenseCodec(),
+                    ops=SCHEDULES[layout.schedule](part.index, len(stages), layout.microbatches),
+                    client=client,
+                    embedding_schedule=Constant(base_lr=lr),
+                    send=self._sender(rank),
+                )
+            )
+        self.servers = [
+            ParameterServer(
+                self.topology,
+                index,
+                tensors,
+                StageModel(
+                    spec, Partition.of(spec, ()).stages[0], precision, seed
+                ).dense_parameters(),
+                learning,
+                ServerOptions(policy=layout.policy, check_every=1, attempt=ATTEMPT),
+            )
+            for index in range(layout.servers)
+        ]
+
+    def step(self, step: int, batches: list[Inputs]) -> list[StepOutcome]:
+        """One step of all workers; a batch for each trainer."""
+        return self._run(lambda worker, batch: train_step(worker, step, batch), batches)
+
+    def predict(self, number: int, batches: list[Inputs]) -> list[Tensor | None]:
+        """The logits of one batch of each trainer, by worker."""
+        return self._run(lambda worker, batch: evaluate_batch(worker, number, batch), batches)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Trainer 0's weights, or the servers' where there are some, and the tables."""
+        tensors: dict[str, Tensor] = {}
+        for worker in self.workers[: self.topology.stages]:
+            tensors |= {
+                name: weight.detach() for name, weight in worker.model.dense_parameters().items()
+            }
+        for server in self.servers:
+            tensors |= {name: value for name, value in server.tensors().items() if name in tensors}
+        return tensors | self.embeddings.weights()
+
+    def waiting_frames(self) -> int:
+        return sum(map(len, self._queues))
+
+    def _sender(self, rank: int) -> Callable[[int, Frame, int], None]:
+        def send(to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+            received = decode(bytes(encode(frame)))
+            assert received.sender == rank
+            self.sent.append(Sent(rank, to, received, dense_equivalent_bytes))
+            self._queues[to].append(received)
+
+        return send
+
+    def _run(
+        self, start: Callable[[Worker, Inputs], Generator[Effect, Any, Any]], batches: list[Inputs]
+    ) -> list[Any]:
+        """Turns until all generators have returned; a round in which nothing moves is a fault."""
+        runs = [
+            start(worker, reads(worker, batches[worker.rank // self.topology.stages]))
+            for worker in self.workers
+        ]
+        results: dict[int, Any] = {}
+        asked: dict[int, Effect] = {}
+        answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
+        while len(results) < len(runs):
+            assert answers, f"deadlock: {asked}"
+            for rank, answer in answers.items():
+                try:
+                    asked[rank] = runs[rank].send(answer)
+                except StopIteration as done:
+                    results[rank] = done.value
+            self._serve()
+            answers = {**self._frames_for(asked), **self._answer_tables(asked)}
+            for rank in answers:
+                del asked[rank]
+        return [results[rank] for rank in sorted(results)]
+
+    def _serve(self) -> None:
+        for server, queue in zip(
+            self.servers, self._queues[self.topology.num_workers :], strict=True
+        ):
+            rank = self.topology.num_workers + self.servers.index(server)
+            while queue:
+                for to, frame, num_bytes in server.handle(queue.popleft()):
+                    self._sender(rank)(to, frame, num_bytes)
+
+    def _frames_for(self, asked: Mapping[int, Effect]) -> dict[int, Frame]:
+        found: dict[int, Frame] = {}
+        for rank, effect in asked.items():
+            queue = self._queues[rank]
+            for frame in queue:
+                if isinstance(effect, Receive) and _is_wanted(frame, effect):
+                    found[rank] = frame
+                    queue.remove(frame)
+                    break
+        return found
+
+    def _answer_tables(self, asked: Mapping[int, Effect]) -> dict[int, Any]:
+        """Answers once the interaction stages of all trainers have asked for the same."""
+        group = self.topology.interaction_group
+        effects = [asked.get(rank) for rank in group]
+        lookups = [effect for effect in effects if isinstance(effect, Lookup)]
+        if len(lookups) == len(group):
+            self.embeddings.set_lr(lookups[0].lr)
+            self._pooled = self.embeddings(torch.cat([one.ids_FB for one in lookups], 1))
+            sizes = [one.ids_FB.shape[1] for one in lookups]
+            return dict(zip(group, self._pooled.detach().split(sizes), strict=True))
+        learns = [effect for effect in effects if isinstance(effect, LearnEmbeddings)]
+        if len(learns) == len(group):
+            gradient = torch.cat([one.gradient_BFD for one in learns])
+            self._pooled.backward(gradient / len(group))
+            return dict.fromkeys(group)
+        return {}
+
+
+def draw_batch(spec: ModelSpec, rows: int, seed: int) -> Inputs:
+    """Labels that the features explain, so that weights move."""
+    rng = np.random.default_rng(seed)
+    dense_BI = np.log1p(rng.pareto(1, (rows, 13))).astype(np.float32)
+    ids_FB = np.stack([rng.integers(0, size, rows) for size in spec.table_rows])
+    label_B = (dense_BI[:, 0] + rng.random(rows) > 1.2).astype(np.float32)
+    return Inputs(
+        rows=rows,
+        dense_BI=torch.from_numpy(dense_BI),
+        ids_FB=torch.from_numpy(ids_FB),
+        label_B=torch.from_numpy(label_B),
+    )
+
+
+def columns(batch: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    assert batch.dense_BI is not None and batch.ids_FB is not None and batch.label_B is not None
+    return batch.dense_BI, batch.ids_FB, batch.label_B
+
+
+def shares(batch: Inputs, trainers: int) -> list[Inputs]:
+    """The batches of the trainers, in their order."""
+    dense_BI, ids_FB, label_B = columns(batch)
+    rows = batch.rows // trainers
+    slices = [slice(trainer * rows, (trainer + 1) * rows) for trainer in range(trainers)]
+    return [
+        Inputs(
+            rows=rows,
+            dense_BI=dense_BI[one],
+            ids_FB=ids_FB[:, one].contiguous(),
+            label_B=label_B[one],
+        )
+        for one in slices
+    ]
+
+
+def reads(worker: Worker, batch: Inputs) -> Inputs:
+    """What the worker's stage reads of a batch, nothing else."""
+    part = worker.model.part
+    return Inputs(
+        rows=batch.rows,
+        dense_BI=batch.dense_BI if part.is_first else None,
+        ids_FB=batch.ids_FB if part.has_interaction else None,
+        label_B=batch.label_B if part.is_last else None,
+    )
+
+
+def _is_wanted(frame: Frame, wanted: Receive) -> bool:
+    keys = ("kind", "sender", "step", "boundary", "microbatch")
+    return all(getattr(frame, key) == getattr(wanted, key) for key in keys)
