@@ -28,7 +28,7 @@ class Channel(Protocol):
             dense_equivalent_bytes: what the frame would have carried as plain float32.
 
         Raises:
-            ValueError: `to` is this rank, or no rank of the run.
+            ValueError: `to` is this rank, or no rank of the run, or the frame names another sender.
             PeerLostError: the receiver is gone.
         """
         ...
@@ -59,9 +59,11 @@ class Channel(Protocol):
         ...
 
 
-def check_receiver(rank: int, to: int, world_size: int) -> None:
-    """Raise ValueError where `rank` cannot send to `to`."""
+def check_outgoing(rank: int, world_size: int, to: int, frame: Frame) -> None:
+    """Raise ValueError unless `rank` may send this frame to `to`."""
     if to == rank:
         raise ValueError(f"rank {rank} sends a frame to itself")
     if not 0 <= to < world_size:
         raise ValueError(f"rank {rank} sends a frame to rank {to}; ranks are 0 to {world_size - 1}")
+    if frame.sender != rank:
+        raise ValueError(f"rank {rank} sends a frame in the name of rank {frame.sender}")

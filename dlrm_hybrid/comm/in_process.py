@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from dataclasses import dataclass, field
 
-from dlrm_hybrid.comm.channel import check_receiver
+from dlrm_hybrid.comm.channel import check_outgoing
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, decode, encode
 
@@ -32,7 +32,7 @@ class InProcessChannel:
 
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
         """See `Channel`."""
-        check_receiver(self.rank, to, len(self._queues))
+        check_outgoing(self.rank, len(self._queues), to, frame)
         self._queues[to].put(encode(frame))
 
     def receive(self, deadline_seconds: float) -> Frame:

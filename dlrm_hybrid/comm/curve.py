@@ -1,0 +1,123 @@
+"""Keys that let the ranks of a run, and nobody else, talk over an open network.
+
+All ranks share one CURVE key pair: each is server to those that send to it and client of the
+others, and admits only clients that hold that pair. The protocol between ZeroMQ and the list of
+admitted keys is ZAP (https://rfc.zeromq.org/spec/27).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import AddressValueError, IPv4Address
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from dlrm_hybrid.types import ConfigError, ResourceError
+
+KEY_CHARACTERS = 40
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"dlrm_hybrid"
+_ZAP_VERSION = b"1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """The pair that all ranks of a run share.
+
+    Attributes:
+        public: 40 characters, Z85.
+        secret: 40 characters, Z85; never printed.
+    """
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def check_listening(address: str, keys: CurveKeys | None) -> None:
+    """Raise ConfigError unless ranks may listen on `address`.
+
+    Without keys that is this machine's loopback only: whoever reaches the port could otherwise
+    send gradients.
+    """
+    try:
+        parsed = IPv4Address(address)
+    except AddressValueError as error:
+        raise ConfigError(f"network.bind: {address!r} is not an IPv4 address") from error
+    if parsed.is_unspecified or parsed.is_multicast:
+        raise ConfigError(
+            f"network.bind: {address} is not the address of one interface, which others connect to"
+        )
+    if not parsed.is_loopback and keys is None:
+        raise ConfigError(
+            f"network.bind: other machines reach {address}, so ranks listen there only with CURVE "
+            "keys: make a file of them with doctor.action=keys and name it by network.keys"
+        )
+
+
+def make_key_file(path: Path) -> CurveKeys:
+    """Make a new pair and the file that holds it, readable by this user only.
+
+    The file is JSON: {"public": 40 characters, "secret": 40 characters}. Copy it to every machine
+    of the run.
+
+    Raises:
+        ResourceError: the file exists, or cannot be written.
+    """
+    public, secret = zmq.curve_keypair()
+    text = json.dumps({"public": public.decode(), "secret": secret.decode()}, indent=2)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ResourceError(f"{path}: {error.strerror}; keys are never replaced") from error
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text + "\n")
+    return CurveKeys(public, secret)
+
+
+def read_key_file(path: Path) -> CurveKeys:
+    """The pair in a file made by `make_key_file`.
+
+    Raises:
+        ConfigError: the file is missing, open to other users, or holds no pair.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777
+        values = json.loads(path.read_text(encoding="ascii"))
+        public, secret = values["public"].encode("ascii"), values["secret"].encode("ascii")
+    except OSError as error:
+        raise ConfigError(f"network.keys: {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"network.keys: {path} is not a key file") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"network.keys: {path} has mode {mode:o}, other users may read it: chmod 600 {path}"
+        )
+    if not _is_pair(public, secret):
+        raise ConfigError(f"network.keys: {path} holds no CURVE key pair")
+    return CurveKeys(public, secret)
+
+
+def _is_pair(public: bytes, secret: bytes) -> bool:
+    if len(public) != KEY_CHARACTERS or len(secret) != KEY_CHARACTERS:
+        return False
+    try:
+        return zmq.curve_public(secret) == public
+    except (zmq.ZMQError, ValueError):
+        return False
+
+
+def zap_reply(request: Sequence[bytes], keys: CurveKeys) -> list[bytes]:
+    """The answer to ZeroMQ's question whether a client may come in.
+
+    Args:
+        request: version, request id, domain, client address, identity, mechanism, credentials.
+        keys: only a client with this public key may.
+    """
+    admitted = list(request[5:]) == [b"CURVE", z85.decode(keys.public)]
+    status = [b"200", b"OK"] if admitted else [b"400", b"this key is not of this run"]
+    return [_ZAP_VERSION, request[1], *status, b"", b""]

@@ -1,0 +1,233 @@
+"""The ZeroMQ sockets of one rank.
+
+    others' DEALER ──▶ ROUTER   bound: what others send; answers to their goodbyes go back here
+    others' ROUTER ◀── DEALER   one for each other rank: what this rank sends
+                       PAIR     one for each DEALER: tells at once when that connection ends
+                       REP      with CURVE: decides which keys come in
+
+Queues have no high-water mark: it counts messages, drops or blocks at a number that says nothing
+about bytes, and how much is on its way is bounded by what the ranks wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from dlrm_hybrid.comm.curve import (
+    ZAP_DOMAIN,
+    ZAP_ENDPOINT,
+    CurveKeys,
+    check_listening,
+    zap_reply,
+)
+from dlrm_hybrid.comm.roster import Part
+from dlrm_hybrid.types import ResourceError
+
+MAX_MESSAGE_BYTES = 1 << 30
+NO_COPY_BYTES = 1 << 16  # below this a copy costs less than keeping track of the buffer
+NEVER_MILLISECONDS = 24 * 3_600_000
+
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _HANDSHAKE_FAILED | _ENDED
+
+_Socket = zmq.Socket[bytes]
+
+
+class Change(Enum):
+    """What happened to the connection to another rank."""
+
+    UP = "up"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Came in from another rank, or from a stranger."""
+
+    connection: bytes
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Came back from the rank to which this rank has connected."""
+
+    rank: int
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Happened to the connection to another rank."""
+
+    rank: int
+    change: Change
+
+
+Happening = Message | Answer | Changed
+
+
+@dataclass(slots=True)
+class Sockets:
+    """What one rank listens on and sends through.
+
+    Attributes:
+        address: where the rank listens: `tcp://127.0.0.1:40001`.
+    """
+
+    address: str
+    _context: zmq.Context[_Socket]
+    _router: _Socket
+    _keys: CurveKeys | None
+    _gate: _Socket | None
+    _poller: zmq.Poller
+    _dealers: dict[int, _Socket] = field(default_factory=dict[int, _Socket])
+    _monitors: dict[_Socket, int] = field(default_factory=dict[_Socket, int])
+    _ranks: dict[_Socket, int] = field(default_factory=dict[_Socket, int])
+
+    def connect(self, rank: int, address: str) -> None:
+        """Open the connection over which this rank sends to another."""
+        dealer = _socket(self._context, zmq.DEALER)
+        # A connection that has ended stays ended: what was in it is lost, so is the run.
+        dealer.reconnect_ivl = NEVER_MILLISECONDS
+        if self._keys is not None:
+            dealer.curve_serverkey = self._keys.public
+            dealer.curve_publickey = self._keys.public
+            dealer.curve_secretkey = self._keys.secret
+        monitor = dealer.get_monitor_socket(_WATCHED)
+        self._dealers[rank] = dealer
+        self._monitors[monitor] = rank
+        self._poller.register(monitor, zmq.POLLIN)
+        dealer.connect(address)
+
+    def watch_answers(self) -> None:
+        """From now on `wait` wakes up for answers to goodbyes, too."""
+        for rank, dealer in self._dealers.items():
+            self._ranks[dealer] = rank
+            self._poller.register(dealer, zmq.POLLIN)
+
+    def send(self, rank: int, parts: Sequence[Part]) -> bool:
+        """Queue a message for another rank; False if the connection to it has ended."""
+        return _send(self._dealers[rank], parts)
+
+    def reply(self, connection: bytes, parts: Sequence[Part]) -> bool:
+        """Queue a message for whoever sent over `connection`; False if that has ended."""
+        return _send(self._router, [connection, *parts])
+
+    def wait(self, seconds: float) -> list[Happening]:
+        """What happened, oldest message first; waits up to `seconds` for something.
+
+        It takes one message of the others at a time, so that lost connections are soon seen.
+        """
+        happened: list[Happening] = []
+        for socket, _ in self._poller.poll(math.ceil(1000 * seconds)):
+            if socket is self._router:
+                happened.append(Message(socket.recv(), _parts(socket)))
+            elif socket is self._gate:
+                self._open_gate(socket)
+            elif socket in self._monitors:
+                happened.extend(_changes(self._monitors[socket], socket))
+            else:
+                happened.append(Answer(self._ranks[socket], _parts(socket)))
+        return happened
+
+    def destroy(self, linger_seconds: float) -> None:
+        """Close everything; what is queued still leaves if that takes no longer than given."""
+        if self._context.closed:
+            return
+        for dealer in self._dealers.values():
+            dealer.disable_monitor()
+        self._context.destroy(linger=math.ceil(1000 * linger_seconds))
+
+    def _open_gate(self, gate: _Socket) -> None:
+        assert self._keys is not None
+        gate.send_multipart(zap_reply(gate.recv_multipart(), self._keys))
+
+
+def listen(address: str, keys: CurveKeys | None) -> Sockets:
+    """Sockets of this rank, listening on a free port of `address`; made in the rank itself.
+
+    Raises:
+        ConfigError: `address` needs keys.
+        ResourceError: the address is not one of this machine, or no port is free.
+    """
+    check_listening(address, keys)
+    context: zmq.Context[_Socket] = zmq.Context(io_threads=1)
+    gate = None
+    router = _socket(context, zmq.ROUTER)
+    router.router_mandatory = True
+    router.maxmsgsize = MAX_MESSAGE_BYTES
+    if keys is not None:
+        # Bound before the port: without it ZeroMQ would admit any key.
+        gate = _socket(context, zmq.REP)
+        gate.bind(ZAP_ENDPOINT)
+        router.curve_server = True
+        router.curve_publickey = keys.public
+        router.curve_secretkey = keys.secret
+        router.zap_domain = ZAP_DOMAIN
+    try:
+        router.bind(f"tcp://{address}:*")
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        raise ResourceError(f"network.bind: cannot listen on {address}: {error}") from error
+    bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    poller = zmq.Poller()
+    for one in (router, gate):
+        if one is not None:
+            poller.register(one, zmq.POLLIN)
+    return Sockets(bound, context, router, keys, gate, poller)
+
+
+def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:
+    socket = context.socket(kind)
+    socket.linger = 0  # a rank that fails does not wait for anybody; `destroy` sets its own
+    socket.sndhwm = 0
+    socket.rcvhwm = 0
+    return socket
+
+
+def _send(socket: _Socket, parts: Sequence[Part]) -> bool:
+    try:
+        for part in parts[:-1]:
+            socket.send(part, zmq.NOBLOCK | zmq.SNDMORE)
+        socket.send(parts[-1], zmq.NOBLOCK, copy=len(parts[-1]) < NO_COPY_BYTES)
+    except zmq.ZMQError as error:
+        if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            return False
+        raise
+    return True
+
+
+def _changes(rank: int, monitor: _Socket) -> list[Happening]:
+    found: list[Happening] = []
+    while monitor.poll(0):
+        event = recv_monitor_message(monitor)["event"]
+        if event & _HANDSHAKE_FAILED:
+            found.append(Changed(rank, Change.REFUSED))
+        else:
+            found.append(Changed(rank, Change.ENDED if event & _ENDED else Change.UP))
+    return found
+
+
+def _parts(socket: _Socket) -> list[Part]:
+    """All parts of a message; large ones as views of ZeroMQ's own memory."""
+    parts: list[Part] = []
+    while True:
+        part = socket.recv(copy=False)
+        # A small message may lie at any byte of ZeroMQ's buffer; a copy is aligned.
+        view = part.buffer
+        parts.append(view if len(view) >= NO_COPY_BYTES else bytearray(view))
+        if not part.more:
+            return parts

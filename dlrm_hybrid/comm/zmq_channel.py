@@ -1,0 +1,233 @@
+"""A channel over TCP, made of ZeroMQ sockets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlrm_hybrid.comm.channel import check_outgoing
+from dlrm_hybrid.comm.curve import CurveKeys
+from dlrm_hybrid.comm.rendezvous import Endpoint, meet
+from dlrm_hybrid.comm.roster import ForeignError, Part, Peer, Roster, Word
+from dlrm_hybrid.comm.sockets import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    Change,
+    Changed,
+    Happening,
+    Message,
+    Sockets,
+    listen,
+)
+from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
+from dlrm_hybrid.wire.frame import Frame, encode
+
+TOKEN_BYTES = 16
+FLOOD_SECONDS = 1.0  # strangers who never stop do not hold up a deadline for longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZmqOptions:
+    """How ranks connect.
+
+    Attributes:
+        address: IPv4 address to listen on.
+        keys: for CURVE; None for none, allowed on loopback only.
+        start_seconds: how long to wait for all ranks to come.
+        close_seconds: how long `close` waits for them to take what was sent.
+    """
+
+    address: str
+    keys: CurveKeys | None
+    start_seconds: float
+    close_seconds: float
+
+
+@dataclass(slots=True)
+class ZmqChannel:
+    """One rank's end, connected to every other rank."""
+
+    _roster: Roster
+    _sockets: Sockets = field(repr=False)
+    _options: ZmqOptions
+    _report: Callable[[str], None] = field(repr=False)
+    _endpoints: tuple[Endpoint, ...] = field(repr=False)
+    _arrived: deque[Frame] = field(default_factory=deque[Frame], repr=False)
+    _lost: PeerLostError | None = None
+
+    @property
+    def rank(self) -> int:
+        """See `Channel`."""
+        return self._roster.rank
+
+    @property
+    def foreign_messages(self) -> int:
+        """Messages from outside the run that were dropped until now."""
+        return self._roster.foreign
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        """See `Channel`."""
+        check_outgoing(self.rank, len(self._endpoints), to, frame)
+        if frame.attempt != self._roster.attempt:
+            raise ValueError(f"attempt {frame.attempt} is not {self._roster.attempt}, the run's")
+        peer = self._roster.peers[to]
+        if peer.departed:
+            raise PeerLostError(to, "it has said goodbye")
+        buffer = encode(frame)
+        if len(buffer) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a frame of {len(buffer)} bytes; at most {MAX_MESSAGE_BYTES} travel")
+        if not self._sockets.send(to, [buffer]):
+            raise self._gone(peer, "its connection ended")
+        peer.sent += 1
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        """See `Channel`; BrokenError if a rank sent what cannot be read."""
+        if not self._until(lambda: bool(self._arrived), deadline_seconds):
+            raise DeadlineError(f"rank {self.rank}: no frame came within {deadline_seconds:g} s")
+        return self._arrived.popleft()
+
+    def close(self) -> None:
+        """See `Channel`."""
+        until = time.monotonic() + self._options.close_seconds
+        waiting = [peer for peer in self._roster.peers.values() if not peer.departed]
+        done = False
+        try:
+            self._sockets.watch_answers()
+            for peer in waiting:
+                if not self._sockets.send(peer.rank, self._roster.goodbye(peer)):
+                    raise self._gone(peer, "its connection ended")
+            done = self._until(
+                lambda: all(peer.settled for peer in waiting), self._options.close_seconds
+            )
+            if not done:
+                open_ranks = ", ".join(str(one.rank) for one in waiting if not one.settled)
+                raise DeadlineError(
+                    f"rank {self.rank}: these ranks did not take all frames within "
+                    f"{self._options.close_seconds:g} s: {open_ranks}"
+                )
+        finally:
+            # Others may still wait for our answers to their goodbyes.
+            self._sockets.destroy(max(1.0, until - time.monotonic()) if done else 0.0)
+
+    def abandon(self) -> None:
+        """See `Channel`."""
+        self._sockets.destroy(0.0)
+
+    def greet(self) -> None:
+        """Connect to all ranks and wait for their greetings.
+
+        Raises:
+            ConfigError: a rank does not have our keys.
+            PeerLostError: a rank is gone.
+            DeadlineError: names the ranks that did not greet.
+        """
+        peers = self._roster.peers.values()
+        for peer in peers:
+            endpoint = self._endpoints[peer.rank]
+            self._sockets.connect(peer.rank, endpoint.address)
+            self._sockets.send(peer.rank, self._roster.hello(endpoint.token))
+        seconds = self._options.start_seconds
+        if not self._until(lambda: all(peer.greeted and peer.reached for peer in peers), seconds):
+            silent = ", ".join(str(one.rank) for one in peers if not (one.greeted and one.reached))
+            raise DeadlineError(
+                f"rank {self.rank}: these ranks did not greet within {seconds:g} s: {silent}"
+            )
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Handle what happens until `done`; whether that was in time."""
+        if self._lost is not None:
+            raise self._lost
+        until = time.monotonic() + seconds
+        while not done():
+            left_seconds = until - time.monotonic()
+            happened = self._sockets.wait(max(0.0, left_seconds))
+            for one in happened:
+                self._handle(one)
+            if left_seconds < (-FLOOD_SECONDS if happened else 0.0):
+                return done()
+        return True
+
+    def _handle(self, one: Happening) -> None:
+        match one:
+            case Message(connection, parts):
+                self._read(connection, parts)
+            case Answer(rank, parts):
+                self._roster.answered(self._roster.peers[rank], parts)
+            case Changed(rank, change):
+                self._note(self._roster.peers[rank], change)
+
+    def _read(self, connection: bytes, parts: list[Part]) -> None:
+        try:
+            word, peer, frame = self._roster.read(connection, parts)
+        except ForeignError as error:
+            if self._roster.foreign == 1:
+                self._report(
+                    f"rank {self.rank}: dropped a message that is not of this run: {error}; "
+                    "more like it are only counted"
+                )
+            return
+        if word is Word.FRAME:
+            self._arrived.append(frame)
+        elif word is Word.GOODBYE:
+            if not self._sockets.reply(connection, self._roster.answer(peer)):
+                raise self._gone(peer, "its connection ended while it said goodbye")
+            peer.departed = True
+
+    def _note(self, peer: Peer, change: Change) -> None:
+        address = self._endpoints[peer.rank].address
+        if change is Change.UP:
+            peer.reached = True
+        elif change is Change.REFUSED:
+            raise ConfigError(
+                f"network.keys: rank {self.rank} and rank {peer.rank} at {address} do not admit "
+                "each other: all ranks need the same key file, or none"
+            )
+        elif not peer.departed and peer.to_come is None:  # otherwise it may leave
+            ended = "its connection ended" if peer.reached else f"{address} cannot be reached"
+            raise self._gone(peer, ended)
+
+    def _gone(self, peer: Peer, cause: str) -> PeerLostError:
+        self._lost = PeerLostError(peer.rank, cause)
+        return self._lost
+
+
+def open_zmq_channel(
+    folder: Path,
+    rank: int,
+    world_size: int,
+    attempt: int,
+    options: ZmqOptions,
+    report: Callable[[str], None],
+) -> ZmqChannel:
+    """Listen, meet the other ranks and connect to all of them; called in the rank itself.
+
+    Args:
+        folder: where the ranks of this attempt meet; see `rendezvous.meet`.
+        rank: this one.
+        world_size: how many ranks there are.
+        attempt: how often the run has been restarted.
+        options: of the connections.
+        report: called once, with a line of text, when something from outside the run was dropped.
+
+    Raises:
+        ConfigError: the address needs keys, or another rank has others.
+        ResourceError: the address or the folder cannot be used.
+        PeerLostError: a rank went before all had met.
+        DeadlineError: names the ranks that did not come.
+    """
+    sockets = listen(options.address, options.keys)
+    try:
+        endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
+        endpoints = meet(folder, rank, world_size, endpoint, options.start_seconds)
+        peers = {other: Peer(other) for other in range(world_size) if other != rank}
+        roster = Roster(rank, attempt, endpoint.token, peers)
+        channel = ZmqChannel(roster, sockets, options, report, endpoints)
+        channel.greet()
+    except BaseException:
+        sockets.destroy(0.0)
+        raise
+    return channel
