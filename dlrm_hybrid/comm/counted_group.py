@@ -1,0 +1,157 @@
+"""A gloo process group that counts what it sends; it knows the collectives TorchRec needs."""
+
+# pyright: reportIncompatibleMethodOverride=false
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+Count = Callable[[int, int], None]
+"""Told, once a collective, the bytes that leave this member, and how many they are as float32."""
+
+Explain = Callable[[RuntimeError], Exception]
+"""Turns an error of gloo into one of the program."""
+
+FLOAT_BYTES = 4
+
+
+@final
+class CountedGroup(dist.ProcessGroup):
+    """The members' collectives; others than those below do not exist, so none goes uncounted.
+
+    torch.distributed calls them by position, whatever its stubs call the parameters.
+
+    A reduction is an exchange and then a sum in the order of the members: the same in every run,
+    and half the bytes of gloo's, which sums everything everywhere.
+    """
+
+    def __init__(self, gloo: Any, count: Count, explain: Explain) -> None:
+        super().__init__(gloo.rank(), gloo.size())  # pyright: ignore
+        self._gloo = gloo
+        self._rank: int = gloo.rank()
+        self._size: int = gloo.size()
+        self._count = count
+        self._explain = explain
+
+    def exchange(self, given: Tensor, given_T: Sequence[int], taken_T: Sequence[int]) -> Tensor:
+        """Send member t the given_T[t] next rows of `given`; returns what all have sent, in order.
+
+        Raises:
+            DeadlineError: it took too long.
+            PeerLostError: a member is gone.
+        """
+        taken = given.new_empty(sum(taken_T), *given.shape[1:])
+        self.all_to_all_single(taken, given, list(taken_T), list(given_T)).wait()
+        return taken
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        given: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        options: Any = None,
+    ) -> dist.Work:
+        """torch.distributed.all_to_all_single."""
+        rows = len(given)
+        kept = input_splits[self._rank] if input_splits else rows // self._size
+        if rows:
+            self._sent((rows - kept) * (given.numel() // rows), given)
+        with self.explained():
+            work = self._gloo.alltoall_base(
+                output, given, output_splits, input_splits, dist.AllToAllOptions()
+            )
+        return _Pending(self, work)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, options: Any = None) -> dist.Work:
+        """torch.distributed.all_gather_into_tensor."""
+        self._sent((self._size - 1) * given.numel(), given)
+        with self.explained():
+            return _Pending(self, self._gloo._allgather_base(output, given))
+
+    def allgather(
+        self, outputs: list[list[Tensor]], given: list[Tensor], options: Any = None
+    ) -> dist.Work:
+        """torch.distributed.all_gather, of tensors that may differ in their numbers of rows."""
+        (parts,), (mine,) = outputs, given
+        rows_T = [len(part) for part in parts]
+        taken = mine.new_empty(sum(rows_T), *mine.shape[1:])
+        repeated = mine.repeat(self._size, *(1 for _ in mine.shape[1:]))
+        work = self.all_to_all_single(taken, repeated, rows_T, [len(mine)] * self._size)
+
+        def spread() -> None:
+            for part, received in zip(parts, split(taken, rows_T), strict=True):
+                part.copy_(received)
+
+        return _Pending(self, work, spread)
+
+    def reduce_scatter_single(
+        self, output: Tensor, given: Tensor, options: Any = None
+    ) -> dist.Work:
+        """torch.distributed.reduce_scatter_tensor, a sum."""
+        return self._reduce_scatter(output, given, [len(given) // self._size] * self._size)
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], given: list[list[Tensor]], options: Any = None
+    ) -> dist.Work:
+        """torch.distributed.reduce_scatter, a sum of parts that may differ in numbers of rows."""
+        (output,), (parts,) = outputs, given
+        return self._reduce_scatter(output, torch.cat(parts), [len(part) for part in parts])
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """torch.distributed.barrier; moves no tensor."""
+        with self.explained():
+            return _Pending(self, self._gloo.barrier())
+
+    def _reduce_scatter(self, output: Tensor, given: Tensor, rows_T: list[int]) -> dist.Work:
+        taken = given.new_empty(self._size, *output.shape)
+        work = self.all_to_all_single(
+            taken.flatten(0, 1), given, [len(output)] * self._size, rows_T
+        )
+        return _Pending(self, work, lambda: torch.sum(taken, 0, out=output))
+
+    def _sent(self, elements: int, given: Tensor) -> None:
+        size = FLOAT_BYTES if given.is_floating_point() else given.element_size()
+        self._count(elements * given.element_size(), elements * size)
+
+    @contextmanager
+    def explained(self) -> Generator[None, None, None]:
+        """Turn errors of gloo within the context into those of the program."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._explain(error) from error
+
+
+@final
+class _Pending(dist.Work):
+    """A collective under way, and what is left to do when it has ended."""
+
+    def __init__(
+        self, group: CountedGroup, work: dist.Work, then: Callable[[], object] | None = None
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._work = work
+        self._then = then
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for its end, as long as the group's deadline allows."""
+        with self._group.explained():
+            self._work.wait()
+        if self._then is not None:
+            self._then()
+            self._then = None
+        return True
+
+
+def split(tensor: Tensor, rows_T: Sequence[int]) -> tuple[Tensor, ...]:
+    """Views of consecutive rows of a tensor, rows_T[t] each."""
+    parts: tuple[Tensor, ...] = torch.split(tensor, list(rows_T))
+    return parts

@@ -1,0 +1,121 @@
+"""The process group beneath TorchRec's collectives: gloo on one interface, every byte counted.
+
+Its members meet through a file. What a member counts is the tensor bytes it sends to others: the
+part that stays with it and what gloo adds count nothing. So over all members each byte counts once.
+
+Shapes: T members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
+
+from dlrm_hybrid.comm.counted_group import Count, CountedGroup
+from dlrm_hybrid.comm.presence import Presence, presence
+from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
+
+BACKEND = "counted_gloo"
+PATIENCE_SECONDS = 0.5  # until a process whose connections broke has ended for good
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """Where the members of a group meet and how they talk.
+
+    Attributes:
+        folder: shared by all members and made where it is missing.
+        attempt: how often the run was restarted; folder and attempt together are used by one group
+            only, or its members would call the addresses of the dead.
+        address: of the interface to listen on, 127.0.0.1 unless members are on several machines.
+        deadline_seconds: how long to wait for the others, at the start and in each collective.
+    """
+
+    folder: Path
+    attempt: int
+    address: str
+    deadline_seconds: float
+
+
+@contextmanager
+def process_group(
+    members: Sequence[int], rank: int, options: GroupOptions, count: Count
+) -> Generator[CountedGroup, None, None]:
+    """Open the default process group of this process for as long as the context lasts.
+
+    All members enter it; no other process has to. Within it a member's rank is its place in
+    `members`.
+
+    Args:
+        members: ranks of the run, the same list for all.
+        rank: of this process in the run; one of `members`.
+        options: the same for all.
+        count: told of every collective.
+
+    Raises:
+        DeadlineError: members did not come, or a collective took too long.
+        PeerLostError: in a collective, a member is gone.
+    """
+    options.folder.mkdir(parents=True, exist_ok=True)
+    name = f"embeddings-{options.attempt}"
+    place, size = members.index(rank), len(members)
+    timeout = timedelta(seconds=options.deadline_seconds)
+    with presence(options.folder, name, rank) as present:
+
+        def explain(error: RuntimeError) -> Exception:
+            return _explain(error, [one for one in members if one != rank], present, options)
+
+        store = FileStore(str(options.folder / name), size)
+        store.set_timeout(timeout)
+        _meet(store, members, rank, options)
+
+        def create(given: Any, _: object) -> CountedGroup:
+            gloo_options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
+            gloo_options._timeout = timeout
+            gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
+            create_gloo: Any = dist.ProcessGroupGloo
+            gloo = create_gloo(given.store, place, size, gloo_options)
+            return CountedGroup(gloo, count, explain)
+
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+        dist.init_process_group(BACKEND, store=store, rank=place, world_size=size, timeout=timeout)
+        try:
+            group = dist.group.WORLD
+            assert isinstance(group, CountedGroup)
+            yield group
+        finally:
+            dist.destroy_process_group()
+
+
+def _meet(store: Store, members: Sequence[int], rank: int, options: GroupOptions) -> None:
+    keys = {member: f"present/{member}" for member in members}
+    store.set(keys[rank], "")
+    try:
+        store.wait(list(keys.values()))
+    except RuntimeError as error:
+        missing = [member for member, key in keys.items() if not store.check([key])]
+        raise DeadlineError(
+            f"ranks {missing} did not come to the embeddings' process group within "
+            f"{options.deadline_seconds:g} s (network.patience_seconds)"
+        ) from error
+
+
+def _explain(
+    error: RuntimeError, others: Sequence[int], present: Presence, options: GroupOptions
+) -> Exception:
+    gone = present.gone(others, PATIENCE_SECONDS)
+    if gone is not None:
+        return PeerLostError(gone, "its part of the embeddings' collectives broke off")
+    if "Timed out" in str(error):
+        return DeadlineError(
+            f"a collective of the embeddings with ranks {list(others)} took longer than "
+            f"{options.deadline_seconds:g} s (network.patience_seconds)"
+        )
+    return DlrmError(f"a collective of the embeddings with ranks {list(others)} failed: {error}")

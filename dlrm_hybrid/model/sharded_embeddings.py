@@ -1,0 +1,180 @@
+"""The embedding tables of all trainers, sharded over them by TorchRec.
+
+Shapes: B batch, F tables, D embedding dimension, T trainers.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from torch.fx import _symbolic_trace  # pyright: ignore[reportPrivateUsage]
+from torchrec.distributed.comm_ops import set_gradient_division
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ShardingEnv
+
+from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.model import embedding_plan
+from dlrm_hybrid.model.embedding_ids import id_exchange
+from dlrm_hybrid.model.embedding_parts import local_tables, parted_tensors
+from dlrm_hybrid.model.embeddings import EmbeddingOptions
+from dlrm_hybrid.model.initialise import draw_embeddings
+from dlrm_hybrid.model.sharding_options import ShardingOptions
+from dlrm_hybrid.model.spec import ModelSpec
+
+CPU = torch.device("cpu")
+
+
+@final
+class ShardedEmbeddings:
+    """All tables of a model, one id per bag, shared by the trainers of a group.
+
+    A row learns in backward from the rows of all trainers, at the rate last set. Gradients are
+    added, not averaged: the caller divides them by T. Then table-wise sharding gives, bit for bit,
+    what one unsharded table gives that sees the batches of all trainers in their order.
+
+    Every trainer makes it, calls it and runs backward as often as every other. Making one switches
+    TorchRec's division of gradients off for the whole process.
+
+    Args:
+        spec: the tables; weights are not initialised.
+        options: how they learn.
+        sharding: how they are shared.
+        group: of the trainers; a trainer's rank in it is its number.
+
+    Raises:
+        ConfigError: the tables cannot be shared so.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: EmbeddingOptions,
+        sharding: ShardingOptions,
+        group: CountedGroup,
+    ) -> None:
+        self._trainer, self._trainers = group.rank(), group.size()
+        sharding.check(
+            optimizer=options.optimizer,
+            trainers=self._trainers,
+            embedding_dim=spec.embedding_dim,
+        )
+        self._spec = spec
+        self._group = group
+        _quiet()
+        set_gradient_division(False)
+        sharder = embedding_plan.sharder(options, sharding.comm_precision)
+        unsharded = embedding_plan.collection(spec)
+        plan = embedding_plan.plan(unsharded, sharder, sharding, self._trainers)
+        self.shards = embedding_plan.shards_of(plan, spec)
+        environment = ShardingEnv(self._trainers, self._trainer, None)
+        environment.process_group = group
+        self._collection: ShardedEmbeddingBagCollection = sharder.shard(
+            unsharded, plan, environment, CPU
+        )
+        self._kernels = [kernel for _, kernel in local_tables(self._collection)]
+        self._tensors = parted_tensors(self._collection, self.shards, spec, options, group)
+        self._ids = id_exchange(self._collection, self.shards, spec, group)
+        names: list[str] = self._collection._embedding_names  # pyright: ignore[reportPrivateUsage]
+        self._order = torch.tensor([names.index(name) for name in spec.table_names])
+        self._inverse = torch.argsort(self._order)
+
+    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int] | None = None) -> Tensor:
+        """Look up ids_FB, int64 → float32 (B, F, D), in the order of the spec's tables.
+
+        Args:
+            ids_FB: of this trainer's batch, which may be empty.
+            rows_T: rows of every trainer's batch, the same for all; None: they ask each other,
+                which costs one more collective.
+
+        Raises:
+            RuntimeError: an id is not a row of its table.
+            PeerLostError: a trainer is gone; also in backward.
+            DeadlineError: a trainer did not come in time; also in backward.
+        """
+        num_rows = ids_FB.shape[1]
+        if rows_T is None:
+            rows_T = self._rows_of_all(num_rows)
+        features = self._ids(ids_FB, rows_T)
+        context = self._collection.create_context()
+        context.sharding_contexts.extend(
+            EmbeddingShardingContext(batch_size_per_rank=list(rows_T)) for _ in features
+        )
+        looked_up = self._collection.compute(context, KJTList(features))
+        pooled_BN: Tensor = self._collection.output_dist(context, looked_up).wait().values()
+        pooled_BFD = pooled_BN.view(num_rows, len(self._order), self._spec.embedding_dim)
+        return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next backward passes; the same for all trainers."""
+        for kernel in self._kernels:
+            kernel.set_learning_rate(lr)
+
+    def initialise(self, seed: int) -> None:
+        """Give every table the values it has unsharded."""
+
+        def draw(name: str) -> Tensor:
+            table = torch.empty(self._tensors.shapes[name])
+            draw_embeddings({name: table}, seed)
+            return table
+
+        self._tensors.load((f"{name}.weight" for name in self._spec.table_names), draw)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole weights and optimizer states by name, as `Embeddings` names them."""
+        return dict(self._tensors.shapes)
+
+    def gather(self, root: int) -> Iterator[tuple[str, Tensor | None]]:
+        """Weights, then optimizer states, one by one: whole at trainer `root`, None elsewhere.
+
+        All trainers exhaust it. What it yields is new memory.
+        """
+        return self._tensors.gather(root)
+
+    def load(self, tensor_of: Callable[[str], Tensor]) -> None:
+        """Take over weights and optimizer states, however they were sharded.
+
+        Args:
+            tensor_of: gives a whole tensor by name; asked, one by one, for those of which this
+                trainer holds a part.
+        """
+        self._tensors.load(self._tensors.shapes, tensor_of)
+
+    def _rows_of_all(self, num_rows: int) -> list[int]:
+        once_T = [1] * self._trainers
+        mine_T = torch.tensor([num_rows] * self._trainers)
+        return [int(rows) for rows in self._group.exchange(mine_T, once_T, once_T)]
+
+
+@final
+class _Reorder(torch.autograd.Function):
+    """Index the second dimension by a permutation; backward by its inverse."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, order_F: Tensor, inverse_F: Tensor) -> Tensor:
+        ctx.inverse_F = inverse_F
+        return given.index_select(1, order_F)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0].index_select(1, ctx.inverse_F), None, None
+
+
+def _quiet() -> None:
+    """Keep this process from warning of how TorchRec 1.8 uses torch 2.13; nobody can act on it."""
+    # Of old names of collectives, from row-wise tables.
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed"
+    )
+    # Of a function that is called with every promise, the first time only.
+    logger = logging.getLogger(_symbolic_trace.__name__)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    _symbolic_trace.is_fx_tracing()
+    logger.setLevel(before)

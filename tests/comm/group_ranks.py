@@ -1,0 +1,121 @@
+"""What the ranks of the process group's tests do; each runs in a process of its own."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch import distributed as dist
+
+from dlrm_hybrid.comm.process_group import GroupOptions, process_group
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.types import DeadlineError, PeerLostError
+
+
+def _tell(report, **values: object) -> None:
+    report(Event(Kind.TICK, 0, 0.0, values))
+
+
+def _enter(argument: str, counted: list[tuple[int, int]], deadline_seconds: float = 20.0):
+    given = json.loads(argument)
+    torch.set_num_threads(1)
+    options = GroupOptions(
+        folder=Path(given["folder"]),
+        attempt=0,
+        address="127.0.0.1",
+        deadline_seconds=given.get("deadline_seconds", deadline_seconds),
+    )
+    return process_group(
+        given["members"], given["rank"], options, lambda sent, dense: counted.append((sent, dense))
+    )
+
+
+def collects(argument: str, report, stop) -> None:
+    """Runs every collective the group knows, on rows that say where they come from."""
+    counted: list[tuple[int, int]] = []
+    results: dict[str, object] = {}
+    with _enter(argument, counted) as group:
+        me, size = group.rank(), group.size()
+
+        def result(name: str, value: torch.Tensor | list[torch.Tensor]) -> None:
+            parts = value if isinstance(value, list) else [value]
+            results[name] = [part.tolist() for part in parts], counted[-1]
+
+        # Member t gets t + 1 rows [me, t].
+        rows_T = [t + 1 for t in range(size)]
+        given = torch.tensor([[me, t] for t in range(size) for _ in range(t + 1)])
+        result("exchange", group.exchange(given, rows_T, [me + 1] * size))
+        result("exchange_half", group.exchange(given.half(), rows_T, [me + 1] * size))
+        nothing = torch.empty(0, 2)
+        before = len(counted)
+        assert group.exchange(nothing, [0] * size, [0] * size).shape == (0, 2)
+        assert len(counted) == before
+        out = torch.empty(size, dtype=torch.int64)
+        dist.all_to_all_single(out, torch.full((size,), me))
+        result("even", out)
+
+        part = torch.full((2, 3), float(me))
+        gathered = torch.empty(2 * size, 3)
+        dist.all_gather_into_tensor(gathered, part, group=group)
+        result("all_gather", gathered)
+        parts = [torch.empty(rows, 3) for rows in rows_T]
+        dist.all_gather(parts, torch.full((me + 1, 3), float(me)), group=group)
+        result("all_gather_uneven", parts)
+
+        summed = torch.empty(1, 2)
+        dist.reduce_scatter_tensor(summed, torch.arange(2.0 * size).view(size, 2) + me)
+        result("reduce_scatter", summed)
+        mine = torch.empty(me + 1)
+        dist.reduce_scatter(mine, [torch.full((rows,), 10.0**rows) for rows in rows_T])
+        result("reduce_scatter_uneven", mine)
+        dist.barrier()
+        listening = [
+            connection.laddr.ip
+            for connection in psutil.Process().net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        dist.barrier()
+    _tell(report, rank=me, listening=listening, results=results, open=dist.is_initialized())
+
+
+def comes(argument: str, report, stop) -> None:
+    """Only enters."""
+    with _enter(argument, []):
+        pass
+
+
+def loses_the_last(argument: str, report, stop) -> None:
+    """The last member ends without a word, the others wait for it in a collective."""
+    given = json.loads(argument)
+    with _enter(argument, []) as group:
+        dist.barrier()
+        if given["rank"] == given["members"][-1]:
+            os._exit(0)
+        since = time.monotonic()
+        try:
+            group.exchange(torch.ones(group.size()), [1] * group.size(), [1] * group.size())
+        except PeerLostError as error:
+            seconds = time.monotonic() - since
+            _tell(report, rank=error.rank, message=str(error), seconds=seconds)
+        # Those that still wait for the lost one must not take this one for it.
+        (Path(given["folder"]) / f"told-{given['rank']}").touch()
+        while len(list(Path(given["folder"]).glob("told-*"))) < group.size() - 1:
+            stop.check()
+
+
+def takes_its_time(argument: str, report, stop) -> None:
+    """The last member comes to the collective only when the others have given up."""
+    given = json.loads(argument)
+    with _enter(argument, []) as group:
+        gave_up = Path(given["folder"]) / "gave up"
+        if given["rank"] == given["members"][-1]:
+            while not gave_up.exists():
+                stop.check()
+            return
+        try:
+            group.exchange(torch.ones(group.size()), [1] * group.size(), [1] * group.size())
+        except DeadlineError as error:
+            _tell(report, message=str(error))
+        gave_up.touch()

@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.train.supervisor import Rank, run_ranks
+
+MEMBERS = [1, 4, 7]
+
+
+def _run(folder: Path, entry: str, present: list[int], **given: object) -> tuple[list[dict], str]:
+    seen: list[Event] = []
+    ranks = [
+        Rank(
+            index=rank,
+            role="worker",
+            argument=json.dumps({"rank": rank, "folder": str(folder / "group"), **given}),
+            log_folder=folder,
+        )
+        for rank in present
+    ]
+    outcome = run_ranks(ranks, f"group_ranks:{entry}", seen.append)
+    return [one.values for one in seen], outcome.message
+
+
+@pytest.mark.parametrize("members", [MEMBERS, MEMBERS[:2]])
+def test_collectives_move_and_count_what_they_say(tmp_path: Path, members: list[int]):
+    told, message = _run(tmp_path, "collects", members, members=members)
+    assert message == ""
+    size = len(members)
+    assert sorted(one["rank"] for one in told) == list(range(size))
+    for one in told:
+        me, results = one["rank"], one["results"]
+        others = size - 1
+        # One part of what member `me` gives away stays with it.
+        leaving = 2 * sum(t + 1 for t in range(size) if t != me)
+        ways = [[t, me] for t in range(size) for _ in range(me + 1)]
+        assert results["exchange"] == [[ways], [8 * leaving] * 2]
+        assert results["exchange_half"] == [[ways], [2 * leaving, 4 * leaving]]
+        assert results["even"] == [[list(range(size))], [8 * others, 8 * others]]
+        rows = [[float(t)] * 3 for t in range(size) for _ in range(2)]
+        assert results["all_gather"] == [[rows], [24 * others] * 2]
+        uneven = [[[float(t)] * 3] * (t + 1) for t in range(size)]
+        assert results["all_gather_uneven"] == [uneven, [12 * (me + 1) * others] * 2]
+        total = [[size * (2.0 * me + i) + sum(range(size)) for i in range(2)]]
+        assert results["reduce_scatter"] == [[total], [8 * others] * 2]
+        part = [size * 10.0 ** (me + 1)] * (me + 1)
+        assert results["reduce_scatter_uneven"] == [[part], [2 * leaving] * 2]
+
+
+def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path):
+    told, message = _run(tmp_path, "collects", MEMBERS, members=MEMBERS)
+    assert message == ""
+    for one in told:
+        assert one["listening"], "a rank must listen for its peers"
+        assert set(one["listening"]) <= {"127.0.0.1", "::1"}
+        assert not one["open"]
+
+
+def test_members_that_do_not_come_are_named(tmp_path: Path):
+    _, message = _run(tmp_path, "comes", [4], members=MEMBERS, deadline_seconds=0.3)
+    assert message.startswith("ranks [1, 7] did not come ")
+    assert "0.3 s (network.patience_seconds)" in message
+
+
+def test_a_lost_member_is_named_at_once(tmp_path: Path):
+    told, message = _run(tmp_path, "loses_the_last", MEMBERS, members=MEMBERS)
+    assert message == ""
+    assert len(told) == 2
+    for one in told:
+        assert one["rank"] == 7
+        assert one["message"].startswith("rank 7 is gone: ")
+        assert one["seconds"] < 3.0
+
+
+def test_a_collective_has_a_deadline(tmp_path: Path):
+    members = MEMBERS[:2]
+    told, message = _run(tmp_path, "takes_its_time", members, members=members, deadline_seconds=0.3)
+    assert message == ""
+    assert len(told) == 1
+    assert "took longer than 0.3 s (network.patience_seconds)" in told[0]["message"]
