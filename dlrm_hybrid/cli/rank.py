@@ -13,25 +13,24 @@ from typing import Any
 
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
-from dlrm_hybrid.config import build, build_model
+from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.identity import config_hash, differences
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
-from dlrm_hybrid.train.evaluation import evaluate
+from dlrm_hybrid.train.engine import Engine, checkpoint_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.train.single import SingleLearner
 from dlrm_hybrid.types import DataError
 
 Report = Callable[[Event], None]
+SINGLE = ParallelConfig(name="single", trainers=1, cuts=(), servers=0, world="processes")
 
 
 def train_rank(argument: str, report: Report, stop: StopWish) -> None:
@@ -42,36 +41,21 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     config = validate(values)
     build_model.limit_threads(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
-    trainer = _trainer(config, shards)
-    progress = _resume(task, values, trainer, shards)
+    plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
+    engine = build_engine.engine(config, shards, plan.steps)
+    progress = _resume(task, values, engine, shards)
     progress = _rewind_events(folder / EVENTS_FILE, progress, task)
-    loader = build_model.loader(config, shards)
-    plan = build_model.plan(config, loader.steps_per_epoch)
     with ExitStack() as stack:
         sink = stack.enter_context(closing(_sink(folder, config, report, progress.samples)))
         sink.write(_started(config, shards, plan, progress))
-        learner = SingleLearner(
-            trainer=trainer,
-            loader=loader,
-            schedule=build_model.schedule(config, config.optimizer.lr, plan.steps),
-            embedding_schedule=build_model.schedule(
-                config, config.embedding.lr or config.optimizer.lr, plan.steps
-            ),
-        )
         parts = Parts(
-            learn=learner.learn,
+            learn=engine.learn,
             meet=lambda progress: _check(stop, progress),
-            evaluate=lambda: evaluate(
-                trainer.model,
-                shards,
-                shards.test_rows(config.data.test_part),
-                config.evaluate.batch_size,
-                stop.check,
-            ),
+            evaluate=lambda: engine.evaluate(stop.check),
             save=lambda progress: checkpoint.save(
                 folder / CHECKPOINTS,
                 progress.step,
-                checkpoint_groups(trainer),
+                checkpoint_groups(engine.tensors()),
                 _facts(progress, values, shards),
                 config.checkpoint.keep,
             ),
@@ -92,24 +76,12 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if facts["rows"] != rows_identity(shards):
         raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")
-    trainer = _trainer(config, shards)
-    checkpoint.load(folder, checkpoint_groups(trainer))
-    rows = shards.test_rows(config.data.test_part)
-    scores = evaluate(trainer.model, shards, rows, task.batch_size, stop.check)
+    options = replace(config.evaluate, batch_size=task.batch_size)
+    whole = replace(config, parallel=SINGLE, evaluate=options)  # a checkpoint has no layout
+    engine = build_engine.engine(whole, shards, steps=1)
+    checkpoint.load(folder, checkpoint_groups(engine.tensors()))
+    scores = engine.evaluate(stop.check)
     report(Event(Kind.EVALUATED, facts["step"], time.time(), asdict(scores)))
-
-
-def _trainer(config: Config, shards: Shards) -> Trainer:
-    model = build_model.model(config, shards.table_rows)
-    return Trainer(model, build_model.dense_optimizer(config))
-
-
-def checkpoint_groups(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """The tensors of a checkpoint by file: those of the tables apart from the dense ones."""
-    groups: dict[str, dict[str, Any]] = {"dense": {}, "embeddings": {}}
-    for name, tensor in trainer.tensors().items():
-        groups["embeddings" if name.startswith("embedding.") else "dense"][name] = tensor
-    return groups
 
 
 def rows_identity(shards: Shards) -> list[str]:
@@ -126,9 +98,7 @@ def _facts(progress: Progress, values: Mapping[str, Any], shards: Shards) -> dic
     }
 
 
-def _resume(
-    task: TrainTask, values: Mapping[str, Any], trainer: Trainer, shards: Shards
-) -> Progress:
+def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards) -> Progress:
     """Load the checkpoint to go on from, if there is one.
 
     Raises:
@@ -146,8 +116,10 @@ def _resume(
         raise DataError(
             f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
         )
-    checkpoint.load(folder, checkpoint_groups(trainer))
-    return Progress.from_facts(facts["progress"])
+    checkpoint.load(folder, checkpoint_groups(engine.tensors()))
+    progress = Progress.from_facts(facts["progress"])
+    engine.restart(progress.step)
+    return progress
 
 
 def _rewind_events(path: Path, progress: Progress, task: TrainTask) -> Progress:

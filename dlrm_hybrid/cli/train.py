@@ -34,8 +34,9 @@ STATUS: dict[int, str] = {
 
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
-    if request.config.parallel.name != "single":
-        raise ConfigError("parallel = hybrid: its ranks cannot be started yet; use parallel=single")
+    parallel = request.config.parallel
+    if parallel.name == "hybrid" and parallel.world == "processes":
+        raise ConfigError("parallel.world = processes: cannot be started yet; use in_process")
     terminal = Terminal()
     resume_from = run_folder.claim(request)
     run_folder.write_facts(request)

@@ -8,7 +8,8 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.schedule import Constant, Linear, Schedule, WarmupDecay
@@ -21,18 +22,35 @@ def limit_threads(config: Config) -> None:
     torch.set_num_threads(config.threads)
 
 
-def model(config: Config, table_rows: tuple[int, ...]) -> Dlrm:
-    """The model with its initial values."""
-    spec = ModelSpec(
+def spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
+    """The shape of the whole model."""
+    return ModelSpec(
         embedding_dim=config.model.embedding_dim,
         bottom=config.model.bottom,
         top=config.model.top,
         table_rows=table_rows,
     )
-    options = EmbeddingOptions(
+
+
+def embedding_options(config: Config) -> EmbeddingOptions:
+    """How the tables learn."""
+    return EmbeddingOptions(
         optimizer=EmbeddingOptimizer(config.embedding.optimizer), eps=config.embedding.eps
     )
-    return Dlrm(spec, options, Precision(config.precision), config.train.seed)
+
+
+def model(config: Config, table_rows: tuple[int, ...]) -> Dlrm:
+    """The model with its initial values."""
+    options = embedding_options(config)
+    precision = Precision(config.precision)
+    return Dlrm(spec(config, table_rows), options, precision, config.train.seed)
+
+
+def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
+    """All tables in one process, with their initial values."""
+    tables = Embeddings(shape, embedding_options(config))
+    draw_embeddings(tables.weights(), config.train.seed)
+    return tables
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:
@@ -62,8 +80,8 @@ def schedule(config: Config, base_lr: float, steps: int) -> Schedule:
     return Constant(base_lr=base_lr)
 
 
-def loader(config: Config, shards: Shards) -> Loader:
-    """Training batches."""
+def loader(config: Config, shards: Shards, trainer: int = 0) -> Loader:
+    """Training batches of one trainer."""
     return Loader(
         shards,
         batch_size=config.train.batch_size,
@@ -71,6 +89,8 @@ def loader(config: Config, shards: Shards) -> Loader:
         shuffle=config.data.shuffle,
         shuffle_block_rows=config.data.shuffle_block_rows,
         shuffle_read_rows=config.data.shuffle_read_rows,
+        trainer=trainer,
+        trainers=config.parallel.trainers,
     )
 
 

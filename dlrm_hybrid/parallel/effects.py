@@ -1,8 +1,8 @@
 """What a worker asks of the world it lives in, while it makes a step.
 
-A worker's step is a generator: it yields an effect and gets the result. A process of its own carries
-the effect out at once; the in-process world runs the steps of all workers in turns and answers them
-from its queues and its one set of tables. Both run the same numeric code.
+A worker's step is a generator: it yields an effect and gets the result. A process of its own
+carries the effect out at once; the in-process world runs the steps of all workers in turns and
+answers them from its queues and its one set of tables. Both run the same numeric code.
 
 Shapes: B batch, F tables, D embedding dimension.
 """
@@ -37,23 +37,28 @@ class Receive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """Look up ids_FB (int64) of this trainer; the result is pooled_BFD (float32), detached."""
+    """Look up rows of the tables; the result is pooled_BFD, float32 and detached.
+
+    Attributes:
+        ids_FB: int64, of this trainer's batch.
+        lr: learning rate of the tables in this step: FBGEMM wants it before the lookup. 0 where
+            nothing will learn.
+    """
 
     ids_FB: Tensor
+    lr: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnEmbeddings:
-    """Update the tables looked up last; no result.
+    """Update the tables looked up last, at the rate of that lookup; no result.
 
     Attributes:
         gradient_BFD: of the mean loss of this trainer's own batch; the world divides it by the
             number of trainers.
-        lr: learning rate of the tables.
     """
 
     gradient_BFD: Tensor
-    lr: float
 
 
 Effect = Receive | Lookup | LearnEmbeddings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
+from dlrm_hybrid.data.batch import Batch
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import Dlrm
@@ -13,20 +15,35 @@ from dlrm_hybrid.model.step import predict
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 
 
-def evaluate(
-    model: Dlrm, shards: Shards, rows: range, batch_size: int, check: Callable[[], None]
-) -> BinaryScores:
-    """Predict consecutive rows in file order and score them.
+@dataclass(frozen=True, slots=True)
+class TestPart:
+    """Rows to evaluate, in file order.
 
-    Args:
-        model: learns nothing here.
+    Attributes:
         shards: prepared rows.
         rows: which of them.
         batch_size: rows predicted at once; the scores do not depend on it.
+    """
+
+    shards: Shards
+    rows: range
+    batch_size: int
+
+    def batches(self) -> Iterator[Batch]:
+        """All rows; the last batch may be smaller."""
+        return sequential_batches(self.shards, self.rows, self.batch_size)
+
+
+def evaluate(model: Dlrm, test: TestPart, check: Callable[[], None]) -> BinaryScores:
+    """Predict the test part and score it.
+
+    Args:
+        model: learns nothing here.
+        test: the rows.
         check: called before each batch; whatever it raises ends the evaluation.
     """
     metrics = BinaryMetrics()
-    for batch in sequential_batches(shards, rows, batch_size):
+    for batch in test.batches():
         check()
         logit_B = predict(model, torch.from_numpy(batch.dense_BI), torch.from_numpy(batch.ids_FB))
         metrics.add(logit_B.numpy(), batch.label_B)

@@ -1,35 +1,43 @@
-"""Steps of a run that is one process: model, tables and optimizer together."""
+"""A run that is one process: model, tables and optimizer together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import final
 
 import torch
+from torch import Tensor
 
 from dlrm_hybrid.data.loader import Loader, LoaderState
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.step import Trainer
+from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.train.evaluation import TestPart, evaluate
 from dlrm_hybrid.train.parts import Learned
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingleLearner:
-    """Learns one batch after the other.
+class SingleEngine:
+    """Learns one batch after the other; an `Engine`.
 
     Attributes:
         trainer: the model with its optimizers.
         loader: training batches.
         schedule: learning rate of the dense parameters.
         embedding_schedule: learning rate of the tables.
+        test: the rows to evaluate.
     """
 
     trainer: Trainer
     loader: Loader
     schedule: Schedule
     embedding_schedule: Schedule
+    test: TestPart
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
-        """Make one step from the batch at `at`; see `Parts.learn`."""
+        """See `Engine`."""
         batch, after = self.loader.read(at)
         lr = self.schedule.lr(step)
         result = self.trainer.step(
@@ -44,3 +52,14 @@ class SingleLearner:
             loss_sum=float(result.loss) * rows, correct=int(result.correct), rows=rows, lr=lr
         )
         return learned, after
+
+    def evaluate(self, check: Callable[[], None]) -> BinaryScores:
+        """See `Engine`."""
+        return evaluate(self.trainer.model, self.test, check)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """See `Engine`."""
+        return self.trainer.tensors()
+
+    def restart(self, step: int) -> None:
+        """See `Engine`; nothing else remembers steps."""

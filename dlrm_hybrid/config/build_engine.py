@@ -1,0 +1,111 @@
+"""From the configuration to the engine of one process: a whole model, or a whole world."""
+
+from __future__ import annotations
+
+from dlrm_hybrid.comm.in_process import in_process_channels
+from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.config import build_model, build_world
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.step import Trainer
+from dlrm_hybrid.parallel.in_process import InProcessWorld
+from dlrm_hybrid.parallel.tables import SharedTables
+from dlrm_hybrid.telemetry.traffic import TrafficCounter
+from dlrm_hybrid.train.engine import Engine
+from dlrm_hybrid.train.evaluation import TestPart
+from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
+from dlrm_hybrid.train.single import SingleEngine
+
+MAILBOX_CAPACITY = 4096
+
+
+def engine(config: Config, shards: Shards, steps: int) -> Engine:
+    """The engine that the configuration asks for, with initial values.
+
+    Args:
+        config: of the run.
+        shards: prepared rows.
+        steps: of the whole run; learning rates may depend on it.
+    """
+    if config.parallel.name == "single":
+        return _single(config, shards, steps)
+    return _in_process(config, shards, steps)
+
+
+def _test(config: Config, shards: Shards) -> TestPart:
+    rows = shards.test_rows(config.data.test_part)
+    return TestPart(shards, rows, config.evaluate.batch_size)
+
+
+def _single(config: Config, shards: Shards, steps: int) -> SingleEngine:
+    model = build_model.model(config, shards.table_rows)
+    base_lr = config.embedding.lr or config.optimizer.lr
+    return SingleEngine(
+        trainer=Trainer(model, build_model.dense_optimizer(config)),
+        loader=build_model.loader(config, shards),
+        schedule=build_model.schedule(config, config.optimizer.lr, steps),
+        embedding_schedule=build_model.schedule(config, base_lr, steps),
+        test=_test(config, shards),
+    )
+
+
+def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
+    layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
+    topology = layout.topology
+    channels = [
+        MeteredChannel(channel, TrafficCounter()) for channel in in_process_channels(topology.size)
+    ]
+    models = [
+        build_world.stage_model(config, layout, rank % topology.stages)
+        for rank in range(topology.num_workers)
+    ]
+    clients = [build_world.client(config, layout, rank, model) for rank, model in enumerate(models)]
+    workers = [
+        build_world.worker(config, layout, rank, model, clients[rank], channels[rank].send)
+        for rank, model in enumerate(models)
+    ]
+    servers = [
+        (channels[topology.server(index)], build_world.server(config, layout, index))
+        for index in range(topology.servers)
+    ]
+    embeddings = build_model.embeddings(config, layout.spec)
+    tables = SharedTables(embeddings)
+    mailboxes = {
+        rank: Mailbox(channels[rank], layout.attempt, MAILBOX_CAPACITY)
+        for rank in range(topology.num_workers)
+    }
+    evaluators = [
+        build_world.worker(
+            config,
+            layout,
+            rank,
+            build_world.stage_model(config, layout, rank),
+            clients[rank],
+            channels[rank].send,
+        )
+        for rank in range(topology.stages)
+    ]
+    world = InProcessWorld(
+        mailboxes=mailboxes,
+        servers=[(channel, server.handle) for channel, server in servers],
+        tables=tables,
+        interaction_group=topology.interaction_group,
+    )
+    evaluation_world = InProcessWorld(
+        mailboxes=mailboxes,
+        servers=[],
+        tables=tables,
+        interaction_group=topology.interaction_group[:1],
+    )
+    return InProcessEngine(
+        ranks=Ranks(workers=workers, clients=clients, servers=servers, tables=embeddings),
+        world=world,
+        loaders=[
+            build_model.loader(config, shards, trainer) for trainer in range(topology.trainers)
+        ],
+        schedule=build_model.schedule(config, config.optimizer.lr, steps),
+        evaluators=evaluators,
+        evaluation_world=evaluation_world,
+        test=_test(config, shards),
+    )

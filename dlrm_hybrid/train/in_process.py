@@ -1,0 +1,135 @@
+"""A run whose trainers, stages and servers are objects of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.data.batch import Batch
+from dlrm_hybrid.data.loader import Loader, LoaderState
+from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.parallel.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.effects import Effect
+from dlrm_hybrid.parallel.in_process import InProcessWorld
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
+from dlrm_hybrid.parallel.stage import Inputs
+from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.train.evaluation import TestPart
+from dlrm_hybrid.train.parts import Learned
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """All ranks of a world.
+
+    Attributes:
+        workers: by rank, trainer after trainer.
+        clients: of the workers, in the same order.
+        servers: with their channels.
+        tables: of all trainers.
+    """
+
+    workers: Sequence[Worker]
+    clients: Sequence[ServerClient | LocalClient]
+    servers: Sequence[tuple[Channel, ParameterServer]]
+    tables: Embeddings
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcessEngine:
+    """Makes the steps of all workers in turns; an `Engine`.
+
+    Attributes:
+        ranks: workers and servers.
+        world: answers what the workers ask.
+        loaders: one for each trainer.
+        schedule: learning rate of the dense parameters, to report it.
+        evaluators: workers of one trainer with stage models of their own, for the master weights.
+        evaluation_world: answers what the evaluators ask.
+        test: the rows to evaluate.
+    """
+
+    ranks: Ranks
+    world: InProcessWorld
+    loaders: Sequence[Loader]
+    schedule: Schedule
+    evaluators: Sequence[Worker]
+    evaluation_world: InProcessWorld
+    test: TestPart
+
+    def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
+        """See `Engine`."""
+        stages = len(self.evaluators)
+        reads = [loader.read(at) for loader in self.loaders]
+        programs: dict[int, Generator[Effect, Any, StepOutcome]] = {
+            worker.rank: train_step(worker, step, stage_inputs(worker, reads[rank // stages][0]))
+            for rank, worker in enumerate(self.ranks.workers)
+        }
+        outcomes = self.world.run(programs)
+        learned = Learned(
+            loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
+            correct=sum(outcome.correct for outcome in outcomes.values()),
+            rows=sum(len(batch.label_B) for batch, _ in reads),
+            lr=self.schedule.lr(step),
+        )
+        return learned, reads[0][1]
+
+    def evaluate(self, check: Callable[[], None]) -> BinaryScores:
+        """See `Engine`; scores the master weights, whatever version the workers are at."""
+        masters = self._dense()
+        for worker in self.evaluators:
+            for name, weight in worker.model.dense_parameters().items():
+                weight.detach().copy_(masters[name])
+        metrics = BinaryMetrics()
+        for number, batch in enumerate(self.test.batches()):
+            check()
+            programs: dict[int, Generator[Effect, Any, Tensor | None]] = {
+                worker.rank: evaluate_batch(worker, number, stage_inputs(worker, batch))
+                for worker in self.evaluators
+            }
+            logit_B = self.evaluation_world.run(programs)[self.evaluators[-1].rank]
+            assert logit_B is not None
+            metrics.add(logit_B.numpy(), batch.label_B)
+        return metrics.scores()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """See `Engine`; named as those of a single process."""
+        tables = self.ranks.tables
+        return {**self._dense(), **tables.weights(), **tables.optimizer_state()}
+
+    def restart(self, step: int) -> None:
+        """See `Engine`."""
+        values = {name: tensor.clone() for name, tensor in self._dense().items()}
+        for channel, server in self.ranks.servers:
+            for outgoing in server.restart(step, values):
+                channel.send(*outgoing)
+        for client in self.ranks.clients:
+            if isinstance(client, ServerClient):
+                client.restart(step, values)
+
+    def _dense(self) -> dict[str, Tensor]:
+        """The truth of all dense weights, with what their optimizers remember."""
+        owners = [server for _, server in self.ranks.servers] or [
+            client for client in self.ranks.clients if isinstance(client, LocalClient)
+        ]
+        return {name: tensor for owner in owners for name, tensor in owner.tensors().items()}
+
+
+def stage_inputs(worker: Worker, batch: Batch) -> Inputs:
+    """What a worker's stage reads of a batch, and no more."""
+    part = worker.model.part
+    return Inputs(
+        rows=len(batch.label_B),
+        dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,
+        ids_FB=torch.from_numpy(batch.ids_FB) if part.has_interaction else None,
+        label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
+    )

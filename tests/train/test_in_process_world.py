@@ -1,0 +1,136 @@
+"""Worlds of one process against plain training."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+Train = Callable[..., tuple[int, Path]]
+STEPS = 200
+CUTS = ("bottom.1", "bottom.2", "bottom.3", "bottom.4", "top.1", "top.2", "top.3")
+WORLD = ("parallel=hybrid", "parallel.world=in_process")
+EPOCHS = "train.epochs=3"
+
+
+def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
+    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
+    return {
+        name: tensor
+        for group in ("dense", "embeddings")
+        for name, tensor in load_file(checkpoint / f"{group}.safetensors").items()
+    }
+
+
+def largest_difference(one: Path, other: Path, step: int, prefix: str) -> float:
+    first, second = tensors(one, step), tensors(other, step)
+    assert first.keys() == second.keys()
+    chosen = [name for name in first if name.startswith(prefix)]
+    assert chosen
+    return max(float(np.abs(first[name] - second[name]).max()) for name in chosen)
+
+
+def cuts_option(cuts: tuple[str, ...]) -> str:
+    return f"parallel.cuts=[{','.join(cuts)}]"
+
+
+def layouts() -> list[object]:
+    """Every list of up to one cut with and without a server; of longer ones a few, all if slow."""
+    every = [
+        (cuts, servers)
+        for count in range(4)
+        for cuts in combinations(CUTS, count)
+        for servers in (0, 1)
+    ]
+    quick = {((), 0), ((), 1), (("bottom.2", "top.2"), 1), (("bottom.1", "bottom.4", "top.1"), 0)}
+    quick |= {((cut,), index % 2) for index, cut in enumerate(CUTS)}
+    return [
+        pytest.param(*layout, marks=() if layout in quick else pytest.mark.slow) for layout in every
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Run folders of plain training, made once for each set of options."""
+    from dlrm_hybrid.__main__ import run
+
+    made: dict[tuple[str, ...], Path] = {}
+
+    def of(*options: str) -> Path:
+        if options not in made:
+            folder = tmp_path_factory.mktemp("plain") / "run"
+            argv = ["dlrm_hybrid", "train", *small_rows, f"hydra.run.dir={folder}", *options]
+            assert run(argv) == 0
+            made[options] = folder
+        return made[options]
+
+    return of
+
+
+@pytest.mark.parametrize(("cuts", "servers"), layouts())
+def test_one_trainer_cut_anywhere_is_plain_training(
+    cuts: tuple[str, ...], servers: int, plain: Callable[..., Path], train: Train
+) -> None:
+    options = (EPOCHS, f"train.steps={STEPS}", "checkpoint.every=100")
+    layout = ("parallel.trainers=1", f"parallel.servers={servers}", cuts_option(cuts))
+    code, folder = train("world", *options, *WORLD, *layout)
+    assert code == 0
+    expected = plain(*options)
+    for name, tensor in tensors(expected, STEPS).items():
+        assert tensor.tobytes() == tensors(folder, STEPS)[name].tobytes(), name
+    before = tensors(expected, 100)
+    for prefix in ("bottom.1.weight", "top.1.weight", "embedding.3.weight"):
+        assert np.abs(tensors(expected, STEPS)[prefix] - before[prefix]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("trainers", "cuts", "servers", "schedule", "microbatches"),
+    [
+        (2, (), 1, "sequential", 1),
+        (2, ("bottom.2", "top.2"), 1, "gpipe", 4),
+        (2, ("bottom.4",), 3, "one_f_one_b", 4),
+        (3, ("bottom.1", "top.1"), 2, "one_f_one_b", 1),
+        (3, ("top.3",), 2, "sequential", 4),
+    ],
+)
+def test_trainers_together_are_plain_training_of_the_global_batch(
+    trainers: int,
+    cuts: tuple[str, ...],
+    servers: int,
+    schedule: str,
+    microbatches: int,
+    plain: Callable[..., Path],
+    train: Train,
+) -> None:
+    options = ("train.steps=20", "checkpoint.every=10")
+    layout = (f"parallel.trainers={trainers}", f"parallel.servers={servers}", cuts_option(cuts))
+    order = (f"schedule={schedule}", f"schedule.microbatches={microbatches}")
+    code, folder = train("world", *options, *WORLD, *layout, *order)
+    assert code == 0
+    expected = plain(*options, f"train.batch_size={64 * trainers}")
+    for prefix, limit in (("bottom", 1e-7), ("top", 1e-7), ("embedding", 1e-6)):
+        assert largest_difference(expected, folder, 20, prefix) <= limit
+    for name in ("bottom.1.weight", "top.1.weight", "embedding.3.weight"):
+        moved = tensors(expected, 20)[name] - tensors(expected, 10)[name]
+        assert np.abs(moved).max() > 1e-3
+
+
+def test_a_world_goes_on_where_it_was_stopped(train: Train) -> None:
+    layout = (*WORLD, "parallel.servers=2", "optimizer=adagrad", "optimizer.lr=0.02")
+    for policy in (("sync=sync",), ("sync=bounded", "sync.staleness=2")):
+        name = policy[0].partition("=")[2]
+        assert train(f"{name}-unbroken", "train.steps=40", *layout, *policy)[0] == 0
+        assert train(f"{name}-first", "train.steps=25", *layout, *policy)[0] == 0
+        _, first = train(f"{name}-first", "checkpoint.resume=auto", *layout, *policy)
+        resume = f"checkpoint.resume={first}"
+        code, second = train(f"{name}-second", "train.steps=40", *layout, *policy, resume)
+        assert code == 0
+        unbroken = tensors(first.with_name(f"{name}-unbroken"), 40)
+        for tensor_name, tensor in tensors(second, 40).items():
+            assert tensor.tobytes() == unbroken[tensor_name].tobytes(), (name, tensor_name)
+        assert any(
+            np.abs(tensor - tensors(first, 25)[key]).max() > 1e-3
+            for key, tensor in unbroken.items()
+        )
