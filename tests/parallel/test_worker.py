@@ -1,75 +1,326 @@
-from itertools import combinations
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, product
 
 import pytest
 import torch
 from tiny_world import (
+    ATTEMPT,
+    LR,
     PAPER,
     SEED,
+    SGD,
     SMALL,
     TABLES,
     Layout,
     TinyWorld,
     columns,
     draw_batch,
+    reads,
+    shares,
 )
 from torch import Tensor
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.mlp import Precision
-from dlrm_hybrid.model.optimizer import Sgd
-from dlrm_hybrid.model.partition import possible_cuts
+from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
+from dlrm_hybrid.model.partition import Partition, possible_cuts
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.step import Trainer
-from dlrm_hybrid.parallel.worker import StepOutcome
+from dlrm_hybrid.model.step import Trainer, predict
+from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
+from dlrm_hybrid.parallel.policy import Bounded
+from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.worker import EVALUATION, StepOutcome, train_step
+from dlrm_hybrid.types import ConfigError, DlrmError
+from dlrm_hybrid.wire.frame import Kind
 
 CUTS = [cuts for number in range(4) for cuts in combinations(possible_cuts(SMALL), number)]
+SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]
 ROWS = 16
+GLOBAL_ROWS = 48
 
 
-def _plain(spec: ModelSpec, precision: Precision = Precision.FLOAT32) -> Trainer:
-    return Trainer(Dlrm(spec, TABLES, precision, SEED), Sgd())
+def _plain(
+    spec: ModelSpec = SMALL,
+    precision: Precision = Precision.FLOAT32,
+    optimizer: DenseOptimizer = SGD,
+) -> Trainer:
+    return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer)
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _check_equal_to_plain(
-    spec: ModelSpec, layouts: list[Layout], precision: Precision, steps: int, lr: float
-) -> None:
+def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float((one[name] - other[name]).abs().max()) for name in one}
+
+
+def _check_equal(plain: Trainer, worlds: Sequence[TinyWorld], spec: ModelSpec, steps: int) -> None:
     """Every world of one trainer makes the plain trainer's steps, bit for bit."""
-    plain = _plain(spec, precision)
-    first = _copy(plain.tensors())
-    worlds = [TinyWorld(spec, layout, precision=precision, lr=lr) for layout in layouts]
+    first = _copy(worlds[0].tensors())
     for step in range(steps):
         batch = draw_batch(spec, ROWS, step)
-        result = plain.step(*columns(batch), lr=lr, embedding_lr=lr)
+        result = plain.step(*columns(batch), lr=worlds[0].lr, embedding_lr=worlds[0].table_lr)
         expected = StepOutcome(
             loss_sum=float(result.loss) * ROWS, correct=int(result.correct), rows=ROWS
         )
         for world in worlds:
             assert world.step(step, [batch])[-1] == expected, (world.layout, step)
     last = plain.tensors()
-    moved = {name: float((last[name] - first[name]).abs().max()) for name in last}
-    assert min(moved.values()) >= 1e-3, moved
+    assert min(_distance(first, last).values()) >= 1e-3
     for world in worlds:
         tensors = world.tensors()
-        assert list(tensors) == list(last)
+        assert tensors.keys() <= last.keys()
+        assert len(tensors) == len(spec.dense_shapes()) + len(spec.table_names)
         for name, tensor in tensors.items():
             assert torch.equal(tensor, last[name]), (world.layout, name)
-        assert world.waiting_frames() == world.layout.servers * world.topology.stages
 
 
 @pytest.mark.parametrize("precision", list(Precision))
 def test_no_cut_changes_a_bit(precision: Precision):
     assert len(CUTS) == 64
-    layouts = [Layout(cuts=cuts) for cuts in CUTS]
-    _check_equal_to_plain(SMALL, layouts, precision, steps=20, lr=0.5)
+    worlds = [TinyWorld(SMALL, Layout(cuts=cuts), precision=precision, lr=1.0) for cuts in CUTS]
+    _check_equal(_plain(SMALL, precision), worlds, SMALL, steps=10)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_no_cut_changes_a_bit_in_the_paper_model(precision: Precision):
+    worlds = [
+        TinyWorld(PAPER, Layout(cuts=cuts), precision=precision, lr=0.5) for cuts in SOME_CUTS
+    ]
+    _check_equal(_plain(PAPER, precision), worlds, PAPER, steps=10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("spec", [SMALL, PAPER])
+@pytest.mark.parametrize("spec", [SMALL, PAPER], ids=["small", "paper"])
 def test_no_cut_changes_a_bit_in_200_steps(spec: ModelSpec, precision: Precision):
-    layouts = [Layout(cuts=cuts) for cuts in CUTS]
-    _check_equal_to_plain(spec, layouts, precision, steps=200, lr=0.1)
+    worlds = [TinyWorld(spec, Layout(cuts=cuts), precision=precision) for cuts in CUTS]
+    _check_equal(_plain(spec, precision), worlds, spec, steps=200)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr"), [(SGD, 1.0), (Momentum(momentum=0.9), 0.2), (Adagrad(eps=1e-10), 0.01)]
+)
+def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: DenseOptimizer, lr: float):
+    worlds = [
+        TinyWorld(
+            SMALL,
+            Layout(cuts=cuts, servers=servers),
+            optimizer=optimizer,
+            lr=lr,
+            table_lr=1.0,
+        )
+        for cuts in SOME_CUTS
+        for servers in (0, 1, 3)
+    ]
+    _check_equal(_plain(optimizer=optimizer), worlds, SMALL, steps=10)
+    for world in worlds:
+        # Of every server and stage the last version, which no further step has wanted.
+        assert all(frame.step == 10 for frame in world.waiting())
+        assert (len(world.waiting()) == 0) == (world.layout.servers == 0)
+
+
+def _check_close(layouts: Sequence[Layout]) -> None:
+    """20 steps of several trainers against plain training with the same global batch."""
+    plain, lr = _plain(), 0.4
+    first = _copy(plain.tensors())
+    worlds = [TinyWorld(SMALL, layout, lr=lr) for layout in layouts]
+    for step in range(20):
+        batch = draw_batch(SMALL, GLOBAL_ROWS, step)
+        result = plain.step(*columns(batch), lr=lr, embedding_lr=lr)
+        for world in worlds:
+            outcomes = world.step(step, shares(batch, world.layout.trainers))
+            assert sum(one.loss_sum for one in outcomes) == pytest.approx(
+                float(result.loss) * GLOBAL_ROWS, abs=1e-4
+            )
+            assert sum(one.correct for one in outcomes) == int(result.correct)
+            assert {one.rows for one in outcomes} == {GLOBAL_ROWS // world.layout.trainers}
+    last = plain.tensors()
+    assert min(_distance(first, last).values()) >= 1e-3
+    for world in worlds:
+        for name, distance in _distance(world.tensors(), last).items():
+            assert distance <= (1e-6 if name.startswith("embedding") else 1e-7), world.layout
+
+
+def _layouts() -> list[Layout]:
+    """T = 1 … 3, M = 1, 2, 4 and W = 1 … 4, by every schedule."""
+    return [
+        Layout(
+            cuts=cuts,
+            trainers=trainers,
+            servers=servers,
+            microbatches=microbatches,
+            schedule=schedule,
+        )
+        for trainers, cuts, microbatches, schedule in product(
+            (1, 2, 3), SOME_CUTS, (1, 2, 4), SCHEDULES
+        )
+        for servers in ((0, 1) if trainers == 1 else (1,))
+    ]
+
+
+def test_many_trainers_and_microbatches_stay_close_to_plain_training():
+    layouts = _layouts()[::7]  # 7 and the lengths of the lists have no common factor
+    assert {len(layout.cuts) for layout in layouts} == {0, 1, 2, 3}
+    assert {layout.schedule for layout in layouts} == set(SCHEDULES)
+    assert len({(layout.trainers, layout.microbatches) for layout in layouts}) == 9
+    _check_close(layouts)
+
+
+@pytest.mark.slow
+def test_all_layouts_stay_close_to_plain_training():
+    _check_close(_layouts())
+
+
+def test_no_schedule_and_no_cut_changes_a_bit_of_microbatches_and_trainers():
+    layouts = [
+        Layout(cuts=cuts, trainers=2, servers=2, microbatches=4, schedule=schedule)
+        for cuts in SOME_CUTS
+        for schedule in SCHEDULES
+    ]
+    worlds = [TinyWorld(SMALL, layout, lr=0.5) for layout in layouts]
+    first = _copy(worlds[0].tensors())
+    for step in range(10):
+        batch = draw_batch(SMALL, 48, step)
+        outcomes = [world.step(step, shares(batch, 2)) for world in worlds]
+        losses = [[one.loss_sum for one in outcome if one.loss_sum] for outcome in outcomes]
+        assert all(loss == losses[0] and len(loss) == 2 for loss in losses)
+    last = worlds[0].tensors()
+    assert min(_distance(first, last).values()) >= 1e-3
+    for world in worlds[1:]:
+        assert not any(_distance(world.tensors(), last).values()), world.layout
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_bounded_computes_with_exactly_the_older_version(staleness: int):
+    layouts = [Layout(cuts=cuts, servers=1, policy=Bounded(staleness)) for cuts in SOME_CUTS]
+    worlds = [TinyWorld(SMALL, layout) for layout in layouts]
+    model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
+    weights = model.dense_parameters()
+    versions = [_copy({name: weight.detach() for name, weight in weights.items()})]
+    model.embeddings.set_lr(LR)
+    for step in range(20):
+        batch = draw_batch(SMALL, ROWS, step)
+        dense_BI, ids_FB, label_B = columns(batch)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(versions[max(0, step - staleness)][name])
+        logit_B = model(dense_BI, ids_FB)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logit_B, label_B)
+        model.zero_grad()
+        loss.backward()
+        newest = _copy(versions[-1])
+        for name, weight in newest.items():
+            weight.add_(weights[name].grad, alpha=-LR)
+        versions.append(newest)
+        for world in worlds:
+            assert world.step(step, [batch])[-1].loss_sum == loss.item() * ROWS
+    expected = versions[-1] | model.embeddings.weights()
+    assert min(_distance(versions[-1], versions[0]).values()) >= 1e-4
+    for world in worlds:
+        assert not any(_distance(world.tensors(), expected).values()), world.layout
+
+
+def test_what_travels_in_a_step():
+    layout = Layout(
+        cuts=("bottom.2", "top.2"), trainers=2, servers=1, microbatches=2, schedule="one_f_one_b"
+    )
+    world = TinyWorld(SMALL, layout)
+    world.step(0, shares(draw_batch(SMALL, 2 * ROWS, 0), 2))
+    widths = {0: 16, 1: 16}
+    crossings = [
+        (kind, t * 3 + sender, t * 3 + to, boundary, microbatch, ROWS // 2 * widths[boundary] * 4)
+        for kind, step in ((Kind.ACTIVATION, 1), (Kind.ACTIVATION_GRADIENT, -1))
+        for t, boundary, microbatch in product((0, 1), (0, 1), (0, 1))
+        for sender, to in [(boundary, boundary + 1)[::step]]
+    ]
+    num_bytes = 4 * sum(value.numel() for value in world.servers[0].tensors().values())
+    seen = Counter(
+        (
+            sent.frame.kind,
+            sent.sender,
+            sent.to,
+            sent.frame.boundary,
+            sent.frame.microbatch,
+            sum(len(section.payload) for section in sent.frame.sections),
+        )
+        for sent in world.sent
+        if sent.frame.kind not in (Kind.PUSH, Kind.PARAMETERS)
+    )
+    assert seen == Counter(crossings)
+    pushes = [sent for sent in world.sent if sent.frame.kind is Kind.PUSH]
+    assert sum(sent.dense_equivalent_bytes for sent in pushes) == 2 * num_bytes
+    assert all(sent.frame.attempt == ATTEMPT and sent.frame.step in (0, 1) for sent in world.sent)
+    assert all(
+        sent.dense_equivalent_bytes == sum(len(one.payload) for one in sent.frame.sections)
+        for sent in world.sent
+        if sent.frame.kind is not Kind.PARAMETERS
+    )
+
+
+def test_a_step_looks_up_first_and_updates_the_tables_last():
+    (worker,) = TinyWorld(SMALL, Layout(microbatches=2)).workers
+    batch = draw_batch(SMALL, ROWS, 0)
+    run = train_step(worker, 0, batch)
+    lookup = next(run)
+    assert isinstance(lookup, Lookup)
+    assert lookup.ids_FB is batch.ids_FB
+    assert lookup.lr == LR
+    learn = run.send(torch.randn(ROWS, 26, 4))
+    assert isinstance(learn, LearnEmbeddings)
+    assert learn.gradient_BFD.shape == (ROWS, 26, 4)
+    with pytest.raises(StopIteration) as end:
+        run.send(None)
+    assert end.value.value.rows == ROWS
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("cuts", SOME_CUTS)
+def test_predictions_are_those_of_the_whole_model(cuts: tuple[str, ...], precision: Precision):
+    world = TinyWorld(SMALL, Layout(cuts=cuts, microbatches=4), precision=precision)
+    model = _plain(SMALL, precision).model
+    before = _copy(world.tensors())
+    for number, rows in enumerate((64, 64, 7)):
+        batch = draw_batch(SMALL, rows, number)
+        dense_BI, ids_FB, _ = columns(batch)
+        *others, logit_B = world.predict(number, [batch])
+        assert others == [None] * len(cuts)
+        assert logit_B is not None
+        assert not logit_B.requires_grad
+        assert logit_B.std() > 1e-4
+        assert torch.equal(logit_B, predict(model, dense_BI, ids_FB))
+    assert not any(_distance(world.tensors(), before).values())
+    assert world.waiting() == []
+    assert {sent.frame.microbatch for sent in world.sent} <= {EVALUATION}
+    confirmations = [sent for sent in world.sent if sent.frame.kind is Kind.CONTROL]
+    assert len(confirmations) == 3 * len(cuts)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    world = TinyWorld(SMALL, Layout(microbatches=4))
+    with pytest.raises(ConfigError, match=r"train\.batch_size=18 .*schedule\.microbatches=4"):
+        world.step(0, [draw_batch(SMALL, 18, 0)])
+
+
+def test_activations_of_another_size_are_refused():
+    world = TinyWorld(SMALL, Layout(cuts=("bottom.2",)))
+    first, second = world.workers
+    batch = draw_batch(SMALL, ROWS, 0)
+    next(train_step(first, 0, reads(first, batch)))
+    run = train_step(second, 0, replace(reads(second, batch), rows=ROWS // 2))
+    next(run)
+    run.send(torch.zeros(ROWS // 2, 26, 4))
+    with pytest.raises(DlrmError, match="step 0, boundary 0, micro-batch 0: .* of 256, .*8 x 16"):
+        run.send(world.sent[0].frame)
+
+
+def test_the_layouts_of_these_tests_cover_every_stage_that_can_be():
+    kinds = {
+        (bool(part.bottom), bool(part.top), part.is_first, part.is_last)
+        for cuts in SOME_CUTS
+        for part in Partition.of(SMALL, cuts).stages
+    }
+    assert len(kinds) == 6

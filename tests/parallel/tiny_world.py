@@ -76,10 +76,13 @@ class TinyWorld:
         precision: Precision = Precision.FLOAT32,
         optimizer: DenseOptimizer = SGD,
         lr: float = LR,
+        table_lr: float | None = None,
     ) -> None:
         partition = Partition.of(spec, layout.cuts)
         stages = partition.stages
         self.layout = layout
+        self.lr = lr
+        self.table_lr = lr if table_lr is None else table_lr
         self.topology = Topology(
             trainers=layout.trainers,
             stages=len(stages),
@@ -111,7 +114,7 @@ class TinyWorld:
                     codec=DenseCodec(),
                     ops=SCHEDULES[layout.schedule](part.index, len(stages), layout.microbatches),
                     client=client,
-                    embedding_schedule=Constant(base_lr=lr),
+                    embedding_schedule=Constant(base_lr=self.table_lr),
                     send=self._sender(rank),
                 )
             )
@@ -121,7 +124,7 @@ class TinyWorld:
                 index,
                 tensors,
                 StageModel(
-                    spec, Partition.of(spec, ()).stages[0], precision, seed
+                    spec, Partition.of(spec, ()).stages[0], precision, SEED
                 ).dense_parameters(),
                 learning,
                 ServerOptions(policy=layout.policy, check_every=1, attempt=ATTEMPT),
@@ -148,8 +151,8 @@ class TinyWorld:
             tensors |= {name: value for name, value in server.tensors().items() if name in tensors}
         return tensors | self.embeddings.weights()
 
-    def waiting_frames(self) -> int:
-        return sum(map(len, self._queues))
+    def waiting(self) -> list[Frame]:
+        return [frame for queue in self._queues for frame in queue]
 
     def _sender(self, rank: int) -> Callable[[int, Frame, int], None]:
         def send(to: int, frame: Frame, dense_equivalent_bytes: int) -> None:

@@ -1,0 +1,132 @@
+from itertools import combinations
+
+import pytest
+import torch
+from tiny_world import PAPER, SEED, SMALL, TABLES, columns, draw_batch
+from torch import Tensor
+
+from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.partition import Partition, possible_cuts
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.stage_model import StageModel
+from dlrm_hybrid.parallel.stage import Inputs, StageResult, StageStep, aligned, predict_stage
+from dlrm_hybrid.types import ConfigError
+
+ROWS = 24
+CUTS = [cuts for number in range(8) for cuts in combinations(possible_cuts(PAPER), number)]
+
+
+def _models(
+    spec: ModelSpec, cuts: tuple[str, ...], precision: Precision = Precision.FLOAT32
+) -> list[StageModel]:
+    return [StageModel(spec, part, precision, SEED) for part in Partition.of(spec, cuts).stages]
+
+
+def _step(
+    models: list[StageModel], batch: Inputs, pooled_BFD: Tensor, microbatches: int = 1
+) -> list[StageResult]:
+    """One micro-batch after the other through all stages and back."""
+    steps = [StageStep(model, batch, pooled_BFD, microbatches) for model in models]
+    for microbatch in range(microbatches):
+        carried: Tensor | None = None
+        for step in steps:
+            carried = step.forward(microbatch, carried)
+            assert carried is None or not carried.requires_grad
+        assert carried is None
+        for step in reversed(steps):
+            carried = step.backward(microbatch, carried)
+        assert carried is None
+    return [step.finish() for step in steps]
+
+
+def _whole(
+    spec: ModelSpec, batch: Inputs, precision: Precision
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Pooled rows of a whole model, its loss, and all gradients; `pooled` among them."""
+    dense_BI, ids_FB, label_B = columns(batch)
+    model = Dlrm(spec, TABLES, precision, SEED)
+    pooled_BFD = model.embeddings(ids_FB).detach().requires_grad_()
+    logit_B = model.top(model.interaction(model.bottom(dense_BI), pooled_BFD)).squeeze(1)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logit_B, label_B)
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.dense_parameters().items()}
+    gradients |= {"pooled": pooled_BFD.grad}
+    found = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    assert len(found) == len(gradients)
+    return pooled_BFD.detach(), loss.detach(), found
+
+
+def _gathered(results: list[StageResult]) -> dict[str, Tensor]:
+    gradients = {name: value for one in results for name, value in one.gradients.items()}
+    (pooled,) = [one.pooled_gradient_BFD for one in results if one.pooled_gradient_BFD is not None]
+    return gradients | {"pooled": pooled}
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("spec", [SMALL, PAPER], ids=["small", "paper"])
+def test_every_list_of_cuts_gives_loss_and_gradients_of_the_whole_model(
+    spec: ModelSpec, precision: Precision
+):
+    batch = draw_batch(spec, ROWS, 0)
+    pooled_BFD, loss, expected = _whole(spec, batch, precision)
+    assert all(gradient.abs().max() > 1e-5 for gradient in expected.values())
+    assert len(CUTS) == 128
+    for cuts in CUTS:
+        models = _models(spec, cuts, precision)
+        results = _step(models, batch, pooled_BFD)
+        gradients = _gathered(results)
+        assert list(gradients) == list(expected)
+        for name, gradient in gradients.items():
+            assert gradient.dtype == torch.float32
+            assert torch.equal(gradient, expected[name]), (cuts, name)
+        assert [one.loss_sum for one in results] == [0] * len(cuts) + [loss.item() * ROWS]
+        assert all(weight.grad is None for model in models for weight in model.parameters())
+
+
+@pytest.mark.parametrize("microbatches", [2, 3, 4])
+def test_microbatches_sum_to_the_gradients_of_the_batch(microbatches: int):
+    batch = draw_batch(SMALL, ROWS, 0)
+    pooled_BFD, loss, expected = _whole(SMALL, batch, Precision.FLOAT32)
+    results = _step(_models(SMALL, ("bottom.2", "top.1")), batch, pooled_BFD, microbatches)
+    for name, gradient in _gathered(results).items():
+        assert expected[name].abs().max() > 1e-5
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-7, msg=name)
+    assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
+
+
+def test_correct_rows_are_counted_in_the_last_stage():
+    batch = draw_batch(SMALL, ROWS, 0)
+    dense_BI, ids_FB, label_B = columns(batch)
+    model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
+    right = (model(dense_BI, ids_FB) >= 0) == (label_B == 1)
+    assert 0 < right.sum() < ROWS
+    pooled_BFD = model.embeddings(ids_FB).detach()
+    results = _step(_models(SMALL, ("bottom.2", "top.1")), batch, pooled_BFD, microbatches=2)
+    assert [one.correct for one in results] == [0, 0, int(right.sum())]
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_bits_do_not_depend_on_where_the_features_lie(offset: int):
+    batch = draw_batch(SMALL, ROWS, 0)
+    dense_BI, _, _ = columns(batch)
+    memory = torch.empty(dense_BI.numel() + 4)
+    moved_BI = memory[offset : offset + dense_BI.numel()].view_as(dense_BI).copy_(dense_BI)
+    assert moved_BI.data_ptr() % 16 == 4 * offset
+    moved = Inputs(rows=ROWS, dense_BI=moved_BI, ids_FB=None, label_B=None)
+    first = _models(SMALL, ("bottom.2",))[0]
+    left_BN = StageStep(first, batch, None, 1).forward(0, None)
+    assert left_BN is not None
+    for same_BN in (
+        StageStep(first, moved, None, 1).forward(0, None),
+        predict_stage(first, moved, None, None),
+    ):
+        assert same_BN is not None
+        assert torch.equal(same_BN, left_BN)
+    assert aligned(dense_BI) is dense_BI
+
+
+def test_unequal_microbatches_are_refused():
+    first = _models(SMALL, ("bottom.2",))[0]
+    with pytest.raises(ConfigError, match=r"train\.batch_size=24 .*schedule\.microbatches=5"):
+        StageStep(first, draw_batch(SMALL, ROWS, 0), None, 5)
