@@ -138,9 +138,12 @@ class Sockets:
             elif socket is self._gate:
                 self._open_gate(socket)
             elif socket in self._monitors:
-                happened.extend(_changes(self._monitors[socket], socket))
+                changes = _changes(self._monitors[socket], socket)
+                # What came back before a connection ended is told before its end.
+                happened.extend(self._answers(self._monitors[socket]))
+                happened.extend(changes)
             else:
-                happened.append(Answer(self._ranks[socket], _parts(socket)))
+                happened.extend(self._answers(self._ranks[socket]))
         return happened
 
     def destroy(self, linger_seconds: float) -> None:
@@ -150,6 +153,12 @@ class Sockets:
         for dealer in self._dealers.values():
             dealer.disable_monitor()
         self._context.destroy(linger=math.ceil(1000 * linger_seconds))
+
+    def _answers(self, rank: int) -> list[Happening]:
+        found: list[Happening] = []
+        while self._dealers[rank].poll(0):
+            found.append(Answer(rank, _parts(self._dealers[rank])))
+        return found
 
     def _open_gate(self, gate: _Socket) -> None:
         assert self._keys is not None

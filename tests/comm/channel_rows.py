@@ -112,15 +112,14 @@ def run_ranks_as_threads(
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
+        channel = None
         try:
             channel = opener(rank)
-            try:
-                results[rank] = program(channel)
-            except BaseException:
-                channel.abandon()
-                raise
+            results[rank] = program(channel)
         except BaseException as error:
-            errors.append(error)
+            errors.append(error)  # before the others learn of it, and fail, too
+            if channel is not None:
+                channel.abandon()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
