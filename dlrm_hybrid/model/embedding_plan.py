@@ -80,8 +80,8 @@ def sharder(options: EmbeddingOptions, precision: CommPrecision) -> CpuSharder:
     fused: dict[str, Any] = {
         "optimizer": _OPTIMIZERS[options.optimizer],
         "learning_rate": 0.0,
-        # Ids are checked where they come from: their owner could not say whose they are.
-        "bounds_check_mode": BoundsCheckMode.NONE,
+        # Ids are checked where they come from; what else arrives here is no id.
+        "bounds_check_mode": BoundsCheckMode.FATAL,
     }
     if options.optimizer is not EmbeddingOptimizer.SGD:
         fused["eps"] = options.eps

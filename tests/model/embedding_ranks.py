@@ -1,9 +1,12 @@
 """What the trainers of the sharded embeddings' tests do; each runs in a process of its own."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
@@ -21,18 +24,61 @@ SEED = 4
 STEPS = 50
 
 
+class Trainer:
+    """One trainer's argument, its embeddings and what it has counted."""
+
+    def __init__(self, given: dict, report) -> None:
+        self.given = given
+        self.number = given["members"].index(given["rank"])
+        self.trainers = len(given["members"])
+        self.sent_bytes = 0
+        self.dense_bytes = 0
+        self._report = report
+
+    def count(self, sent_bytes: int, dense_bytes: int) -> None:
+        self.sent_bytes += sent_bytes
+        self.dense_bytes += dense_bytes
+
+    def tell(self, **values: object) -> None:
+        self._report(Event(Kind.TICK, 0, 0.0, {"trainer": self.number, **values}))
+
+    def mine(self, rows_T: list[int]) -> slice:
+        start = sum(rows_T[: self.number])
+        return slice(start, start + rows_T[self.number])
+
+
+@contextmanager
+def trainer_of(
+    argument: str, report, spec: ModelSpec = SPEC
+) -> Generator[tuple[Trainer, ShardedEmbeddings], None, None]:
+    torch.set_num_threads(1)
+    given = json.loads(argument)
+    trainer = Trainer(given, report)
+    group_options = GroupOptions(
+        folder=Path(given["folder"]), attempt=0, address="127.0.0.1", deadline_seconds=20.0
+    )
+    sharding = ShardingOptions(
+        kind=ShardingKind(given["kind"]),
+        comm_precision=CommPrecision(given.get("precision", "float32")),
+    )
+    with process_group(given["members"], given["rank"], group_options, trainer.count) as group:
+        sharded = ShardedEmbeddings(spec, options(given["optimizer"]), sharding, group)
+        sharded.initialise(SEED)
+        yield trainer, sharded
+
+
 def options(optimizer: str) -> EmbeddingOptions:
     return EmbeddingOptions(optimizer=EmbeddingOptimizer(optimizer), eps=1e-8)
 
 
-def batch(step: int, rows: int) -> tuple[Tensor, Tensor]:
+def batch(step: int, rows: int, spec: ModelSpec = SPEC) -> tuple[Tensor, Tensor]:
     """Ids and gradients of one batch over all trainers; most ids come several times."""
     generator = torch.Generator().manual_seed(step)
     ids_FB = torch.stack(
-        [torch.randint(0, limit, (rows,), generator=generator) for limit in SPEC.table_rows]
+        [torch.randint(0, limit, (rows,), generator=generator) for limit in spec.table_rows]
     )
-    gradient_BFD = torch.randn(rows, len(SPEC.table_rows), SPEC.embedding_dim, generator=generator)
-    return ids_FB, gradient_BFD
+    shape = (rows, len(spec.table_rows), spec.embedding_dim)
+    return ids_FB, torch.randn(shape, generator=generator)
 
 
 def unsharded(optimizer: str) -> Embeddings:
@@ -49,50 +95,53 @@ def lr_of(step: int) -> float:
     return 0.1 / (1 + step % 7)
 
 
+def learn_unsharded(embeddings: Embeddings, step: int, trainers: int, scale: float = 1.0) -> Tensor:
+    ids_FB, gradient_BFD = batch(step, trainers * rows_of(step))
+    embeddings.set_lr(lr_of(step) / scale)
+    out_BFD = embeddings(ids_FB)
+    out_BFD.backward(gradient_BFD * scale / trainers)
+    return out_BFD
+
+
+def learn_sharded(
+    trainer: Trainer, sharded: ShardedEmbeddings, step: int, scale: float = 1.0
+) -> Tensor:
+    rows_T = [rows_of(step)] * trainer.trainers
+    ids_FB, gradient_BFD = batch(step, sum(rows_T))
+    mine = trainer.mine(rows_T)
+    sharded.set_lr(lr_of(step) / scale)
+    out_BFD = sharded(ids_FB[:, mine].contiguous(), rows_T)
+    out_BFD.backward(gradient_BFD[mine] * scale / trainer.trainers)
+    return out_BFD
+
+
+def rows_of(step: int) -> int:
+    return 6 + step % 3
+
+
 def equals_one_table(argument: str, report, stop) -> None:
     """Train sharded and unsharded side by side; tell how far apart they are and have moved."""
-    torch.set_num_threads(1)
-    given = json.loads(argument)
-    trainers, trainer = len(given["members"]), given["members"].index(given["rank"])
-    group_options = GroupOptions(
-        folder=Path(given["folder"]), attempt=0, address="127.0.0.1", deadline_seconds=20.0
-    )
-    with process_group(
-        given["members"], given["rank"], group_options, lambda sent, dense: None
-    ) as group:
-        sharded = ShardedEmbeddings(
-            SPEC,
-            options(given["optimizer"]),
-            ShardingOptions(
-                kind=ShardingKind(given["kind"]),
-                comm_precision=CommPrecision(given.get("precision", "float32")),
-            ),
-            group,
-        )
-        sharded.initialise(SEED)
-        oracle = unsharded(given["optimizer"])
+    with trainer_of(argument, report) as (trainer, sharded):
+        oracle = unsharded(trainer.given["optimizer"])
         first = {name: tensor.clone() for name, tensor in tensors(oracle).items()}
+        scale = trainer.given.get("scale", 1.0)  # of gradients; rates make up for it
         forward = 0.0
-        for step in range(given.get("steps", STEPS)):
-            rows = 6 + step % 3
-            ids_FB, gradient_BFD = batch(step, trainers * rows)
-            mine = slice(trainer * rows, (trainer + 1) * rows)
-            for embeddings in (sharded, oracle):
-                embeddings.set_lr(lr_of(step))
-            out_BFD = sharded(ids_FB[:, mine].contiguous(), [rows] * trainers)
-            whole_BFD = oracle(ids_FB)
-            forward = max(forward, (out_BFD - whole_BFD[mine]).abs().max().item())
-            out_BFD.backward(gradient_BFD[mine] / trainers)
-            whole_BFD.backward(gradient_BFD / trainers)
-        gathered = dict(sharded.gather(root=trainers - 1))
+        for step in range(STEPS):
+            out_BFD = learn_sharded(trainer, sharded, step, scale)
+            mine = trainer.mine([rows_of(step)] * trainer.trainers)
+            expected_BFD = learn_unsharded(oracle, step, trainer.trainers, scale)[mine]
+            forward = max(forward, (out_BFD - expected_BFD).abs().max().item())
+        root = trainer.trainers - 1
+        gathered = dict(sharded.gather(root))
+        expected = tensors(oracle)
+        assert list(gathered) == list(expected)
+        assert sharded.shapes() == {name: tensor.shape for name, tensor in expected.items()}
         values = {}
-        if trainer == trainers - 1:
-            expected = tensors(oracle)
-            assert list(gathered) == list(expected)
+        if trainer.number == root:
             values = {
                 name: (
-                    (gathered[name] - expected[name]).abs().max().item(),
-                    (expected[name] - first[name]).abs().max().item(),
+                    (gathered[name] - expected[name]).norm().item(),
+                    (expected[name] - first[name]).norm().item(),
                 )
                 for name in expected
             }
@@ -102,11 +151,99 @@ def equals_one_table(argument: str, report, stop) -> None:
             name: [(shard.trainer, shard.rows, shard.columns) for shard in shards]
             for name, shards in sharded.shards.items()
         }
-    report(
-        Event(
-            Kind.TICK,
-            0,
-            0.0,
-            {"trainer": trainer, "forward": forward, "values": values, "shards": shards},
-        )
-    )
+        trainer.tell(forward=forward, values=values, shards=shards)
+
+
+def looks_up_uneven_batches(argument: str, report, stop) -> None:
+    """Batches of different sizes, some empty, some only here; nothing learns."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        oracle = unsharded(trainer.given["optimizer"])
+        sizes = ([5, 0, 3], [0, 0, 4], [2, 2, 2], [0, 0, 0], [1, 7, 0])
+        for step, rows_T in enumerate(sizes):
+            rows_T = rows_T[: trainer.trainers]
+            ids_FB, _ = batch(step, sum(rows_T))
+            mine = trainer.mine(rows_T)
+            with torch.no_grad():
+                asked_BFD = sharded(ids_FB[:, mine].contiguous())
+                told_BFD = sharded(ids_FB[:, mine].contiguous(), rows_T)
+                expected_BFD = oracle(ids_FB)[mine] if sum(rows_T) else asked_BFD
+            assert asked_BFD.shape == (rows_T[trainer.number], 7, 8)
+            assert torch.equal(asked_BFD, expected_BFD)
+            assert torch.equal(told_BFD, expected_BFD)
+        trainer.tell(batches=len(sizes))
+
+
+def refuses_a_bad_id(argument: str, report, stop) -> None:
+    """Only the trainer that gives the id sends nothing, and says so."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        for bad_id in (-1, 17, 2**32):
+            ids_FB, _ = batch(0, 4)
+            ids_FB[3, 2] = bad_id
+            try:
+                sharded(ids_FB)
+            except RuntimeError as error:
+                trainer.tell(message=str(error))
+
+
+def leaves_a_checkpoint(argument: str, report, stop) -> None:
+    """Learn and save what trainer 0 has gathered."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        for step in range(5):
+            learn_sharded(trainer, sharded, step)
+        gathered = {name: tensor for name, tensor in sharded.gather(0) if tensor is not None}
+        if trainer.number == 0:
+            save_file(gathered, trainer.given["checkpoint"])
+        trainer.tell(tensors=len(gathered))
+
+
+def resumes_from_a_checkpoint(argument: str, report, stop) -> None:
+    """Load, compare with unsharded tables that have loaded the same, learn on, compare."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        saved = load_file(trainer.given["checkpoint"])
+        asked: list[str] = []
+
+        def tensor_of(name: str) -> Tensor:
+            asked.append(name)
+            return saved[name]
+
+        sharded.load(tensor_of)
+        for name, tensor in sharded.gather(0):
+            assert tensor is None or torch.equal(tensor, saved[name])
+        oracle = unsharded(trainer.given["optimizer"])
+        for name, tensor in tensors(oracle).items():
+            tensor.copy_(saved[name])
+        for step in range(5, 10):
+            learn_sharded(trainer, sharded, step)
+            learn_unsharded(oracle, step, trainer.trainers)
+        differences = [
+            (tensor - tensors(oracle)[name]).abs().max().item()
+            for name, tensor in sharded.gather(0)
+            if tensor is not None
+        ]
+        moved = [
+            (tensor - saved[name]).abs().max().item() for name, tensor in tensors(oracle).items()
+        ]
+        trainer.tell(difference=max(differences, default=0.0), moved=min(moved), asked=len(asked))
+
+
+def counts(argument: str, report, stop) -> None:
+    """What one lookup and one backward send."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        rows_T = trainer.given["rows_T"]
+        ids_FB, gradient_BFD = batch(0, sum(rows_T))
+        mine = trainer.mine(rows_T)
+        told = []
+        assert (trainer.sent_bytes, trainer.dense_bytes) == (0, 0)
+        out_BFD = sharded(ids_FB[:, mine].contiguous(), rows_T)
+        told.append((trainer.sent_bytes, trainer.dense_bytes))
+        out_BFD.backward(gradient_BFD[mine])
+        told.append((trainer.sent_bytes, trainer.dense_bytes))
+        features = [0] * trainer.trainers  # in columns
+        for shards in sharded.shards.values():
+            for shard in shards:
+                features[shard.trainer] += shard.columns[1] - shard.columns[0]
+        lookups = [
+            sum(shard.trainer == t for shards in sharded.shards.values() for shard in shards)
+            for t in range(trainer.trainers)
+        ]
+        trainer.tell(told=told, columns_T=features, lookups_T=lookups)

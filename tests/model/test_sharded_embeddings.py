@@ -3,57 +3,79 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
+from dlrm_hybrid.types import ConfigError
+
+NUM_TABLES, DIM = 7, 8
+KINDS = ["table_wise", "row_wise", "column_wise"]
+PRECISIONS = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
 
 
 def _run(folder: Path, entry: str, trainers: int, **given: object) -> list[dict]:
+    """What every trainer tells; they must not fail and print nothing."""
     seen: list[Event] = []
     members = list(range(1, 1 + 3 * trainers, 3))
+    given = {"optimizer": "sgd", "members": members, "folder": str(folder / entry), **given}
     ranks = [
         Rank(
             index=rank,
             role="worker",
-            argument=json.dumps(
-                {"rank": rank, "members": members, "folder": str(folder / "group"), **given}
-            ),
-            log_folder=folder,
+            argument=json.dumps({"rank": rank, **given}),
+            log_folder=folder / entry,
         )
         for rank in members
     ]
     outcome = run_ranks(ranks, f"embedding_ranks:{entry}", seen.append)
-    logs = "".join((folder / f"worker-{rank}.log").read_text() for rank in members)
+    logs = "".join((folder / entry / f"worker-{rank}.log").read_text() for rank in members)
     assert outcome.message == "", logs
     assert logs == ""
-    return sorted((one.values for one in seen), key=lambda values: values["trainer"])
+    told = [one.values for one in seen]
+    assert {one["trainer"] for one in told} == set(range(trainers))
+    return sorted(told, key=lambda values: values["trainer"])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
-@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize(
+    ("trainers", "optimizer"),
+    [
+        (2, "sgd"),
+        (3, "adagrad"),
+        (2, "rowwise_adagrad"),
+        pytest.param(3, "sgd", marks=pytest.mark.slow),
+        pytest.param(2, "adagrad", marks=pytest.mark.slow),
+        pytest.param(3, "rowwise_adagrad", marks=pytest.mark.slow),
+    ],
+)
 def test_table_wise_equals_one_table_bit_for_bit(tmp_path: Path, trainers: int, optimizer: str):
     told = _run(tmp_path, "equals_one_table", trainers, kind="table_wise", optimizer=optimizer)
     for one in told:
         assert one["forward"] == 0.0
         assert one["shards"] == told[0]["shards"]
-    assert len(told[-1]["values"]) == (7 if optimizer == "sgd" else 14)
+    assert len(told[-1]["values"]) == NUM_TABLES * (1 if optimizer == "sgd" else 2)
     for difference, moved in told[-1]["values"].values():
         assert difference == 0.0
         assert moved >= 1e-3
+    tables_T = [0] * trainers
+    for shards in told[0]["shards"].values():
+        ((trainer, _, _),) = shards
+        tables_T[trainer] += 1
+    assert max(tables_T) - min(tables_T) <= 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimizer"),
+    ("kind", "optimizer", "trainers"),
     [
-        ("row_wise", "sgd"),
-        ("row_wise", "adagrad"),
-        ("row_wise", "rowwise_adagrad"),
-        ("column_wise", "sgd"),
-        ("column_wise", "adagrad"),
-        ("auto", "sgd"),
+        ("row_wise", "sgd", 3),
+        ("row_wise", "adagrad", 2),
+        ("row_wise", "rowwise_adagrad", 3),
+        ("column_wise", "sgd", 2),
+        ("column_wise", "adagrad", 3),
+        ("auto", "sgd", 2),
+        ("auto", "rowwise_adagrad", 3),
     ],
 )
-@pytest.mark.parametrize("trainers", [2, 3])
-def test_other_shardings_equal_one_table(tmp_path: Path, trainers: int, kind: str, optimizer: str):
+def test_other_shardings_equal_one_table(tmp_path: Path, kind: str, optimizer: str, trainers: int):
     told = _run(tmp_path, "equals_one_table", trainers, kind=kind, optimizer=optimizer)
     for one in told:
         assert one["forward"] <= 1e-6
@@ -62,3 +84,155 @@ def test_other_shardings_equal_one_table(tmp_path: Path, trainers: int, kind: st
         assert moved >= 1e-3
     if kind != "auto":
         assert all(len(shards) > 1 for shards in told[0]["shards"].values())
+
+
+# Gradients as small as 1e-6 must arrive as well as others.
+@pytest.mark.parametrize("scale", [pytest.param(1e-3, marks=pytest.mark.slow), 1e-6])
+@pytest.mark.parametrize(
+    ("kind", "precision", "forward", "update"),
+    [
+        ("table_wise", "float16", 1e-3, 1e-3),
+        ("row_wise", "float16", 1e-3, 1e-3),
+        ("column_wise", "bfloat16", 1e-2, 5e-3),
+        ("table_wise", "bfloat16", 1e-2, 5e-3),
+    ],
+)
+def test_half_precision_costs_little(
+    tmp_path: Path, kind: str, precision: str, forward: float, update: float, scale: float
+):
+    told = _run(
+        tmp_path,
+        "equals_one_table",
+        2,
+        kind=kind,
+        precision=precision,
+        scale=scale,
+    )
+    assert 0 < max(one["forward"] for one in told) <= forward
+    for difference, moved in told[-1]["values"].values():
+        assert 0 < difference <= update * moved
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_byte_that_leaves_a_trainer_is_counted_once(
+    tmp_path: Path, kind: str, precision: str
+):
+    rows_T = [5, 2, 4] if kind != "row_wise" else [4, 4, 4]
+    told = _run(tmp_path, "counts", 3, kind=kind, precision=precision, rows_T=rows_T)
+    size = 4 if precision == "float32" else 2
+    for one in told:
+        me, rows = one["trainer"], rows_T[one["trainer"]]
+        others = [t for t in range(3) if t != me]
+        if kind == "row_wise":
+            ids = rows * NUM_TABLES * 2
+            forward = backward = rows * NUM_TABLES * DIM * 2
+        else:
+            ids = rows * sum(one["lookups_T"][t] for t in others)
+            forward = one["columns_T"][me] * sum(rows_T[t] for t in others)
+            backward = rows * sum(one["columns_T"][t] for t in others)
+        assert one["told"] == [
+            [4 * ids + size * forward, 4 * ids + 4 * forward],
+            [4 * ids + size * (forward + backward), 4 * (ids + forward + backward)],
+        ]
+
+
+@pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_may_differ_and_be_empty(tmp_path: Path, kind: str, trainers: int):
+    told = _run(tmp_path, "looks_up_uneven_batches", trainers, kind=kind)
+    assert [one["batches"] for one in told] == [5] * trainers
+
+
+def test_an_id_outside_its_table_is_an_error(tmp_path: Path):
+    told = _run(tmp_path, "refuses_a_bad_id", 2, kind="table_wise")
+    for trainer in (0, 1):
+        messages = [one["message"] for one in told if one["trainer"] == trainer]
+        assert messages == [
+            f"id {bad_id} is out of bounds: embedding.4 has num_rows = 17"
+            for bad_id in (-1, 17, 2**32)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "before", "after", "exact"),
+    [
+        ("sgd", ("column_wise", 2), ("table_wise", 3), True),
+        ("adagrad", ("table_wise", 3), ("column_wise", 2), False),
+        ("adagrad", ("row_wise", 2), ("table_wise", 3), True),
+        ("rowwise_adagrad", ("table_wise", 2), ("row_wise", 3), False),
+    ],
+)
+def test_a_checkpoint_has_no_layout(
+    tmp_path: Path, optimizer: str, before: tuple[str, int], after: tuple[str, int], exact: bool
+):
+    file = str(tmp_path / "tables.safetensors")
+    kind, trainers = before
+    left = _run(
+        tmp_path,
+        "leaves_a_checkpoint",
+        trainers,
+        kind=kind,
+        optimizer=optimizer,
+        checkpoint=file,
+    )
+    tensors = NUM_TABLES * (1 if optimizer == "sgd" else 2)
+    assert [one["tensors"] for one in left] == [tensors] + [0] * (trainers - 1)
+    kind, trainers = after
+    told = _run(
+        tmp_path,
+        "resumes_from_a_checkpoint",
+        trainers,
+        kind=kind,
+        optimizer=optimizer,
+        checkpoint=file,
+    )
+    assert told[0]["difference"] <= (0.0 if exact else 1e-5)
+    assert told[0]["moved"] >= 1e-3
+    if kind == "table_wise":  # nobody reads a table that it holds nothing of
+        assert sum(one["asked"] for one in told) == tensors
+
+
+def _options(kind: str, precision: str = "float32") -> ShardingOptions:
+    return ShardingOptions(kind=ShardingKind(kind), comm_precision=CommPrecision(precision))
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer", "trainers", "dim", "keys"),
+    [
+        (
+            _options("column_wise"),
+            "rowwise_adagrad",
+            2,
+            16,
+            ("embedding.sharding = column_wise", "embedding.optimizer = rowwise_adagrad"),
+        ),
+        (
+            _options("table_wise", "float16"),
+            "sgd",
+            1,
+            16,
+            ("embedding.comm_precision = float16", "parallel.trainers = 1"),
+        ),
+        (
+            _options("column_wise"),
+            "sgd",
+            2,
+            4,
+            ("embedding.sharding = column_wise", "model.embedding_dim = 4"),
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: ShardingOptions, optimizer: str, trainers: int, dim: int, keys: tuple[str, ...]
+):
+    with pytest.raises(ConfigError) as caught:
+        options.check(optimizer=optimizer, trainers=trainers, embedding_dim=dim)
+    for key in keys:
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "auto"])
+@pytest.mark.parametrize("precision", list(CommPrecision))
+def test_everything_else_is_accepted(kind: str, precision: str):
+    _options(kind, precision).check(optimizer="adagrad", trainers=2, embedding_dim=16)
