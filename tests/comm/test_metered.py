@@ -1,0 +1,101 @@
+"""The meter counts what travels: whole frames, to the byte, by class."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from channel_rows import DEADLINE_SECONDS, frame, in_process, run_ranks_as_threads, zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
+from dlrm_hybrid.telemetry.traffic import Tally, Traffic, TrafficCounter
+from dlrm_hybrid.wire.frame import Frame, Kind, encode
+
+
+@dataclass
+class Recorder:
+    """A channel that keeps the bytes it is given."""
+
+    rank: int = 0
+    sent: list[bytearray] = field(default_factory=list)
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        self.sent.append(encode(frame))
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+@given(st.lists(st.tuples(st.sampled_from(Kind), st.integers(0, 50), st.integers(0, 999))))
+def test_what_is_counted_is_what_is_sent(frames: list[tuple[Kind, int, int]]) -> None:
+    recorder = Recorder()
+    metered = MeteredChannel(recorder, TrafficCounter())
+    for kind, size, dense_bytes in frames:
+        metered.send(1, frame(0, 0, size, kind=kind), dense_bytes)
+    tallies = metered.counter.snapshot()
+    assert sum(one.num_bytes for one in tallies.values()) == sum(map(len, recorder.sent))
+    for traffic in Traffic:
+        chosen = [
+            (len(sent), dense_bytes)
+            for sent, (kind, _, dense_bytes) in zip(recorder.sent, frames, strict=True)
+            if traffic_of(kind) is traffic
+        ]
+        sums = [sum(numbers) for numbers in zip(*chosen, strict=True)] or [0, 0]
+        assert tallies[traffic] == Tally(len(chosen), *sums)
+
+
+def test_every_kind_has_a_class() -> None:
+    assert {kind: str(traffic_of(kind)) for kind in Kind} == {
+        Kind.HELLO: "control",
+        Kind.ACTIVATION: "activation",
+        Kind.ACTIVATION_GRADIENT: "activation_gradient",
+        Kind.PUSH: "gradient_push",
+        Kind.PARAMETERS: "parameter_pull",
+        Kind.CONTROL: "control",
+    }
+
+
+@pytest.mark.parametrize("opener", [in_process, zmq])
+def test_what_all_ranks_receive_is_what_all_ranks_send(opener, tmp_path: Path) -> None:
+    ranks = 3
+    inner = opener(ranks, tmp_path)
+
+    def program(channel: Channel) -> tuple[int, int]:
+        assert isinstance(channel, MeteredChannel)
+        others = {0, 1, 2} - {channel.rank}
+        for to in others:
+            channel.send(to, frame(channel.rank, 0, 1000 * channel.rank), 0)
+        for _ in others:
+            channel.receive(DEADLINE_SECONDS)
+        channel.close()
+        sent = sum(one.num_bytes for one in channel.counter.snapshot().values())
+        return sent, channel.received_bytes
+
+    counts = run_ranks_as_threads(
+        ranks, lambda rank: MeteredChannel(inner(rank), TrafficCounter()), program
+    )
+    assert sum(sent for sent, _ in counts) == sum(received for _, received in counts) > 12_000
+
+
+def test_a_frame_that_is_not_sent_is_not_counted() -> None:
+    metered = MeteredChannel(in_process(1, Path())(0), TrafficCounter())
+    with pytest.raises(ValueError, match="itself"):
+        metered.send(0, frame(0, 0), 0)
+    assert set(metered.counter.snapshot().values()) == {Tally()}
+
+
+def test_phases_are_counted_apart() -> None:
+    train, evaluate = TrafficCounter(), TrafficCounter()
+    metered = MeteredChannel(Recorder(), train)
+    metered.send(1, frame(0, 0), 0)
+    metered.counter = evaluate
+    metered.send(1, frame(0, 0), 0)
+    metered.send(1, frame(0, 0), 0)
+    assert train.snapshot()[Traffic.GRADIENT_PUSH].messages == 1
+    assert evaluate.snapshot()[Traffic.GRADIENT_PUSH].messages == 2

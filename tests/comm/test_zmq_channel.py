@@ -1,0 +1,379 @@
+"""Ranks over sockets: lost ranks, slow ranks, strangers and keys."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+from channel_rows import (
+    ATTEMPT,
+    DEADLINE_SECONDS,
+    KEYS,
+    frame,
+    open_zmq,
+    options,
+    run_ranks_as_threads,
+)
+from zmq.utils.monitor import recv_monitor_message
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.comm.curve import CurveKeys
+from dlrm_hybrid.comm.zmq_channel import ZmqChannel, open_zmq_channel
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.supervisor import Rank, run_ranks
+from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
+from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.frame import encode
+
+LOST_SECONDS = 3.0
+
+
+def opener(folder: Path, world_size: int, **changes: object) -> Callable[[int], Channel]:
+    return lambda rank: open_zmq(folder, rank, world_size, **changes)
+
+
+def exchange(argument: str, report, stop) -> None:
+    """A rank of its own process: sends to all others, hears all others, closes."""
+    values = json.loads(argument)
+    channel = open_zmq(Path(values["folder"]), values["rank"], values["ranks"])
+    others = set(range(values["ranks"])) - {channel.rank}
+    for to in others:
+        channel.send(to, frame(channel.rank, 1, 300_000), 0)
+    heard = sorted(channel.receive(DEADLINE_SECONDS).sender for _ in others)
+    channel.close()
+    report(Event(Kind.TICK, channel.rank, 0.0, {"heard": heard}))
+
+
+def is_killed(argument: str, report, stop) -> None:
+    """A rank that writes down when it dies, and dies."""
+    values = json.loads(argument)
+    channel = open_zmq(Path(values["folder"]), values["rank"], values["ranks"])
+    channel.receive(DEADLINE_SECONDS)
+    Path(values["folder"], "death").write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rank(folder: Path, index: int, ranks: int) -> Rank:
+    argument = json.dumps({"folder": str(folder / "meet"), "rank": index, "ranks": ranks})
+    return Rank(index=index, name=f"worker-{index}", argument=argument, log_folder=folder)
+
+
+def test_ranks_in_processes_exchange_frames(tmp_path: Path) -> None:
+    events: list[Event] = []
+    outcome = run_ranks(
+        [rank(tmp_path, index, 3) for index in range(3)], f"{__name__}:exchange", events.append
+    )
+    assert (outcome.exit_code, outcome.message) == (0, "")
+    assert {event.step: event.values["heard"] for event in events} == {
+        0: [1, 2],
+        1: [0, 2],
+        2: [0, 1],
+    }
+
+
+def test_a_killed_rank_is_named_within_seconds(tmp_path: Path) -> None:
+    """Here rank 0 waits and rank 1 computes while rank 2 dies."""
+    noticed: dict[int, float] = {}
+    errors: list[BaseException] = []
+
+    def wait(index: int) -> None:
+        try:
+            channel = open_zmq(tmp_path / "meet", index, 3)
+            if index == 0:
+                channel.send(2, frame(0, 0), 0)
+            else:
+                while not (tmp_path / "meet" / "death").exists():
+                    time.sleep(0.01)
+            with pytest.raises(PeerLostError, match="rank 2 is gone: its connection ended"):
+                channel.receive(DEADLINE_SECONDS)
+            noticed[index] = time.monotonic()
+            with pytest.raises(PeerLostError, match="rank 2"):
+                channel.receive(DEADLINE_SECONDS)
+        except BaseException as error:
+            errors.append(error)
+        both.wait(DEADLINE_SECONDS)
+        channel.abandon()
+
+    both = threading.Barrier(2)
+    threads = [threading.Thread(target=wait, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    outcome = run_ranks([rank(tmp_path, 2, 3)], f"{__name__}:is_killed", lambda event: None)
+    for thread in threads:
+        thread.join()
+    assert "was killed by SIGKILL" in outcome.message
+    assert errors == []
+    death = float((tmp_path / "meet" / "death").read_text())
+    for seconds in noticed.values():
+        assert 0 < seconds - death < LOST_SECONDS
+    assert sorted(noticed) == [0, 1]
+
+
+def test_close_names_a_rank_that_does_not_take_its_frames(tmp_path: Path) -> None:
+    gave_up = threading.Event()
+
+    def program(channel: Channel) -> None:
+        if channel.rank == 0:
+            channel.send(1, frame(0, 0), 0)
+            with pytest.raises(DeadlineError, match=r"did not take all frames within 0\.2 s: 1$"):
+                channel.close()
+            gave_up.set()
+        else:
+            assert gave_up.wait(DEADLINE_SECONDS)
+            channel.abandon()
+
+    run_ranks_as_threads(2, opener(tmp_path, 2, close_seconds=0.2), program)
+
+
+def test_close_names_a_rank_that_is_lost(tmp_path: Path) -> None:
+    met = threading.Barrier(2)
+
+    def program(channel: Channel) -> None:
+        met.wait(DEADLINE_SECONDS)
+        if channel.rank == 0:
+            with pytest.raises(PeerLostError, match="rank 1 is gone"):
+                channel.close()
+        else:
+            channel.abandon()
+
+    run_ranks_as_threads(2, opener(tmp_path, 2), program)
+
+
+def test_sending_to_a_rank_that_said_goodbye_is_refused(tmp_path: Path) -> None:
+    gone = threading.Event()
+
+    def program(channel: Channel) -> None:
+        if channel.rank == 1:
+            while not gone.is_set():
+                with pytest.raises(DeadlineError):
+                    channel.receive(0.01)
+            with pytest.raises(PeerLostError, match="rank 0 is gone: it has said goodbye"):
+                channel.send(0, frame(1, 0), 0)
+        channel.close()
+        gone.set()
+
+    run_ranks_as_threads(2, opener(tmp_path, 2), program)
+
+
+def test_a_frame_of_another_attempt_is_not_sent(tmp_path: Path) -> None:
+    def program(channel: Channel) -> None:
+        if channel.rank == 0:
+            with pytest.raises(ValueError, match=f"attempt 9 is not {ATTEMPT}, the run's"):
+                channel.send(1, frame(0, 0, attempt=9), 0)
+        channel.close()
+
+    run_ranks_as_threads(2, opener(tmp_path, 2), program)
+
+
+def test_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
+    def program(channel: Channel) -> set[str]:
+        mine = json.loads((tmp_path / f"{channel.rank}.json").read_text())["address"]
+        port = int(mine.rpartition(":")[2])
+        found = psutil.Process().net_connections("inet")
+        channel.close()
+        return {str(one.laddr.ip) for one in found if one.laddr.port == port}
+
+    for addresses in run_ranks_as_threads(2, opener(tmp_path, 2), program):
+        assert addresses == {"127.0.0.1"}
+
+
+class Stranger:
+    """A program with a DEALER of its own, connected to the port of rank 0."""
+
+    def __init__(self, folder: Path, keys: CurveKeys | None = None, server: bytes = b"") -> None:
+        published = json.loads((folder / "0.json").read_text())
+        self.token = bytes.fromhex(published["token"])
+        self.port = int(published["address"].rpartition(":")[2])
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.monitor = self.socket.get_monitor_socket()
+        if keys is not None:
+            self.socket.curve_serverkey = server
+            self.socket.curve_publickey = keys.public
+            self.socket.curve_secretkey = keys.secret
+        self.socket.connect(published["address"])
+
+    def __enter__(self) -> "Stranger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def hello(self, token: bytes | None = None, **changes: int) -> list[bytes]:
+        values = np.frombuffer(self.token if token is None else token, np.uint8)
+        one = replace(frame(1, 0, sections=(dense(0, values),)), **changes)
+        return [b"HELLO", bytes(encode(one))]
+
+    def refused(self) -> bool:
+        """Wait until the handshake has failed."""
+        until = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < until and self.monitor.poll(1000):
+            event = zmq.Event(recv_monitor_message(self.monitor)["event"])
+            if "HANDSHAKE_FAILED" in event.name:
+                return True
+            assert event is not zmq.Event.HANDSHAKE_SUCCEEDED
+        return False
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Iterator[list[Stranger]]:
+    made: list[Stranger] = []
+    yield made
+    for one in made:
+        one.__exit__()
+
+
+def foreign(stranger: Stranger) -> list[list[bytes]]:
+    good = bytes(encode(frame(1, 0)))
+    changed = bytearray(good)
+    changed[20] ^= 1
+    return [
+        [b"GET / HTTP/1.0"],
+        [good[:30]],
+        [bytes(changed)],
+        [good],  # without a greeting
+        [b"GOODBYE", good],
+        [b"", good],
+        [b"HOWDY", good],
+        [b"HELLO", good],  # without a token
+        [b"HELLO", b"", b""],
+        stranger.hello(token=bytes(16)),
+        stranger.hello(attempt=ATTEMPT + 1),
+        stranger.hello(sender=99),
+        stranger.hello(sender=0),
+        stranger.hello(),  # rank 1 has greeted before
+    ]
+
+
+def test_messages_of_strangers_are_dropped_counted_and_told_once(
+    tmp_path: Path, strangers: list[Stranger]
+) -> None:
+    told: list[str] = []
+    sent = threading.Event()
+
+    def program(channel: Channel) -> int:
+        assert isinstance(channel, ZmqChannel)
+        if channel.rank == 1:
+            stranger = Stranger(tmp_path)
+            strangers.append(stranger)
+            messages = foreign(stranger)
+            for message in messages:
+                stranger.socket.send_multipart(message)
+            with socket.create_connection(("127.0.0.1", stranger.port)) as raw:
+                raw.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(200))
+            sent.set()
+            channel.send(0, frame(1, 5), 0)
+            assert channel.receive(DEADLINE_SECONDS).step == 6
+            channel.close()
+            return len(messages)
+        assert sent.wait(DEADLINE_SECONDS)
+        assert channel.receive(DEADLINE_SECONDS).step == 5
+        until = time.monotonic() + DEADLINE_SECONDS
+        while channel.foreign_messages < len(foreign(strangers[0])) and time.monotonic() < until:
+            with pytest.raises(DeadlineError):
+                channel.receive(0.05)
+        channel.send(1, frame(0, 6), 0)
+        channel.close()
+        return channel.foreign_messages
+
+    def opened(index: int) -> Channel:
+        return open_zmq(tmp_path, index, 2, told.append if index == 0 else errors.append)
+
+    errors: list[str] = []
+    counted, number = run_ranks_as_threads(2, opened, program)
+    assert counted == number
+    assert errors == []
+    assert len(told) == 1
+    assert told[0].startswith("rank 0: dropped a message that is not of this run: not a frame: ")
+
+
+def test_no_frame_gets_in_without_the_keys_of_the_run(
+    tmp_path: Path, strangers: list[Stranger]
+) -> None:
+    other = CurveKeys(*zmq.curve_keypair())
+    told: list[str] = []
+
+    def program(channel: Channel) -> None:
+        assert isinstance(channel, ZmqChannel)
+        if channel.rank == 0:
+            until = time.monotonic() + DEADLINE_SECONDS
+            while not told and time.monotonic() < until:  # keys are looked at while it receives
+                with pytest.raises(DeadlineError):
+                    channel.receive(0.02)
+            channel.close()
+            assert channel.foreign_messages == 1
+            return
+        for keys, server in [(None, b""), (other, KEYS.public), (KEYS, other.public)]:
+            stranger = Stranger(tmp_path, keys, server)
+            strangers.append(stranger)
+            stranger.socket.send_multipart([b"let me in"])
+            assert stranger.refused()
+        friend = Stranger(tmp_path, KEYS, KEYS.public)
+        strangers.append(friend)
+        friend.socket.send_multipart(friend.hello())
+        channel.close()
+
+    run_ranks_as_threads(
+        2, lambda index: open_zmq(tmp_path, index, 2, told.append, keys=KEYS), program
+    )
+    assert len(told) == 1
+    assert "rank 1 has said HELLO on another connection" in told[0]
+
+
+@pytest.mark.parametrize("keys", [None, CurveKeys(*zmq.curve_keypair())], ids=["none", "other"])
+def test_ranks_with_different_keys_say_so(tmp_path: Path, keys: CurveKeys | None) -> None:
+    said: list[str] = []
+
+    def opened(index: int) -> Channel:
+        with pytest.raises((ConfigError, PeerLostError)) as caught:
+            open_zmq(tmp_path, index, 2, keys=KEYS if index == 0 else keys)
+        said.append(str(caught.value))
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_ranks_as_threads(2, opened, lambda channel: None)
+    assert len(said) == 2  # the second may see no more than that the first is gone
+    assert any("all ranks need the same key file, or none" in text for text in said)
+
+
+def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def opened(index: int) -> Channel:
+        return open_zmq_channel(
+            tmp_path, index, 2, ATTEMPT + index, options(start_seconds=0.3), told.append
+        )
+
+    with pytest.raises(DeadlineError, match=r"did not greet within 0\.3 s: [01]$"):
+        run_ranks_as_threads(2, opened, lambda channel: None)
+    assert any("it is of attempt" in text for text in told)
+
+
+def test_a_rank_that_does_not_listen_is_named(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        (tmp_path / "1.json").write_text(
+            json.dumps({"address": f"tcp://127.0.0.1:{port}", "token": "00" * 16})
+        )
+        with pytest.raises(PeerLostError, match=f"rank 1 is gone: tcp://127.0.0.1:{port} cannot"):
+            open_zmq(tmp_path, 0, 2)
+
+
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError, match=r"did not come to .* within 0\.1 s: 1, 2$"):
+        open_zmq(tmp_path, 0, 3, start_seconds=0.1)
+
+
+def test_an_open_address_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="network.bind: other machines reach 10.0.0.1"):
+        open_zmq(tmp_path, 0, 2, address="10.0.0.1")
