@@ -39,7 +39,7 @@ def run(request: Request) -> int:
     found: list[Event] = []
     with TemporaryDirectory(prefix="dlrm_hybrid-") as logs:
         rank = Rank(
-            index=0, role="worker", argument=json.dumps(asdict(task)), log_folder=Path(logs)
+            index=0, name="worker-0", argument=json.dumps(asdict(task)), log_folder=Path(logs)
         )
         outcome = run_ranks([rank], EVALUATE_RANK, found.append)
     if outcome.exit_code != ExitCode.DONE:

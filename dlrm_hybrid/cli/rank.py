@@ -44,10 +44,10 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     engine = build_engine.engine(config, shards, plan.steps)
     progress = _resume(task, values, engine, shards)
-    progress = _rewind_events(folder / EVENTS_FILE, progress, task)
+    progress = rewind_events(folder / EVENTS_FILE, progress, task)
     with ExitStack() as stack:
-        sink = stack.enter_context(closing(_sink(folder, config, report, progress.samples)))
-        sink.write(_started(config, shards, plan, progress))
+        sink = stack.enter_context(closing(open_sink(folder, config, report, progress.samples)))
+        sink.write(started(config, shards, plan, progress))
         parts = Parts(
             learn=engine.learn,
             meet=lambda progress: _check(stop, progress),
@@ -56,7 +56,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
                 folder / CHECKPOINTS,
                 progress.step,
                 checkpoint_groups(engine.tensors()),
-                _facts(progress, values, shards),
+                checkpoint_facts(progress, values, shards),
                 config.checkpoint.keep,
             ),
             sink=sink,
@@ -89,7 +89,10 @@ def rows_identity(shards: Shards) -> list[str]:
     return [day.xxh3 for day in shards.manifest.days]
 
 
-def _facts(progress: Progress, values: Mapping[str, Any], shards: Shards) -> dict[str, Any]:
+def checkpoint_facts(
+    progress: Progress, values: Mapping[str, Any], shards: Shards
+) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
     return {
         "progress": asdict(progress),
         "config": dict(values),
@@ -98,17 +101,16 @@ def _facts(progress: Progress, values: Mapping[str, Any], shards: Shards) -> dic
     }
 
 
-def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards) -> Progress:
-    """Load the checkpoint to go on from, if there is one.
+def check_checkpoint(
+    folder: Path, task: TrainTask, values: Mapping[str, Any], shards: Shards
+) -> dict[str, Any]:
+    """The facts of a checkpoint that this run may go on from.
 
     Raises:
         DataError: it was made by another model or from other rows; each key is named.
     """
-    if task.resume_from is None:
-        return Progress()
-    folder = checkpoint_folder.find(Path(task.resume_from))
     facts = checkpoint_folder.read_facts(folder)
-    new_run = Path(task.resume_from) != Path(task.run_folder)
+    new_run = task.resume_from != task.run_folder
     lines = differences(facts["config"], values, new_run)
     if facts["rows"] != rows_identity(shards):
         lines.append(f"data.prepared = {task.prepared}: the checkpoint was made from other rows")
@@ -116,13 +118,22 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
         raise DataError(
             f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
         )
+    return facts
+
+
+def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards) -> Progress:
+    """Load the checkpoint to go on from, if there is one."""
+    if task.resume_from is None:
+        return Progress()
+    folder = checkpoint_folder.find(Path(task.resume_from))
+    facts = check_checkpoint(folder, task, values, shards)
     checkpoint.load(folder, checkpoint_groups(engine.tensors()))
     progress = Progress.from_facts(facts["progress"])
     engine.restart(progress.step)
     return progress
 
 
-def _rewind_events(path: Path, progress: Progress, task: TrainTask) -> Progress:
+def rewind_events(path: Path, progress: Progress, task: TrainTask) -> Progress:
     """Drop the events that will be lived through again; know which evaluation is on record."""
     goes_on = task.resume_from is not None and path.exists()
     kept = events.until(events.read(path), progress.step) if goes_on else []
@@ -133,7 +144,8 @@ def _rewind_events(path: Path, progress: Progress, task: TrainTask) -> Progress:
     return replace(progress, evaluated_step=max(evaluated, default=-1))
 
 
-def _sink(folder: Path, config: Config, report: Report, first_samples: int) -> Sink:
+def open_sink(folder: Path, config: Config, report: Report, first_samples: int) -> Sink:
+    """Where the events on record go."""
     sinks: list[Sink] = [JsonLines(folder / EVENTS_FILE), Call(report)]
     if config.telemetry.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard", first_samples))
@@ -145,7 +157,8 @@ def _check(stop: StopWish, progress: Progress) -> Progress:
     return progress
 
 
-def _started(config: Config, shards: Shards, plan: Plan, progress: Progress) -> Event:
+def started(config: Config, shards: Shards, plan: Plan, progress: Progress) -> Event:
+    """The first event of an attempt."""
     values = {
         "rank": 0,
         "role": "worker",

@@ -29,17 +29,23 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTask:
-    """What the supervisor tells the rank of a single-process run.
+    """What the supervisor tells a rank of a run.
 
     Attributes:
         run_folder: holds config.json.
         prepared: the folder of shards.
         resume_from: a run folder or checkpoint to go on from, or None.
+        rank: its number.
+        attempt: how often the run has been started before.
+        rendezvous: a folder of this attempt where ranks meet.
     """
 
     run_folder: str
     prepared: str
     resume_from: str | None
+    rank: int
+    attempt: int
+    rendezvous: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,20 @@ def write_facts(request: Request) -> None:
     _write(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
     _write(folder / "overrides.yaml", overrides or "[]\n")
     _write(folder / "environment.json", json.dumps(environment, indent=1))
+
+
+def attempts(folder: Path) -> int:
+    """How often the run in this folder has been started before."""
+    path = folder / EVENTS_FILE
+    record = events.read(path) if path.exists() else iter(())
+    return sum(event.kind is events.Kind.STARTED for event in record)
+
+
+def append_events(folder: Path, told: Sequence[events.Event]) -> None:
+    """Put on record what the ranks said at their end."""
+    if told:
+        with (folder / EVENTS_FILE).open("a", encoding="utf-8") as file:
+            file.writelines(event.to_json() + "\n" for event in told)
 
 
 def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dlrm_hybrid.cli import run_folder
@@ -18,11 +19,13 @@ from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
+from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.supervisor import Outcome, run_ranks
-from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError
+from dlrm_hybrid.types import ExitCode, RunFailedError
 
+WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
 STATUS: dict[int, str] = {
     ExitCode.DONE: "complete",
@@ -34,28 +37,56 @@ STATUS: dict[int, str] = {
 
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
-    parallel = request.config.parallel
-    if parallel.name == "hybrid" and parallel.world == "processes":
-        raise ConfigError("parallel.world = processes: cannot be started yet; use in_process")
     terminal = Terminal()
     resume_from = run_folder.claim(request)
     run_folder.write_facts(request)
     rows = prepared_rows(request.config, terminal)
     terminal.line(f"run folder {request.folder}")
-    task = TrainTask(
-        run_folder=str(request.folder),
-        prepared=str(rows),
-        resume_from=None if resume_from is None else str(resume_from),
-    )
-    rank = Rank(
-        index=0,
-        role="worker",
-        argument=json.dumps(asdict(task)),
-        log_folder=request.folder / "log",
-    )
-    with LiveTraining(terminal) as live:
-        outcome = run_ranks([rank], TRAIN_RANK, live.show)
+    told: list[Event] = []
+    with LiveTraining(terminal) as live, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
+
+        def report(event: Event) -> None:
+            if event.kind is Kind.RANK:
+                told.append(event)
+            live.show(event)
+
+        task = TrainTask(
+            run_folder=str(request.folder),
+            prepared=str(rows),
+            resume_from=None if resume_from is None else str(resume_from),
+            rank=0,
+            attempt=run_folder.attempts(request.folder),
+            rendezvous=rendezvous,
+        )
+        outcome = run_ranks(_ranks(request, task), _entry(request.config), report)
+    run_folder.append_events(request.folder, told)
     return _close(request, outcome, terminal)
+
+
+def _entry(config: Config) -> str:
+    """What each process of the run does."""
+    return WORLD_RANK if _many_processes(config) else TRAIN_RANK
+
+
+def _many_processes(config: Config) -> bool:
+    return config.parallel.name == "hybrid" and config.parallel.world == "processes"
+
+
+def _ranks(request: Request, task: TrainTask) -> list[Rank]:
+    """The processes of the run; a world of one process has one."""
+    names = ["worker-0"]
+    if _many_processes(request.config):
+        topology = build.topology(request.config)
+        names = [topology.name(rank) for rank in range(topology.size)]
+    return [
+        Rank(
+            index=index,
+            name=name,
+            argument=json.dumps(asdict(replace(task, rank=index))),
+            log_folder=request.folder / "log",
+        )
+        for index, name in enumerate(names)
+    ]
 
 
 def _close(request: Request, outcome: Outcome, terminal: Terminal) -> int:
@@ -67,11 +98,24 @@ def _close(request: Request, outcome: Outcome, terminal: Terminal) -> int:
     if status != "complete":
         raise _error(outcome, request)
     tell_scores(terminal, "test part", summary["test"], teacher)
+    if summary["network"]["bytes_per_sample"] is not None:
+        _tell_traffic(terminal, summary["network"])
     speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is not None:
         terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s, CPU {cpu:.0%}")
     terminal.line(f"summary {request.folder / run_folder.SUMMARY_FILE}")
     return ExitCode.DONE
+
+
+def _tell_traffic(terminal: Terminal, network: Mapping[str, Any]) -> None:
+    """A table of the bytes sent while training, by class."""
+    rows: list[list[str]] = []
+    for name, tally in network["by_class"].items():
+        share = tally["bytes"] / max(1, network["bytes_total"])
+        per_sample = f"{network['bytes_per_sample'] * share:,.0f}"
+        rows.append([name.replace("_", " "), f"{tally['messages']:,}", per_sample, f"{share:.1%}"])
+    rows.append(["all", "", f"{network['bytes_per_sample']:,.0f}", ""])
+    terminal.table("", ("sent in training", "messages", "bytes per sample", "share"), rows)
 
 
 def best_reachable(config: Config) -> dict[str, float] | None:

@@ -13,6 +13,7 @@ from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.data.profile import Profile, builtin
 from dlrm_hybrid.data.synthetic import raw_name
+from dlrm_hybrid.parallel.topology import Topology
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
@@ -54,6 +55,17 @@ def _processes(config: Config) -> int:
         sizes = [path.stat().st_size for path in raw_paths(config) if path.is_file()]
         small = sum(sizes) < SMALL_RAW_BYTES
     return 1 if small else len(os.sched_getaffinity(0))
+
+
+def topology(config: Config) -> Topology:
+    """Who is who in a world; the interaction follows the last layer of the bottom network."""
+    cuts = config.parallel.cuts
+    return Topology(
+        trainers=config.parallel.trainers,
+        stages=len(cuts) + 1,
+        servers=config.parallel.servers,
+        interaction_stage=sum(cut.startswith("bottom.") for cut in cuts),
+    )
 
 
 def profile() -> Profile:

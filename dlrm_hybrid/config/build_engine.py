@@ -33,7 +33,8 @@ def engine(config: Config, shards: Shards, steps: int) -> Engine:
     return _in_process(config, shards, steps)
 
 
-def _test(config: Config, shards: Shards) -> TestPart:
+def test_part(config: Config, shards: Shards) -> TestPart:
+    """The rows to evaluate."""
     rows = shards.test_rows(config.data.test_part)
     return TestPart(shards, rows, config.evaluate.batch_size)
 
@@ -46,7 +47,7 @@ def _single(config: Config, shards: Shards, steps: int) -> SingleEngine:
         loader=build_model.loader(config, shards),
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         embedding_schedule=build_model.schedule(config, base_lr, steps),
-        test=_test(config, shards),
+        test=test_part(config, shards),
     )
 
 
@@ -107,5 +108,5 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         evaluators=evaluators,
         evaluation_world=evaluation_world,
-        test=_test(config, shards),
+        test=test_part(config, shards),
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.config import build_model
+from dlrm_hybrid.config import build, build_model
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
 from dlrm_hybrid.model.mlp import Precision
@@ -20,15 +19,9 @@ from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.schedule import Op, gpipe, one_f_one_b, sequential
+from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Send, Worker
-
-SCHEDULES: Mapping[str, Callable[[int, int, int], tuple[Op, ...]]] = {
-    "sequential": sequential,
-    "gpipe": gpipe,
-    "one_f_one_b": one_f_one_b,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +49,8 @@ def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int
     """The world that the configuration describes."""
     spec = build_model.spec(config, table_rows)
     partition = Partition.of(spec, config.parallel.cuts)
-    topology = Topology(
-        trainers=config.parallel.trainers,
-        stages=len(partition.stages),
-        servers=config.parallel.servers,
-        interaction_stage=partition.interaction_stage,
-    )
+    topology = build.topology(config)
+    assert topology.interaction_stage == partition.interaction_stage
     tensors = lay_out(spec.dense_shapes(), partition.stage_of, config.parallel.servers)
     return Layout(
         spec=spec,

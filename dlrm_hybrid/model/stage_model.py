@@ -46,7 +46,8 @@ class StageModel(nn.Module):
             if part.top
             else None
         )
-        draw_dense(self.dense_parameters(), seed)
+        self._dense_parameters = dict(self.named_parameters())
+        draw_dense(self._dense_parameters, seed)
 
     def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None) -> Tensor:
         """What leaves the stage, float32 (B, M).
@@ -64,4 +65,4 @@ class StageModel(nn.Module):
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name, in the order of `ModelSpec.dense_shapes()`."""
-        return dict(self.named_parameters())
+        return dict(self._dense_parameters)

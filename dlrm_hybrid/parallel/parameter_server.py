@@ -131,6 +131,19 @@ class ParameterServer:
         }
         return {**self._master.tensors(), **older}
 
+    def weights(self, stage: int) -> dict[str, Tensor]:
+        """Views of the weights of one stage, by name; empty if this server owns none of them."""
+        weights = self._master.weights
+        return {tensor.name: weights[tensor.name] for tensor in self._units.get(stage, [])}
+
+    def made(self, stage: int | None, version: int) -> bool:
+        """Whether this version of a stage has been made; None for all stages."""
+        return all(
+            unit.version >= version
+            for unit in self._state.units
+            if stage is None or unit.stage == stage
+        )
+
     def restart(self, step: int, values: Mapping[str, Tensor]) -> list[Outgoing]:
         """Go on after `step` steps from the `tensors` of a checkpoint of that step.
 

@@ -65,7 +65,8 @@ class SharedTables:
         ids_FB = torch.cat([effect.ids_FB for effect in effects], dim=1)
         self._pooled_BFD = self._embeddings(ids_FB)
         rows = [effect.ids_FB.shape[1] for effect in effects]
-        return [part.clone() for part in self._pooled_BFD.detach().split(rows)]
+        parts: tuple[Tensor, ...] = torch.split(self._pooled_BFD.detach(), rows)
+        return [part.clone() for part in parts]
 
     def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
         """Learn from all trainers' gradients of what was looked up last."""

@@ -18,6 +18,7 @@ class Kind(StrEnum):
     PROGRESS = "progress"
     EVALUATED = "evaluated"
     SAVED = "saved"
+    RANK = "rank"
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -38,6 +39,8 @@ class Event:
                 steps in it that belong to no warm-up.
             evaluated: samples, seconds and the test scores.
             saved: path, num_bytes, seconds.
+            rank: rank, role, received_bytes, and by phase seconds, cpu_seconds and traffic, of one
+                rank of a world in one attempt.
             finished: nothing. failed: exit_code, message.
     """
 

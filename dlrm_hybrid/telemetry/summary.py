@@ -6,39 +6,33 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.rank_meter import TRAIN
+from dlrm_hybrid.telemetry.world_summary import NETWORK_UNMEASURED, world_network, world_roles
 
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
-
-NETWORK_UNMEASURED: dict[str, Any] = {
-    "bytes_total": None,
-    "bytes_per_sample": None,
-    "dense_equivalent_bytes": None,
-    "utilization": None,
-    "utilization_by_rank": None,
-    "utilization_mean_direction": None,
-    "rate_bits_per_second": None,
-    "interface_bytes": None,
-    "by_class": {},
-    "by_phase": {phase: {"bytes": None} for phase in ("train", "evaluate", "checkpoint")},
-}
 
 
 def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any]:
     """The summary of one run; whatever was not measured is None.
 
-    `seconds`, `samples_per_second` and `cpu` cover training steps only, without the first ones of
-    each attempt. `train.loss` and `train.accuracy` are means over the last tenth of the steps.
+    `seconds`, `samples_per_second`, `cpu` and `network` cover training steps only, without the
+    first ones of each attempt. `train.loss` and `train.accuracy` are means over the last tenth of
+    the steps.
 
     Args:
-        events: all of them in order, of one run with one process.
+        events: all of them in order.
         status: complete, failed, diverged, preempted or interrupted.
         cores: of the machine, for the utilisation of the whole run.
     """
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]
+    ranks = [event.values for event in record if event.kind is Kind.RANK]
     rows = sum(point.values["timed_rows"] for point in points)
     seconds = sum(point.values["timed_seconds"] for point in points)
     cpu_seconds = sum(point.values["timed_cpu_seconds"] for point in points)
+    if ranks:
+        cpu_seconds = sum(rank["cpu_seconds"][TRAIN] for rank in ranks)
+    processes = len({rank["rank"] for rank in ranks}) or 1
     last = points[-1] if points else None
     attempts = _attempts(record)
     return {
@@ -50,12 +44,12 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
         "test": _test_scores(record),
-        "network": NETWORK_UNMEASURED,
+        "network": world_network(ranks, rows) if ranks else NETWORK_UNMEASURED,
         "cpu": {
-            "utilization": cpu_seconds / (seconds * min(1, cores)) if seconds else None,
+            "utilization": cpu_seconds / (seconds * min(processes, cores)) if seconds else None,
             "seconds": cpu_seconds or None,
         },
-        "roles": _roles(record, seconds, cpu_seconds),
+        "roles": world_roles(ranks) if ranks else _role(record, seconds, cpu_seconds),
         "compression": {"gradient_density": None, "activation_density": None},
         "restarts": max(0, len(attempts) - 1),
     }
@@ -95,7 +89,7 @@ def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
     return {name: scores[-1][source] if scores else None for name, source in names.items()}
 
 
-def _roles(record: Sequence[Event], seconds: float, cpu_seconds: float) -> dict[str, Any]:
+def _role(record: Sequence[Event], seconds: float, cpu_seconds: float) -> dict[str, Any]:
     started = [event.values for event in record if event.kind is Kind.STARTED]
     if not started:
         return {}

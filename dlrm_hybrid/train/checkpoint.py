@@ -76,6 +76,16 @@ def load(folder: Path, groups: Groups) -> None:
         _copy_into(path, tensors)
 
 
+def read(folder: Path, group: str) -> dict[str, Tensor]:
+    """All tensors of one file of a checkpoint; raises DataError as `load`."""
+    path = folder / f"{group}.safetensors"
+    files: Mapping[str, Mapping[str, Any]] = read_facts(folder)["files"]
+    if path.name not in files:
+        raise DataError(f"{path}: not in this checkpoint, which has {', '.join(files)}")
+    _verify(path, files[path.name])
+    return safetensors.torch.load_file(path)
+
+
 def _write_folder(folder: Path, step: int, groups: Groups, facts: Mapping[str, Any]) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -30,20 +30,15 @@ class Rank:
 
     Attributes:
         index: its number in the run.
-        role: what it is called in messages and file names: `worker`.
+        name: what it is called in messages and file names: `worker-0.2`.
         argument: handed to the entry function.
-        log_folder: gets `<role>-<index>.log` with its output and `<role>-<index>.pid`.
+        log_folder: gets `<name>.log` with its output and `<name>.pid`.
     """
 
     index: int
-    role: str
+    name: str
     argument: str
     log_folder: Path
-
-    @property
-    def name(self) -> str:
-        """`worker-0`."""
-        return f"{self.role}-{self.index}"
 
 
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
@@ -71,7 +66,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         traceback.print_exc()
         code = ExitCode.FAILED
         message = (
-            f"{rank.role} (rank {rank.index}): {type(error).__name__}: {error}; "
+            f"{rank.name} (rank {rank.index}): {type(error).__name__}: {error}; "
             f"see {rank.log_folder / f'{rank.name}.log'}"
         )
     if code != ExitCode.DONE:

@@ -21,6 +21,11 @@ class StopWish:
     preempted: bool = False
     interrupted: bool = False
 
+    @property
+    def severity(self) -> int:
+        """0: go on; 1 after SIGTERM; 2 after SIGINT. Of several processes the largest wins."""
+        return 2 if self.interrupted else int(self.preempted)
+
     def install(self) -> None:
         """Take over SIGTERM and SIGINT of this process."""
         signal.signal(signal.SIGTERM, self._on_term)
@@ -33,10 +38,7 @@ class StopWish:
             InterruptedRunError: after SIGINT.
             PreemptedError: after SIGTERM.
         """
-        if self.interrupted:
-            raise InterruptedRunError("stopped by Ctrl-C")
-        if self.preempted:
-            raise PreemptedError("stopped by SIGTERM")
+        obey(self.severity)
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
         self.preempted = True
@@ -45,3 +47,11 @@ class StopWish:
         if self.interrupted:
             os._exit(ExitCode.INTERRUPTED)
         self.interrupted = True
+
+
+def obey(severity: int) -> None:
+    """Stop here if the wish of this severity asks for it; see `StopWish.check`."""
+    if severity == 2:
+        raise InterruptedRunError("stopped by Ctrl-C")
+    if severity == 1:
+        raise PreemptedError("stopped by SIGTERM")

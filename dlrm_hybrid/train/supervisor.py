@@ -173,7 +173,7 @@ def _failure(one: _Running) -> Outcome:
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
         cause = f"ended with exit code {code}"
-    return Outcome(code, f"{one.rank.role} (rank {one.rank.index}) {cause}; see {log}")
+    return Outcome(code, f"{one.rank.name} (rank {one.rank.index}) {cause}; see {log}")
 
 
 def _end(running: Sequence[_Running]) -> None:

@@ -14,7 +14,7 @@ def _run(folder: Path, entry: str, present: list[int], **given: object) -> tuple
     ranks = [
         Rank(
             index=rank,
-            role="worker",
+            name=f"worker-{rank}",
             argument=json.dumps({"rank": rank, "folder": str(folder / "group"), **given}),
             log_folder=folder,
         )

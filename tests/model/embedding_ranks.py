@@ -1,6 +1,10 @@
 """What the trainers of the sharded embeddings' tests do; each runs in a process of its own."""
 
+import fcntl
 import json
+import socket
+import struct
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch import distributed as dist
 
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
@@ -16,11 +21,13 @@ from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.supervisor import Rank, run_ranks
 
 SPEC = ModelSpec(
     embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17, 200, 31, 64)
 )
 SEED = 4
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
 STEPS = 50
 
 
@@ -247,3 +254,69 @@ def counts(argument: str, report, stop) -> None:
             for t in range(trainer.trainers)
         ]
         trainer.tell(told=told, columns_T=features, lookups_T=lookups)
+
+
+def counts_beside_the_interface(argument: str, report, stop) -> None:
+    """Bytes counted here, and those of the loopback interface, over the same steps."""
+    spec = ModelSpec(embedding_dim=16, bottom=(13, 16), top=(4, 1), table_rows=(100,) * 26)
+    with trainer_of(argument, report, spec) as (trainer, sharded):
+        rows_T = [128] * trainer.trainers
+        ids_FB, gradient_BFD = batch(0, sum(rows_T), spec)
+        mine = trainer.mine(rows_T)
+
+        def step() -> None:
+            sharded(ids_FB[:, mine].contiguous(), rows_T).backward(gradient_BFD[mine])
+
+        for _ in range(3):
+            step()
+        dist.barrier()
+        counted, seen = trainer.sent_bytes, _loopback_bytes()
+        for _ in range(50):
+            step()
+        dist.barrier()
+        trainer.tell(counted=trainer.sent_bytes - counted, seen=_loopback_bytes() - seen)
+
+
+def _loopback_bytes() -> int:
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[8])
+    raise LookupError("no loopback interface")
+
+
+def main() -> None:
+    """Run an entry with two trainers in this process's network namespace; print what they tell."""
+    folder, kind, precision = sys.argv[1:]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+    ranks = [
+        Rank(
+            index=rank,
+            role="worker",
+            argument=json.dumps(
+                {
+                    "rank": rank,
+                    "members": [0, 1],
+                    "folder": folder,
+                    "kind": kind,
+                    "precision": precision,
+                    "optimizer": "sgd",
+                }
+            ),
+            log_folder=Path(folder),
+        )
+        for rank in (0, 1)
+    ]
+    told: list[dict] = []
+    outcome = run_ranks(
+        ranks,
+        "embedding_ranks:counts_beside_the_interface",
+        lambda event: told.append(dict(event.values)),
+    )
+    assert outcome.message == "", outcome.message
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ def _run(folder: Path, entry: str, trainers: int, **given: object) -> list[dict]
     ranks = [
         Rank(
             index=rank,
-            role="worker",
+            name=f"worker-{rank}",
             argument=json.dumps({"rank": rank, **given}),
             log_folder=folder / entry,
         )
@@ -135,6 +137,23 @@ def test_every_byte_that_leaves_a_trainer_is_counted_once(
             [4 * ids + size * forward, 4 * ids + 4 * forward],
             [4 * ids + size * (forward + backward), 4 * (ids + forward + backward)],
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interface_carries_what_is_counted(tmp_path: Path, kind: str):
+    """In a network namespace of its own, where nothing else is sent."""
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine makes no network namespaces")
+    program = [sys.executable, str(Path(__file__).with_name("embedding_ranks.py"))]
+    printed = subprocess.run(
+        [*alone, *program, str(tmp_path), kind, "float16"], check=True, capture_output=True
+    ).stdout
+    told = json.loads(printed)
+    counted = sum(one["counted"] for one in told)
+    for one in told:  # headers and answers of TCP, preambles of gloo
+        assert counted < one["seen"] < 1.05 * counted
 
 
 @pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])

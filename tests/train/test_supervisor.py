@@ -54,7 +54,7 @@ def waits_unless_told(argument: str, report, stop: StopWish) -> None:
 
 def ranks(folder: Path, *arguments: str) -> list[Rank]:
     return [
-        Rank(index=index, role="worker", argument=argument, log_folder=folder)
+        Rank(index=index, name=f"worker-{index}", argument=argument, log_folder=folder)
         for index, argument in enumerate(arguments)
     ]
 
@@ -82,8 +82,8 @@ def test_events_reach_the_supervisor_and_ranks_are_gone_after(tmp_path: Path) ->
     ("entry", "code", "message"),
     [
         ("has_bad_data", 3, "train.txt:3:7: 'x' is not an integer"),
-        ("breaks", 1, "worker (rank 0): RuntimeError: something odd; see "),
-        ("is_killed", 1, "worker (rank 0) was killed by SIGKILL; see "),
+        ("breaks", 1, "worker-0 (rank 0): RuntimeError: something odd; see "),
+        ("is_killed", 1, "worker-0 (rank 0) was killed by SIGKILL; see "),
     ],
 )
 def test_a_failure_has_a_code_and_a_message(

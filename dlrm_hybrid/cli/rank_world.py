@@ -1,0 +1,202 @@
+"""What a rank of a world of processes does: a worker or a server, from start to goodbye."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dlrm_hybrid.cli import rank as ranks
+from dlrm_hybrid.cli.request import TrainTask
+from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
+from dlrm_hybrid.comm.curve import read_key_file
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
+from dlrm_hybrid.config import build, build_model, build_worker, build_world
+from dlrm_hybrid.config.build_world import Layout
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.parallel.service import goodbye, serve
+from dlrm_hybrid.parallel.topology import ServerRole
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.rank_meter import CHECKPOINT, EVALUATE, RankMeter
+from dlrm_hybrid.telemetry.sinks import Fanout
+from dlrm_hybrid.telemetry.traffic import TrafficCounter
+from dlrm_hybrid.train import checkpoint, checkpoint_folder
+from dlrm_hybrid.train.checkpoint import Saved
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
+from dlrm_hybrid.train.engine import checkpoint_groups
+from dlrm_hybrid.train.loop import train
+from dlrm_hybrid.train.parts import Learned, Parts, Plan, Progress
+from dlrm_hybrid.train.server_rank import AskedServer
+from dlrm_hybrid.train.signals import StopWish
+
+LOOPBACK = "127.0.0.1"
+# A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
+IDLE_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What every rank of a run knows."""
+
+    task: TrainTask
+    values: Mapping[str, Any]
+    config: Config
+    shards: Shards
+    plan: Plan
+    layout: Layout
+    channel: MeteredChannel
+    meter: RankMeter
+
+
+def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
+    """Be the rank that the task names, until the run ends."""
+    task = TrainTask(**json.loads(argument))
+    text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
+    values: dict[str, Any] = json.loads(text)
+    config = validate(values)
+    build_model.limit_threads(config)
+    shards = open_shards(Path(task.prepared), build.semantics(config))
+    plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
+    layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
+    with _channel(task, config, layout) as channel:
+        meter = RankMeter(lambda counter: setattr(channel, "counter", counter))
+        meter.switch("warmup")
+        job = _Job(
+            task=task,
+            values=values,
+            config=config,
+            shards=shards,
+            plan=plan,
+            layout=layout,
+            channel=channel,
+            meter=meter,
+        )
+        role = layout.topology.role(task.rank)
+        if isinstance(role, ServerRole):
+            _serve(job, role.index)
+        else:
+            _work(job, report, stop)
+        told = {"rank": task.rank, "role": role.name, "received_bytes": channel.received_bytes}
+        report(Event(Kind.RANK, plan.steps, time.time(), {**told, **meter.values()}))
+
+
+@contextmanager
+def _channel(
+    task: TrainTask, config: Config, layout: Layout
+) -> Generator[MeteredChannel, None, None]:
+    """The rank's end of the network; leaves without a goodbye if anything fails."""
+    network = config.network
+    options = ZmqOptions(
+        address=network.bind or LOOPBACK,
+        keys=None if network.keys is None else read_key_file(Path(network.keys)),
+        start_seconds=network.patience_seconds,
+        close_seconds=network.patience_seconds,
+    )
+    size = layout.topology.size
+    inner = open_zmq_channel(Path(task.rendezvous), task.rank, size, task.attempt, options, print)
+    try:
+        yield MeteredChannel(inner, TrafficCounter())
+    except BaseException:
+        inner.abandon()
+        raise
+    inner.close()
+
+
+def _serve(job: _Job, index: int) -> None:
+    server = build_world.server(job.config, job.layout, index)
+    start = 0
+    if job.task.resume_from is not None:
+        progress, dense = _read_checkpoint(job)
+        start = progress.step
+        for outgoing in server.restart(start, dense):
+            job.channel.send(*outgoing)
+    asked = AskedServer(server, job.task.rank, job.task.attempt, job.meter, start)
+    workers = range(job.layout.topology.num_workers)
+    serve(job.channel, asked.handle, workers, IDLE_SECONDS)
+
+
+def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
+    folder, task, config = Path(job.task.run_folder), job.task, job.config
+    with ExitStack() as stack:
+        parts = stack.enter_context(
+            build_worker.worker_rank(
+                config,
+                job.layout,
+                job.shards,
+                job.channel,
+                Path(task.rendezvous),
+            )
+        )
+        worker = parts.rank
+        progress = Progress()
+        if task.resume_from is not None:
+            progress, dense = _read_checkpoint(job)
+            worker.restart(progress.step, dense)
+            if parts.tables is not None:
+                parts.tables.load(_checkpoint_folder(task))
+        sink = Fanout([])
+        if worker.leads:
+            progress = ranks.rewind_events(folder / EVENTS_FILE, progress, task)
+            sink = stack.enter_context(
+                closing(ranks.open_sink(folder, config, report, progress.samples))
+            )
+            sink.write(ranks.started(config, job.shards, job.plan, progress))
+
+        def learn(step: int, at: Any) -> tuple[Learned, Any]:
+            learned = worker.learn(step, at)
+            job.meter.step_done()
+            return learned
+
+        def evaluate() -> Any:
+            with job.meter.within(EVALUATE):
+                return worker.evaluate()
+
+        def save(progress: Progress) -> Saved | None:
+            with job.meter.within(CHECKPOINT):
+                tensors: dict[str, Tensor] = worker.dense_tensors()
+                if parts.tables is not None:
+                    tensors |= parts.tables.gather()
+                if not worker.leads:
+                    return None
+                return checkpoint.save(
+                    folder / CHECKPOINTS,
+                    progress.step,
+                    checkpoint_groups(tensors),
+                    ranks.checkpoint_facts(progress, job.values, job.shards),
+                    config.checkpoint.keep,
+                )
+
+        live: Callable[[Event], None] = report if worker.leads else (lambda event: None)
+        functions = Parts(
+            learn=learn,
+            meet=lambda progress: worker.meet(progress, job.plan, stop),
+            evaluate=evaluate,
+            save=save,
+            sink=sink,
+            live=live,
+        )
+        progress = train(functions, job.plan, progress)
+        sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+        for server in job.layout.topology.server_group:
+            job.channel.send(server, goodbye(task.rank, task.attempt, progress.step), 0)
+
+
+def _checkpoint_folder(task: TrainTask) -> Path:
+    assert task.resume_from is not None
+    return checkpoint_folder.find(Path(task.resume_from))
+
+
+def _read_checkpoint(job: _Job) -> tuple[Progress, dict[str, Tensor]]:
+    """Progress and dense tensors of the checkpoint to go on from."""
+    folder = _checkpoint_folder(job.task)
+    facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
+    return Progress.from_facts(facts["progress"]), checkpoint.read(folder, "dense")

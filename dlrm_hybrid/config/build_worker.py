@@ -1,0 +1,202 @@
+"""From the configuration to a worker of a world of processes, with its tables if it has any."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+from torch import Tensor
+
+from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.process_group import GroupOptions, process_group
+from dlrm_hybrid.config import build_model, build_world
+from dlrm_hybrid.config.build_engine import MAILBOX_CAPACITY, test_part
+from dlrm_hybrid.config.build_world import Layout
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
+from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
+from dlrm_hybrid.parallel.drive import Surroundings
+from dlrm_hybrid.parallel.tables import OwnTables
+from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.train import checkpoint
+from dlrm_hybrid.train.conversation import Conversation
+from dlrm_hybrid.train.worker_rank import WorkerRank
+from dlrm_hybrid.train.world_evaluation import WorldEvaluation
+
+LOOPBACK = "127.0.0.1"
+GROUP = "embeddings"
+
+
+class Tables(Protocol):
+    """The tables of a worker as a checkpoint sees them."""
+
+    def gather(self) -> dict[str, Tensor]:
+        """Whole tensors by name at trainer 0, nothing elsewhere; all trainers call it together."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take over what a checkpoint holds."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WholeTables:
+    """Tables of a world with one trainer."""
+
+    embeddings: Embeddings
+
+    def gather(self) -> dict[str, Tensor]:
+        """See `Tables`."""
+        return {**self.embeddings.weights(), **self.embeddings.optimizer_state()}
+
+    def load(self, folder: Path) -> None:
+        """See `Tables`."""
+        checkpoint.load(folder, {GROUP: self.gather()})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharedTables:
+    """Tables shared by several trainers."""
+
+    embeddings: ShardedEmbeddings
+
+    def gather(self) -> dict[str, Tensor]:
+        """See `Tables`."""
+        return {
+            name: tensor for name, tensor in self.embeddings.gather(root=0) if tensor is not None
+        }
+
+    def load(self, folder: Path) -> None:
+        """See `Tables`."""
+        tensors = checkpoint.read(folder, GROUP)
+        self.embeddings.load(lambda name: tensors[name])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BuiltWorker:
+    """A worker and, where the interaction is, its tables."""
+
+    rank: WorkerRank
+    tables: Tables | None
+
+
+@contextmanager
+def worker_rank(
+    config: Config, layout: Layout, shards: Shards, channel: MeteredChannel, rendezvous: Path
+) -> Generator[BuiltWorker, None, None]:
+    """The worker whose rank is the channel's, while its process group is open.
+
+    Raises:
+        DlrmError: the trainers that share the tables did not come together.
+    """
+    topology, rank = layout.topology, channel.rank
+    patience_seconds = config.network.patience_seconds
+    mailbox = Mailbox(channel, layout.attempt, MAILBOX_CAPACITY)
+    with ExitStack() as stack:
+        tables: Tables | None = None
+        lookups: tuple[OwnTables | None, OwnTables | None] = (None, None)
+        if rank in topology.interaction_group and topology.trainers == 1:
+            embeddings = build_model.embeddings(config, layout.spec)
+            tables, own = WholeTables(embeddings), OwnTables(embeddings, 1)
+            lookups = (own, own)
+        elif rank in topology.interaction_group:
+            sharded = _sharded(config, layout, channel, rendezvous, stack)
+            tables = SharedTables(sharded)
+            lookups = (
+                OwnTables(_EqualBatches(sharded, topology.trainers), topology.trainers),
+                OwnTables(sharded, topology.trainers),
+            )
+        around, evaluation_around = (
+            Surroundings(mailbox=mailbox, tables=one, patience_seconds=patience_seconds)
+            for one in lookups
+        )
+        talk = Conversation(
+            attempt=layout.attempt,
+            channel=channel,
+            mailbox=mailbox,
+            patience_seconds=patience_seconds,
+        )
+        yield BuiltWorker(_worker(config, layout, shards, talk, around, evaluation_around), tables)
+
+
+def _worker(
+    config: Config,
+    layout: Layout,
+    shards: Shards,
+    talk: Conversation,
+    around: Surroundings,
+    evaluation_around: Surroundings,
+) -> WorkerRank:
+    rank, stages = talk.rank, layout.topology.stages
+    model = build_world.stage_model(config, layout, rank % stages)
+    client = build_world.client(config, layout, rank, model)
+    twin = build_world.stage_model(config, layout, rank % stages)
+    send = talk.channel.send
+    evaluation = WorldEvaluation(
+        topology=layout.topology,
+        talk=talk,
+        around=evaluation_around,
+        evaluator=build_world.worker(config, layout, rank, twin, client, send),
+        test=test_part(config, shards),
+    )
+    return WorkerRank(
+        topology=layout.topology,
+        talk=talk,
+        around=around,
+        worker=build_world.worker(config, layout, rank, model, client, send),
+        client=client,
+        loader=build_model.loader(config, shards, rank // stages),
+        schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
+        evaluation=evaluation,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _EqualBatches:
+    """Shared tables for batches that are all of one size: nobody has to ask for it."""
+
+    embeddings: ShardedEmbeddings
+    trainers: int
+
+    def __call__(self, ids_FB: Tensor) -> Tensor:
+        return self.embeddings(ids_FB, [ids_FB.shape[1]] * self.trainers)
+
+    def set_lr(self, lr: float) -> None:
+        self.embeddings.set_lr(lr)
+
+
+def _sharded(
+    config: Config, layout: Layout, channel: MeteredChannel, rendezvous: Path, stack: ExitStack
+) -> ShardedEmbeddings:
+    """The tables that all trainers share, with their initial values."""
+    options = GroupOptions(
+        folder=rendezvous,
+        attempt=layout.attempt,
+        address=config.network.bind or LOOPBACK,
+        deadline_seconds=config.network.patience_seconds,
+    )
+
+    def count(num_bytes: int, dense_equivalent_bytes: int) -> None:
+        channel.counter.add(Traffic.EMBEDDING, num_bytes, dense_equivalent_bytes)
+
+    members = layout.topology.interaction_group
+    group = stack.enter_context(process_group(members, channel.rank, options, count))
+    sharding = ShardingOptions(
+        kind=ShardingKind(config.embedding.sharding),
+        comm_precision=CommPrecision(config.embedding.comm_precision),
+    )
+    embeddings = ShardedEmbeddings(
+        layout.spec, build_model.embedding_options(config), sharding, group
+    )
+    embeddings.initialise(config.train.seed)
+    return embeddings

@@ -1,0 +1,77 @@
+"""The parts of `summary.json` that come from what each rank of a world told at its end: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dlrm_hybrid.telemetry.rank_meter import CHECKPOINT, EVALUATE, TRAIN
+from dlrm_hybrid.telemetry.traffic import Traffic
+
+NETWORK_UNMEASURED: dict[str, Any] = {
+    "bytes_total": None,
+    "bytes_per_sample": None,
+    "dense_equivalent_bytes": None,
+    "utilization": None,
+    "utilization_by_rank": None,
+    "utilization_mean_direction": None,
+    "rate_bits_per_second": None,
+    "interface_bytes": None,
+    "by_class": {},
+    "by_phase": {phase: {"bytes": None} for phase in (TRAIN, EVALUATE, CHECKPOINT)},
+}
+
+Told = Mapping[str, Any]
+"""Values of one `rank` event."""
+
+
+def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
+    """What was sent while training, every message counted once, by its sender.
+
+    Args:
+        ranks: what they told.
+        rows: trained on in that time.
+    """
+    by_class = {
+        traffic.value: {
+            name: sum(rank["traffic"][TRAIN][traffic.value][name] for rank in ranks)
+            for name in ("bytes", "dense_equivalent_bytes", "messages")
+        }
+        for traffic in Traffic
+    }
+    total = sum(tally["bytes"] for tally in by_class.values())
+    return {
+        **NETWORK_UNMEASURED,
+        "bytes_total": total,
+        "bytes_per_sample": total / rows if rows else None,
+        "dense_equivalent_bytes": sum(
+            tally["dense_equivalent_bytes"] for tally in by_class.values()
+        ),
+        "by_class": by_class,
+        "by_phase": {
+            phase: {"bytes": sum(_sent(rank, phase) for rank in ranks)}
+            for phase in (TRAIN, EVALUATE, CHECKPOINT)
+        },
+    }
+
+
+def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
+    """Each rank's part; of several attempts the last one's."""
+    return {
+        str(rank["rank"]): {
+            "role": rank["role"],
+            "cpu_utilization": _share(rank["cpu_seconds"][TRAIN], rank["seconds"][TRAIN]),
+            "bytes_sent": _sent(rank, TRAIN),
+            "bytes_received": rank["received_bytes"],
+            "seconds_by_span": dict(rank["seconds"]),
+        }
+        for rank in ranks
+    }
+
+
+def _sent(rank: Told, phase: str) -> int:
+    return sum(tally["bytes"] for tally in rank["traffic"][phase].values())
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,153 @@
+"""A worker in a process of its own: its part of steps, agreements, evaluations and checkpoints.
+
+The worker of trainer 0 that holds tables leads: it hears how the others do, decides, gathers
+checkpoints and scores, and is the only one with something to record. All do the same things at the
+same steps, because these follow from the plan and from what the leader decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import final
+
+from torch import Tensor
+
+from dlrm_hybrid.data.loader import Loader, LoaderState
+from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.parallel.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.control import Topic
+from dlrm_hybrid.parallel.drive import Surroundings
+from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.parallel.worker import Worker, train_step
+from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.train.conversation import Conversation
+from dlrm_hybrid.train.in_process import stage_inputs
+from dlrm_hybrid.train.parts import Learned, Plan, Progress
+from dlrm_hybrid.train.signals import StopWish, obey
+from dlrm_hybrid.train.world_evaluation import WorldEvaluation
+
+AGREE_EVERY = 10  # steps between agreements where nothing is due
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class WorkerRank:
+    """The functions of `Parts` for one worker of a world of processes.
+
+    Attributes:
+        topology: of the world.
+        talk: with the other ranks.
+        around: answers what the worker's steps ask.
+        worker: its stage.
+        client: its tie to the owners of its weights.
+        loader: training batches of its trainer.
+        schedule: learning rate of the dense parameters, to report it.
+        evaluation: its part of evaluations.
+        step: steps done.
+    """
+
+    topology: Topology
+    talk: Conversation
+    around: Surroundings
+    worker: Worker
+    client: ServerClient | LocalClient
+    loader: Loader
+    schedule: Schedule
+    evaluation: WorldEvaluation
+    step: int = 0
+
+    @property
+    def leader(self) -> int:
+        """Rank of the worker that leads."""
+        return self.topology.interaction_group[0]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is it."""
+        return self.worker.rank == self.leader
+
+    def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
+        """See `Parts.learn`; only last stages have something to tell."""
+        batch, after = self.loader.read(at)
+        program = train_step(self.worker, step, stage_inputs(self.worker, batch))
+        outcome = self.around.run(program)
+        self.step = step + 1
+        learned = Learned(
+            loss_sum=outcome.loss_sum,
+            correct=outcome.correct,
+            rows=outcome.rows if self.worker.model.part.is_last else 0,
+            lr=self.schedule.lr(step),
+        )
+        return learned, after
+
+    def meet(self, progress: Progress, plan: Plan, stop: StopWish) -> Progress:
+        """Bring the sums of all workers to the leader; stop together if one of them must.
+
+        Raises:
+            PreemptedError, InterruptedRunError: in all workers at the same step.
+        """
+        step = progress.step
+        if not (plan.anything_due(step) or step % AGREE_EVERY == 0):
+            return progress
+        if self.leads:
+            progress, severity = self._hear_all(progress, stop.severity)
+        else:
+            report = {"interval": asdict(progress.interval), "severity": stop.severity}
+            self.talk.tell(self.leader, step, Topic.REPORT, report)
+            severity = self.talk.hear(self.leader, step, Topic.DECISION)["severity"]
+            progress = replace(progress, interval=Interval())
+        obey(severity)
+        return progress
+
+    def evaluate(self) -> BinaryScores | None:
+        """Scores of the master weights, at the leader; see `Parts.evaluate`."""
+        masters: Mapping[str, Tensor]
+        if isinstance(self.client, ServerClient):
+            stage = self.worker.model.part.index
+            masters = self.talk.fetch(self.topology.server_group, self.step, stage)
+        else:
+            masters = self.client.tensors()
+        return self.evaluation.scores(self.leader, masters)
+
+    def dense_tensors(self) -> dict[str, Tensor]:
+        """The truth of all dense weights with their optimizers' memory; empty but at the leader."""
+        if isinstance(self.client, ServerClient):
+            if not self.leads:
+                return {}
+            return self.talk.fetch(self.topology.server_group, self.step, stage=None)
+        tensors = self.client.tensors()
+        if not self.leads:
+            self.talk.give(self.leader, self.step, Topic.TENSORS, tensors)
+            return {}
+        for rank in self._others():
+            tensors |= self.talk.take(rank, self.step, Topic.TENSORS)
+        return tensors
+
+    def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Go on after `step` steps from the dense tensors of a checkpoint."""
+        self.step = step
+        if isinstance(self.client, ServerClient):
+            self.client.restart(step, values)
+        else:
+            self.client.restart(values)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.topology.num_workers) if rank != self.leader]
+
+    def _hear_all(self, progress: Progress, severity: int) -> tuple[Progress, int]:
+        """The leader's side of an agreement."""
+        interval = progress.interval
+        for rank in self._others():
+            report = self.talk.hear(rank, progress.step, Topic.REPORT)
+            other = Interval(**report["interval"])
+            severity = max(severity, report["severity"])
+            interval = Interval(
+                rows=interval.rows + other.rows,
+                loss_sum=interval.loss_sum + other.loss_sum,
+                correct=interval.correct + other.correct,
+            )
+        for rank in self._others():
+            self.talk.tell(rank, progress.step, Topic.DECISION, {"severity": severity})
+        return replace(progress, interval=interval), severity

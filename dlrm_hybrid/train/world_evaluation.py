@@ -1,0 +1,94 @@
+"""Scores of a world of processes: each trainer predicts every T-th batch, the leader scores all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.data.batch import Batch
+from dlrm_hybrid.data.format import NUM_CATEGORICAL
+from dlrm_hybrid.parallel.control import Topic
+from dlrm_hybrid.parallel.drive import Surroundings
+from dlrm_hybrid.parallel.effects import Lookup
+from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.parallel.worker import Worker, evaluate_batch
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.train.conversation import Conversation
+from dlrm_hybrid.train.evaluation import TestPart
+from dlrm_hybrid.train.in_process import stage_inputs
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldEvaluation:
+    """One worker's part.
+
+    Attributes:
+        topology: of the world.
+        talk: with the others.
+        around: answers what the worker asks, for batches of any size.
+        evaluator: its stage, with weights of its own.
+        test: the rows.
+    """
+
+    topology: Topology
+    talk: Conversation
+    around: Surroundings
+    evaluator: Worker
+    test: TestPart
+
+    def scores(self, leader: int, masters: Mapping[str, Tensor]) -> BinaryScores | None:
+        """Scores of the master weights at the leader, None elsewhere.
+
+        Args:
+            leader: its rank.
+            masters: the weights of this worker's stage by name.
+        """
+        for name, weight in self.evaluator.model.dense_parameters().items():
+            weight.detach().copy_(masters[name])
+        metrics = BinaryMetrics()
+        for number, group in enumerate(self._groups()):
+            logit_B = self._predict(number, group)
+            if self.talk.rank == leader:
+                self._score(number, group, logit_B, metrics)
+            elif logit_B is not None:
+                self.talk.give(leader, number, Topic.LOGITS, {"logits": logit_B})
+        return metrics.scores() if self.talk.rank == leader else None
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """A batch for each trainer; the last group may have fewer."""
+        group: list[Batch] = []
+        for batch in self.test.batches():
+            group.append(batch)
+            if len(group) == self.topology.trainers:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _predict(self, number: int, group: list[Batch]) -> Tensor | None:
+        """Logits of this trainer's batch in the last stage."""
+        trainer = self.talk.rank // self.topology.stages
+        if trainer < len(group):
+            inputs = stage_inputs(self.evaluator, group[trainer])
+            return self.around.run(evaluate_batch(self.evaluator, number, inputs))
+        if self.around.tables is not None:
+            # Sharded tables answer all trainers together: one without rows asks for none.
+            nothing_FB = torch.empty((NUM_CATEGORICAL, 0), dtype=torch.int64)
+            self.around.tables.lookup(Lookup(nothing_FB, lr=0.0))
+        return None
+
+    def _score(
+        self, number: int, group: list[Batch], own_B: Tensor | None, metrics: BinaryMetrics
+    ) -> None:
+        for trainer, batch in enumerate(group):
+            rank = self.topology.worker(trainer, self.topology.stages - 1)
+            logit_B = own_B
+            if rank != self.talk.rank:
+                logit_B = self.talk.take(rank, number, Topic.LOGITS)["logits"]
+            assert logit_B is not None
+            metrics.add(logit_B.numpy(), batch.label_B)
