@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from channel_rows import (
     options,
     run_ranks_as_threads,
 )
+from slow_link import SlowLink
 from zmq.utils.monitor import recv_monitor_message
 
 from dlrm_hybrid.comm.channel import Channel
@@ -31,7 +34,7 @@ from dlrm_hybrid.comm.zmq_channel import ZmqChannel, open_zmq_channel
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
-from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import encode
 
 LOST_SECONDS = 3.0
@@ -116,6 +119,32 @@ def test_a_killed_rank_is_named_within_seconds(tmp_path: Path) -> None:
     for seconds in noticed.values():
         assert 0 < seconds - death < LOST_SECONDS
     assert sorted(noticed) == [0, 1]
+
+
+def test_nothing_is_lost_on_a_slow_link(tmp_path: Path) -> None:
+    """4 MB at about 16 MB/s: sent at once, and the sender leaves when all has arrived."""
+    frames, size = 10, 100_000
+    folders = [tmp_path / "near", tmp_path / "far"]
+    link = SlowLink(*folders)
+
+    def program(channel: Channel) -> tuple[float, float]:
+        start = time.monotonic()
+        if channel.rank == 0:
+            for step in range(frames):
+                channel.send(1, frame(0, step, size), 0)
+        else:
+            for step in range(frames):
+                one = channel.receive(DEADLINE_SECONDS)
+                assert one.step == step
+                assert (array_of(one.sections[0]) == step).all()
+        middle = time.monotonic()
+        channel.close()
+        return middle - start, time.monotonic() - middle
+
+    sent, _ = run_ranks_as_threads(2, lambda index: open_zmq(folders[index], index, 2), program)
+    link.join()
+    assert link.passed_bytes > 4 * frames * size
+    assert sent[0] < sent[1]
 
 
 def test_close_names_a_rank_that_does_not_take_its_frames(tmp_path: Path) -> None:
@@ -356,6 +385,13 @@ def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
     with pytest.raises(DeadlineError, match=r"did not greet within 0\.3 s: [01]$"):
         run_ranks_as_threads(2, opened, lambda channel: None)
     assert any("it is of attempt" in text for text in told)
+
+
+def test_importing_starts_no_thread() -> None:
+    """A context made before a fork would be of no use after it."""
+    program = "import os, dlrm_hybrid.comm.zmq_channel; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
 
 
 def test_a_rank_that_does_not_listen_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""A network between two ranks of which one way is slow."""
+
+import contextlib
+import json
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+DEADLINE_SECONDS = 20.0
+PAUSE_SECONDS = 0.004  # about 16 MB/s
+
+
+class SlowLink:
+    """What rank 0 sends to rank 1 passes through here, a piece at a time.
+
+    Rank 0 meets the other in `near`, rank 1 in `far`.
+    """
+
+    def __init__(self, near: Path, far: Path) -> None:
+        self.near, self.far = near, far
+        self.passed_bytes = 0
+        near.mkdir()
+        far.mkdir()
+        self._threads = [threading.Thread(target=self._introduce)]
+        self._threads[0].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _introduce(self) -> None:
+        self._copy(self.near / "0.json", self.far / "0.json", None)
+        target = self._wait(self.far / "1.json")["address"].removeprefix("tcp://").split(":")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+            self._copy(self.far / "1.json", self.near / "1.json", address)
+            inner, _ = listener.accept()
+        outer = socket.create_connection((target[0], int(target[1])))
+        # A small window, so that the sender's side holds the data, not the kernel's.
+        inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CHUNK_BYTES)
+        for source, sink, pause_seconds in [(inner, outer, PAUSE_SECONDS), (outer, inner, 0.0)]:
+            thread = threading.Thread(target=self._pass, args=(source, sink, pause_seconds))
+            self._threads.append(thread)
+            thread.start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, pause_seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(CHUNK_BYTES):
+                time.sleep(pause_seconds)
+                sink.sendall(data)
+                self.passed_bytes += len(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def _wait(self, path: Path) -> dict[str, str]:
+        until = time.monotonic() + DEADLINE_SECONDS
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.001)
+        return json.loads(path.read_text())
+
+    def _copy(self, source: Path, to: Path, address: str | None) -> None:
+        values = self._wait(source)
+        temporary = to.with_suffix(".new")
+        temporary.write_text(
+            json.dumps(values if address is None else values | {"address": address})
+        )
+        shutil.move(temporary, to)
