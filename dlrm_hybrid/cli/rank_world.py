@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli.request import TrainTask
@@ -19,15 +17,18 @@ from dlrm_hybrid.comm.curve import read_key_file
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.config import build, build_model, build_worker, build_world
+from dlrm_hybrid.config.build_worker import BuiltWorker
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import CHECKPOINT, EVALUATE, RankMeter
-from dlrm_hybrid.telemetry.sinks import Fanout
+from dlrm_hybrid.telemetry.sinks import Fanout, Sink
 from dlrm_hybrid.telemetry.traffic import TrafficCounter
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint import Saved
@@ -115,9 +116,10 @@ def _serve(job: _Job, index: int) -> None:
     server = build_world.server(job.config, job.layout, index)
     start = 0
     if job.task.resume_from is not None:
-        progress, dense = _read_checkpoint(job)
-        start = progress.step
-        for outgoing in server.restart(start, dense):
+        folder = checkpoint_folder.find(Path(job.task.resume_from))
+        facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
+        start = facts["step"]
+        for outgoing in server.restart(start, checkpoint.read(folder, "dense")):
             job.channel.send(*outgoing)
     asked = AskedServer(server, job.task.rank, job.task.attempt, job.meter, start)
     workers = range(job.layout.topology.num_workers)
@@ -125,78 +127,75 @@ def _serve(job: _Job, index: int) -> None:
 
 
 def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
-    folder, task, config = Path(job.task.run_folder), job.task, job.config
+    task = job.task
     with ExitStack() as stack:
-        parts = stack.enter_context(
+        built = stack.enter_context(
             build_worker.worker_rank(
-                config,
-                job.layout,
-                job.shards,
-                job.channel,
-                Path(task.rendezvous),
+                job.config, job.layout, job.shards, job.channel, Path(task.rendezvous)
             )
         )
-        worker = parts.rank
-        progress = Progress()
-        if task.resume_from is not None:
-            progress, dense = _read_checkpoint(job)
-            worker.restart(progress.step, dense)
-            if parts.tables is not None:
-                parts.tables.load(_checkpoint_folder(task))
-        sink = Fanout([])
-        if worker.leads:
+        progress = _restart(job, built)
+        sink: Sink = Fanout([])
+        if built.rank.leads:
+            folder = Path(task.run_folder)
             progress = ranks.rewind_events(folder / EVENTS_FILE, progress, task)
-            sink = stack.enter_context(
-                closing(ranks.open_sink(folder, config, report, progress.samples))
-            )
-            sink.write(ranks.started(config, job.shards, job.plan, progress))
-
-        def learn(step: int, at: Any) -> tuple[Learned, Any]:
-            learned = worker.learn(step, at)
-            job.meter.step_done()
-            return learned
-
-        def evaluate() -> Any:
-            with job.meter.within(EVALUATE):
-                return worker.evaluate()
-
-        def save(progress: Progress) -> Saved | None:
-            with job.meter.within(CHECKPOINT):
-                tensors: dict[str, Tensor] = worker.dense_tensors()
-                if parts.tables is not None:
-                    tensors |= parts.tables.gather()
-                if not worker.leads:
-                    return None
-                return checkpoint.save(
-                    folder / CHECKPOINTS,
-                    progress.step,
-                    checkpoint_groups(tensors),
-                    ranks.checkpoint_facts(progress, job.values, job.shards),
-                    config.checkpoint.keep,
-                )
-
-        live: Callable[[Event], None] = report if worker.leads else (lambda event: None)
-        functions = Parts(
-            learn=learn,
-            meet=lambda progress: worker.meet(progress, job.plan, stop),
-            evaluate=evaluate,
-            save=save,
-            sink=sink,
-            live=live,
-        )
-        progress = train(functions, job.plan, progress)
+            sink = ranks.open_sink(folder, job.config, report, progress.samples)
+            sink.write(ranks.started(job.config, job.shards, job.plan, progress))
+        stack.enter_context(closing(sink))
+        progress = train(_parts(job, built, sink, report, stop), job.plan, progress)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
         for server in job.layout.topology.server_group:
             job.channel.send(server, goodbye(task.rank, task.attempt, progress.step), 0)
 
 
-def _checkpoint_folder(task: TrainTask) -> Path:
-    assert task.resume_from is not None
-    return checkpoint_folder.find(Path(task.resume_from))
+def _parts(
+    job: _Job, built: BuiltWorker, sink: Sink, report: ranks.Report, stop: StopWish
+) -> Parts:
+    """The functions of the loop, each counted in its phase."""
+    worker, meter = built.rank, job.meter
+
+    def learn(step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
+        learned = worker.learn(step, at)
+        meter.step_done()
+        return learned
+
+    def evaluate() -> BinaryScores | None:
+        with meter.within(EVALUATE):
+            return worker.evaluate()
+
+    def save(progress: Progress) -> Saved | None:
+        with meter.within(CHECKPOINT):
+            tensors = built.gather()
+            if not worker.leads:
+                return None
+            return checkpoint.save(
+                Path(job.task.run_folder) / CHECKPOINTS,
+                progress.step,
+                checkpoint_groups(tensors),
+                ranks.checkpoint_facts(progress, job.values, job.shards),
+                job.config.checkpoint.keep,
+            )
+
+    return Parts(
+        learn=learn,
+        meet=lambda progress: worker.meet(progress, job.plan, stop),
+        evaluate=evaluate,
+        save=save,
+        sink=sink,
+        live=report if worker.leads else _say_nothing,
+    )
 
 
-def _read_checkpoint(job: _Job) -> tuple[Progress, dict[str, Tensor]]:
-    """Progress and dense tensors of the checkpoint to go on from."""
-    folder = _checkpoint_folder(job.task)
+def _say_nothing(event: Event) -> None:
+    """Only the leader shows its progress."""
+
+
+def _restart(job: _Job, built: BuiltWorker) -> Progress:
+    """Go on from the checkpoint of the task, if it names one."""
+    if job.task.resume_from is None:
+        return Progress()
+    folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
-    return Progress.from_facts(facts["progress"]), checkpoint.read(folder, "dense")
+    progress = Progress.from_facts(facts["progress"])
+    built.restart(progress.step, folder)
+    return progress

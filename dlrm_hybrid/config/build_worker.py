@@ -88,6 +88,17 @@ class BuiltWorker:
     rank: WorkerRank
     tables: Tables | None
 
+    def gather(self) -> dict[str, Tensor]:
+        """All that a checkpoint must hold, at the leader; all workers call it together."""
+        tensors = self.rank.dense_tensors()
+        return tensors if self.tables is None else {**tensors, **self.tables.gather()}
+
+    def restart(self, step: int, folder: Path) -> None:
+        """Go on after `step` steps from the checkpoint in `folder`."""
+        self.rank.restart(step, checkpoint.read(folder, "dense"))
+        if self.tables is not None:
+            self.tables.load(folder)
+
 
 @contextmanager
 def worker_rank(

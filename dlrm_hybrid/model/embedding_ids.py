@@ -2,7 +2,7 @@
 
 TorchRec's own input distribution is made for bags of any size: it sends splits, lengths and ids in
 three collectives, and regroups them feature by feature. Here a bag is one id: one collective of
-ids is enough. What comes out is what TorchRec's lookups take.
+ids is enough.
 
 Shapes: B rows of this trainer's batch, N rows of all trainers' batches, F tables, L features that
 one trainer looks up, T trainers.
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_hybrid.comm.counted_group import CountedGroup, split
 from dlrm_hybrid.model.embedding_plan import Shard
@@ -29,17 +28,30 @@ WIRE_DTYPE = torch.int32
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A table that a trainer looks up, or the block of its rows that this trainer holds.
+    """A table that this trainer looks up.
 
     Attributes:
         table: position in the model.
-        name: of the table's feature, for TorchRec.
-        rows: first and one past the last of the block; None: it holds all rows.
+        rows: first and one past the last of the block it holds; None: it holds all rows.
     """
 
     table: int
-    name: str
     rows: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bags:
+    """L features of N rows each, as FBGEMM takes them.
+
+    Attributes:
+        ids: int64, of the rows held here.
+        offsets: int64 (L * N + 1,), where in `ids` the bag of each feature and row begins.
+        num_rows: N.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    num_rows: int
 
 
 @final
@@ -67,8 +79,8 @@ class IdExchange:
         self._order = torch.tensor([table for wanted in wanted_T for table in wanted])
         self._rows_F1 = torch.tensor(table_rows).unsqueeze(1)
 
-    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Features of all trainers' batches, one after the other, for every lookup.
+    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int]) -> list[Bags]:
+        """What each lookup has to look up for all trainers' batches, one after the other.
 
         Args:
             ids_FB: int64, of this trainer's batch.
@@ -89,10 +101,9 @@ class IdExchange:
         ids_LN = torch.cat(
             [part.view(mine, rows) for part, rows in zip(parts, rows_T, strict=True)], 1
         )
-        parts_LN = split(ids_LN, [len(lookup.features) for lookup in self._lookups])
+        parts_LN = split(ids_LN, [lookup.num_features for lookup in self._lookups])
         return [
-            lookup.features_of(part_LN)
-            for lookup, part_LN in zip(self._lookups, parts_LN, strict=True)
+            lookup.bags_of(part_LN) for lookup, part_LN in zip(self._lookups, parts_LN, strict=True)
         ]
 
     def _check(self, ids_FB: Tensor) -> None:
@@ -107,41 +118,30 @@ class IdExchange:
 
 @final
 class _Lookup:
-    """Turns ids into what one of TorchRec's lookups takes."""
+    """Turns ids into what one of FBGEMM's kernels takes."""
 
     def __init__(self, features: tuple[Feature, ...]) -> None:
-        self.features = features
-        self._names = [feature.name for feature in features]
-        self._blocks = [feature.rows for feature in features if feature.rows is not None]
-        if self._blocks:
-            self._first_L1, self._stop_L1 = torch.tensor(self._blocks).t().unsqueeze(2)
-        self._ones = torch.ones(0, dtype=torch.int32)
-        self._offsets = torch.zeros(1, dtype=torch.int64)
+        self.num_features = len(features)
+        blocks = [feature.rows for feature in features if feature.rows is not None]
+        self._has_blocks = bool(blocks)
+        if blocks:
+            self._first_L1, self._stop_L1 = torch.tensor(blocks).t().unsqueeze(2)
+        self._offsets = torch.arange(1)
 
-    def features_of(self, ids_LN: Tensor) -> KeyedJaggedTensor:
-        if self._blocks:
+    def bags_of(self, ids_LN: Tensor) -> Bags:
+        if self._has_blocks:
             return self._of_blocks(ids_LN)
         num_ids = ids_LN.numel()
-        if len(self._ones) < num_ids:
-            self._ones = torch.ones(num_ids, dtype=torch.int32)
+        if len(self._offsets) <= num_ids:
             self._offsets = torch.arange(num_ids + 1)
-        return KeyedJaggedTensor(
-            keys=self._names,
-            values=ids_LN.reshape(-1).long(),
-            lengths=self._ones[:num_ids],
-            offsets=self._offsets[: num_ids + 1],
-            stride=ids_LN.shape[1],
-        )
+        return Bags(ids_LN.reshape(-1).long(), self._offsets[: num_ids + 1], ids_LN.shape[1])
 
-    def _of_blocks(self, ids_LN: Tensor) -> KeyedJaggedTensor:
+    def _of_blocks(self, ids_LN: Tensor) -> Bags:
         """An id of another block is an empty bag here: its owner adds the row to the sum."""
         here_LN = (ids_LN >= self._first_L1).logical_and_(ids_LN < self._stop_L1)
-        return KeyedJaggedTensor(
-            keys=self._names,
-            values=(ids_LN - self._first_L1)[here_LN],
-            lengths=here_LN.view(-1).to(torch.int32),
-            stride=ids_LN.shape[1],
-        )
+        offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
+        torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
+        return Bags((ids_LN - self._first_L1)[here_LN], offsets, ids_LN.shape[1])
 
 
 def id_exchange(
@@ -165,7 +165,7 @@ def id_exchange(
             wanted.extend(tables[name] for name in names)
         lookups.append(
             [
-                Feature(tables[name], name, shards[name][group.rank()].rows if by_rows else None)
+                Feature(tables[name], shards[name][group.rank()].rows if by_rows else None)
                 for name in names_T[group.rank()]
             ]
         )

@@ -103,13 +103,23 @@ def _elements(shard: Shard, shape: tuple[int, ...]) -> int:
     return rows if len(shape) == 1 else rows * (shard.columns[1] - shard.columns[0])
 
 
-def local_tables(
+def kernels_of(
     collection: ShardedEmbeddingBagCollection,
-) -> Iterator[tuple[Any, SplitTableBatchedEmbeddingBagsCodegen]]:
-    """Of every fused kernel of this trainer: TorchRec's description of its tables, and itself."""
+) -> list[SplitTableBatchedEmbeddingBagsCodegen | None]:
+    """Of every lookup of this trainer, the kernel that holds its tables; None where it has none."""
+    kernels: list[SplitTableBatchedEmbeddingBagsCodegen | None] = []
     for lookup in cast(Any, collection)._lookups:
-        for module in lookup._emb_modules:
-            yield module.config, module.emb_module
+        modules = list(lookup._emb_modules)
+        assert len(modules) <= 1, "tables of one width and type share one kernel"
+        kernels.append(modules[0].emb_module if modules else None)
+    return kernels
+
+
+def _local_tables(collection: ShardedEmbeddingBagCollection) -> Iterator[tuple[Any, Any]]:
+    """Of every kernel of this trainer, TorchRec's description of its tables and itself."""
+    for lookup, kernel in zip(cast(Any, collection)._lookups, kernels_of(collection), strict=True):
+        if kernel is not None:
+            yield lookup._emb_modules[0].config, kernel
 
 
 def parted_tensors(
@@ -122,7 +132,7 @@ def parted_tensors(
     """The weights, then the optimizer states, of sharded tables."""
     weights: dict[tuple[Any, ...], Tensor] = {}
     sums: dict[tuple[Any, ...], Tensor] = {}
-    for config, kernel in local_tables(collection):
+    for config, kernel in _local_tables(collection):
         views: list[Tensor] = kernel.split_embedding_weights()
         states: list[list[Tensor]] = kernel.split_optimizer_states() or [[]] * len(views)
         for table, view, state in zip(config.embedding_tables, views, states, strict=True):

@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.fx import _symbolic_trace  # pyright: ignore[reportPrivateUsage]
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
-from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.model import embedding_plan
 from dlrm_hybrid.model.embedding_ids import id_exchange
-from dlrm_hybrid.model.embedding_parts import local_tables, parted_tensors
+from dlrm_hybrid.model.embedding_parts import kernels_of, parted_tensors
 from dlrm_hybrid.model.embeddings import EmbeddingOptions
 from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.sharding_options import ShardingOptions
@@ -78,7 +77,7 @@ class ShardedEmbeddings:
         self._collection: ShardedEmbeddingBagCollection = sharder.shard(
             unsharded, plan, environment, CPU
         )
-        self._kernels = [kernel for _, kernel in local_tables(self._collection)]
+        self._kernels = kernels_of(self._collection)
         self._tensors = parted_tensors(self._collection, self.shards, spec, options, group)
         self._ids = id_exchange(self._collection, self.shards, spec, group)
         names: list[str] = self._collection._embedding_names  # pyright: ignore[reportPrivateUsage]
@@ -101,12 +100,18 @@ class ShardedEmbeddings:
         num_rows = ids_FB.shape[1]
         if rows_T is None:
             rows_T = self._rows_of_all(num_rows)
-        features = self._ids(ids_FB, rows_T)
+        lookups = self._ids(ids_FB, rows_T)
         context = self._collection.create_context()
         context.sharding_contexts.extend(
-            EmbeddingShardingContext(batch_size_per_rank=list(rows_T)) for _ in features
+            EmbeddingShardingContext(batch_size_per_rank=list(rows_T)) for _ in lookups
         )
-        looked_up = self._collection.compute(context, KJTList(features))
+        # TorchRec's own `compute` wraps the ids to unwrap them: a tenth of a step.
+        looked_up = [
+            torch.empty(bags.num_rows, 0, requires_grad=True)
+            if kernel is None
+            else cast(Tensor, kernel(bags.ids, bags.offsets))
+            for kernel, bags in zip(self._kernels, lookups, strict=True)
+        ]
         pooled_BN: Tensor = self._collection.output_dist(context, looked_up).wait().values()
         pooled_BFD = pooled_BN.view(num_rows, len(self._order), self._spec.embedding_dim)
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
@@ -114,7 +119,8 @@ class ShardedEmbeddings:
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next backward passes; the same for all trainers."""
         for kernel in self._kernels:
-            kernel.set_learning_rate(lr)
+            if kernel is not None:
+                kernel.set_learning_rate(lr)
 
     def initialise(self, seed: int) -> None:
         """Give every table the values it has unsharded."""
