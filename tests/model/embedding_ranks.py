@@ -293,7 +293,7 @@ def main() -> None:
     ranks = [
         Rank(
             index=rank,
-            role="worker",
+            name=f"worker-{rank}",
             argument=json.dumps(
                 {
                     "rank": rank,
