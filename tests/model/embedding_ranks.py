@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import socket
 import struct
 import sys
@@ -22,6 +23,7 @@ from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, Shar
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
+from dlrm_hybrid.types import PeerLostError
 
 SPEC = ModelSpec(
     embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17, 200, 31, 64)
@@ -190,6 +192,22 @@ def refuses_a_bad_id(argument: str, report, stop) -> None:
                 sharded(ids_FB)
             except RuntimeError as error:
                 trainer.tell(message=str(error))
+
+
+def loses_a_trainer(argument: str, report, stop) -> None:
+    """The last trainer ends without a word before the lookup or before backward."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        last = trainer.number == trainer.trainers - 1
+        ids_FB, gradient_BFD = batch(0, 4)
+        if last and trainer.given["before"] == "lookup":
+            os._exit(0)
+        try:
+            out_BFD = sharded(ids_FB)
+            if last:
+                os._exit(0)
+            out_BFD.backward(gradient_BFD)
+        except PeerLostError as error:
+            trainer.tell(lost=error.rank)
 
 
 def leaves_a_checkpoint(argument: str, report, stop) -> None:

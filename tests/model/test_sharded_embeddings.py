@@ -15,8 +15,8 @@ KINDS = ["table_wise", "row_wise", "column_wise"]
 PRECISIONS = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
 
 
-def _run(folder: Path, entry: str, trainers: int, **given: object) -> list[dict]:
-    """What every trainer tells; they must not fail and print nothing."""
+def _run(folder: Path, entry: str, trainers: int, silent: int = 0, **given: object) -> list[dict]:
+    """What trainers tell, all but the last `silent`; they must not fail and print nothing."""
     seen: list[Event] = []
     members = list(range(1, 1 + 3 * trainers, 3))
     given = {"optimizer": "sgd", "members": members, "folder": str(folder / entry), **given}
@@ -34,7 +34,7 @@ def _run(folder: Path, entry: str, trainers: int, **given: object) -> list[dict]
     assert outcome.message == "", logs
     assert logs == ""
     told = [one.values for one in seen]
-    assert {one["trainer"] for one in told} == set(range(trainers))
+    assert {one["trainer"] for one in told} == set(range(trainers - silent))
     return sorted(told, key=lambda values: values["trainer"])
 
 
@@ -171,6 +171,12 @@ def test_an_id_outside_its_table_is_an_error(tmp_path: Path):
             f"id {bad_id} is out of bounds: embedding.4 has num_rows = 17"
             for bad_id in (-1, 17, 2**32)
         ]
+
+
+@pytest.mark.parametrize("before", ["lookup", "backward"])
+def test_a_lost_trainer_is_named(tmp_path: Path, before: str):
+    told = _run(tmp_path, "loses_a_trainer", 2, silent=1, kind="table_wise", before=before)
+    assert told == [{"trainer": 0, "lost": 4}]  # its rank in the run
 
 
 @pytest.mark.parametrize(
