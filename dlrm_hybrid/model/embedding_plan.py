@@ -97,10 +97,16 @@ def collection(spec: ModelSpec) -> EmbeddingBagCollection:
             num_embeddings=rows,
             feature_names=[name],
             pooling=PoolingType.SUM,
+            init_fn=_leave,
         )
         for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
     ]
     return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+
+
+def _leave(table: torch.Tensor) -> torch.Tensor:
+    """Draw no values that will be overwritten."""
+    return table
 
 
 def plan(
