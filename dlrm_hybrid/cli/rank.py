@@ -39,7 +39,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     folder = Path(task.run_folder)
     values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     config = validate(values)
-    build_model.limit_threads(config)
+    build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     engine = build_engine.engine(config, shards, plan.steps)
@@ -72,7 +72,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     folder = Path(task.checkpoint)
     facts = checkpoint_folder.read_facts(folder)
     config = validate(facts["config"])
-    build_model.limit_threads(config)
+    build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if facts["rows"] != rows_identity(shards):
         raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")

@@ -38,6 +38,7 @@ from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Learned, Parts, Plan, Progress
 from dlrm_hybrid.train.server_rank import AskedServer
 from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
 LOOPBACK = "127.0.0.1"
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
@@ -64,7 +65,7 @@ def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     config = validate(values)
-    build_model.limit_threads(config)
+    build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
@@ -106,6 +107,9 @@ def _channel(
     inner = open_zmq_channel(Path(task.rendezvous), task.rank, size, task.attempt, options, print)
     try:
         yield MeteredChannel(inner, TrafficCounter())
+    except (PreemptedError, InterruptedRunError):
+        inner.close()  # all stop at the same step
+        raise
     except BaseException:
         inner.abandon()
         raise
@@ -142,10 +146,19 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
             sink = ranks.open_sink(folder, job.config, report, progress.samples)
             sink.write(ranks.started(job.config, job.shards, job.plan, progress))
         stack.enter_context(closing(sink))
-        progress = train(_parts(job, built, sink, report, stop), job.plan, progress)
+        parts = _parts(job, built, sink, report, stop)
+        try:
+            progress = train(parts, job.plan, progress)
+        except (PreemptedError, InterruptedRunError):
+            _leave_servers(job, built.rank.step)
+            raise
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
-        for server in job.layout.topology.server_group:
-            job.channel.send(server, goodbye(task.rank, task.attempt, progress.step), 0)
+        _leave_servers(job, progress.step)
+
+
+def _leave_servers(job: _Job, step: int) -> None:
+    for server in job.layout.topology.server_group:
+        job.channel.send(server, goodbye(job.task.rank, job.task.attempt, step), 0)
 
 
 def _parts(

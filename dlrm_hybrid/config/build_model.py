@@ -14,12 +14,14 @@ from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.schedule import Constant, Linear, Schedule, WarmupDecay
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.step import keep_freed_memory
 from dlrm_hybrid.train.parts import Plan
 
 
-def limit_threads(config: Config) -> None:
-    """Give torch as many threads as `threads` says."""
+def prepare_torch(config: Config) -> None:
+    """Give torch as many threads as `threads` says, and keep the memory that steps free."""
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
 
 
 def spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:

@@ -81,7 +81,7 @@ class Embeddings:
         return pooled_BN.view(num_rows, len(self._names), self._dim)
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next backward passes."""
+        """The learning rate with which the rows of the next lookups learn."""
         self._tables.set_learning_rate(lr)
 
     def weights(self) -> dict[str, Tensor]:

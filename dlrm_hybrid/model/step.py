@@ -39,7 +39,7 @@ class Trainer:
     """
 
     def __init__(self, model: Dlrm, optimizer: DenseOptimizer) -> None:
-        _keep_freed_memory()
+        keep_freed_memory()
         self.model = model
         self._optimizer = optimizer
         self._weights = model.dense_parameters()
@@ -78,7 +78,7 @@ class Trainer:
         }
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let the allocator of the process keep what a step frees, for the next step.
 
     glibc returns free memory at the heap's end to the system above a limit that is twice the

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 
 import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import zmq  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-import dlrm_hybrid.model.embeddings  # pyright: ignore[reportUnusedImport]
+import dlrm_hybrid.model.sharded_embeddings  # pyright: ignore[reportUnusedImport]
 import dlrm_hybrid.train.loop  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from dlrm_hybrid.process import die_with_parent
 

@@ -25,6 +25,8 @@ from dlrm_hybrid.types import ExitCode
 
 PRELOAD = "dlrm_hybrid.train.preload"
 GRACE_SECONDS = 0.5
+# After a signal all ranks stop with one of these, at one step; the last one may still be saving.
+TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def _listen(running: Sequence[_Running], forwarder: _Forwarder, report: Report) 
     failed: list[_Running] = []
     deadline = math.inf
     while open_ranks and time.monotonic() < deadline:
-        ready = wait(list(open_ranks), deadline - time.monotonic() if failed else None)
+        patience = None if math.isinf(deadline) else deadline - time.monotonic()
+        ready = wait(list(open_ranks), patience)
         for connection in ready:
             one = open_ranks[connection]  # pyright: ignore[reportArgumentType]
             try:
@@ -135,8 +138,9 @@ def _listen(running: Sequence[_Running], forwarder: _Forwarder, report: Report) 
                 one.process.join()
                 if one.process.exitcode != ExitCode.DONE:
                     failed.append(one)
-                    # Ranks that lose a peer may say so before the kernel tells of its death.
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                    if not (forwarder.received and one.process.exitcode in TOGETHER):
+                        # Ranks that lose a peer may say so before the kernel tells of its death.
+                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 continue
             if message == READY:
                 forwarder.ready(one)
