@@ -117,7 +117,7 @@ class ShardedEmbeddings:
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn; the same for all trainers."""
+        """The rate at which the rows of the next lookups learn; the same for all trainers."""
         for kernel in self._kernels:
             if kernel is not None:
                 kernel.set_learning_rate(lr)
