@@ -49,7 +49,7 @@ def test_every_choice_holds(choice: str) -> None:
         ("train=5", "train = 5: must be an object"),
         ("precision=float64", "precision = 'float64': must be 'float32' or 'bfloat16'"),
         ("model=huge", "model=huge: no such choice; there are dlrm_paper, dlrm_small"),
-        ("+experiment=nope", "+experiment=nope: no such choice"),
+        ("+experiment=nope", "+experiment=nope: no such choice; there are baseline"),
         ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),
         (
             "model.bottom=[12,16]",
@@ -158,6 +158,7 @@ def test_impossible_layouts_are_refused_with_the_reason(overrides: list[str], me
     "choice",
     [
         "parallel=hybrid",
+        "+experiment=baseline",
         "parallel=hybrid sync=bounded sync.staleness=3",
         "parallel=hybrid parallel.trainers=1 parallel.servers=0 parallel.cuts=[bottom.4,top.1]",
         "parallel=hybrid schedule=one_f_one_b schedule.microbatches=4",
