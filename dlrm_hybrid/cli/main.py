@@ -34,6 +34,8 @@ VERBS = {
     "doctor": "say whether this machine is able, and what is wrong",
 }
 
+RANKED = ("train", "evaluate")
+
 USAGE = f"""dlrm_hybrid {__version__}: trains DLRM and counts every byte on the network
 
 usage: python -m dlrm_hybrid VERB [group=choice] [key=value] ...
@@ -97,11 +99,14 @@ class _Jobs:
     def run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
         """One job; a failed one does not stop a sweep, a signal does."""
         from dlrm_hybrid.config.validate import validate
+        from dlrm_hybrid.train.supervisor import warm_up
 
         try:
             config = validate(values)
             os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
             request = Request(config, values, folder, tuple(overrides))
+            if self.verb in RANKED:
+                warm_up()  # its imports take seconds, and this process has some of its own to make
             code = _function(self.verb)(request)
         except DlrmError as error:
             code = _tell(error)

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -90,6 +91,15 @@ class _Forwarder:
         for one in self.running:
             if enough or one.ready:
                 one.send(signal.SIGKILL if enough else number)
+
+
+def warm_up() -> None:
+    """Let the forkserver begin with its imports now; ranks are started from it later.
+
+    What ranks are to find in their environment must be there already.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
+    forkserver.ensure_running()
 
 
 def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
