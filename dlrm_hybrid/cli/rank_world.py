@@ -27,9 +27,9 @@ from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores
-from dlrm_hybrid.telemetry.rank_meter import CHECKPOINT, EVALUATE, RankMeter
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
-from dlrm_hybrid.telemetry.traffic import TrafficCounter
+from dlrm_hybrid.telemetry.traffic import Phase, TrafficCounter
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint import Saved
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
@@ -40,7 +40,6 @@ from dlrm_hybrid.train.server_rank import AskedServer
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
-LOOPBACK = "127.0.0.1"
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
 IDLE_SECONDS = 86_400.0
 
@@ -71,7 +70,7 @@ def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
     with _channel(task, config, layout) as channel:
         meter = RankMeter(lambda counter: setattr(channel, "counter", counter))
-        meter.switch("warmup")
+        meter.switch(Phase.WARMUP)
         job = _Job(
             task=task,
             values=values,
@@ -98,7 +97,7 @@ def _channel(
     """The rank's end of the network; leaves without a goodbye if anything fails."""
     network = config.network
     options = ZmqOptions(
-        address=network.bind or LOOPBACK,
+        address=build_world.address(config),
         keys=None if network.keys is None else read_key_file(Path(network.keys)),
         start_seconds=network.patience_seconds,
         close_seconds=network.patience_seconds,
@@ -173,11 +172,11 @@ def _parts(
         return learned
 
     def evaluate() -> BinaryScores | None:
-        with meter.within(EVALUATE):
+        with meter.within(Phase.EVALUATE):
             return worker.evaluate()
 
     def save(progress: Progress) -> Saved | None:
-        with meter.within(CHECKPOINT):
+        with meter.within(Phase.CHECKPOINT):
             tensors = built.gather()
             if not worker.leads:
                 return None

@@ -29,7 +29,6 @@ from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
-LOOPBACK = "127.0.0.1"
 GROUP = "embeddings"
 
 
@@ -193,7 +192,7 @@ def _sharded(
     options = GroupOptions(
         folder=rendezvous,
         attempt=layout.attempt,
-        address=config.network.bind or LOOPBACK,
+        address=build_world.address(config),
         deadline_seconds=config.network.patience_seconds,
     )
 

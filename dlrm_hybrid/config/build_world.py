@@ -23,6 +23,13 @@ from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Send, Worker
 
+LOOPBACK = "127.0.0.1"
+
+
+def address(config: Config) -> str:
+    """Where a rank listens."""
+    return config.network.bind or LOOPBACK
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

@@ -9,18 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
-from dlrm_hybrid.telemetry.traffic import TrafficCounter
-
-WARMUP, TRAIN, EVALUATE, CHECKPOINT = "warmup", "train", "evaluate", "checkpoint"
-PHASES = (WARMUP, TRAIN, EVALUATE, CHECKPOINT)
+from dlrm_hybrid.telemetry.traffic import Phase, TrafficCounter
 
 
-def _zeros() -> dict[str, float]:
-    return dict.fromkeys(PHASES, 0.0)
+def _zeros() -> dict[Phase, float]:
+    return dict.fromkeys(Phase, 0.0)
 
 
-def _counters() -> dict[str, TrafficCounter]:
-    return {phase: TrafficCounter() for phase in PHASES}
+def _counters() -> dict[Phase, TrafficCounter]:
+    return {phase: TrafficCounter() for phase in Phase}
 
 
 @dataclass(slots=True)
@@ -32,15 +29,15 @@ class RankMeter:
     """
 
     on_phase: Callable[[TrafficCounter], None]
-    _phase: str = WARMUP
+    _phase: Phase = Phase.WARMUP
     _steps: int = 0
     _wall: float = field(default_factory=time.perf_counter)
     _cpu: float = field(default_factory=time.process_time)
-    _seconds: dict[str, float] = field(default_factory=_zeros)
-    _cpu_seconds: dict[str, float] = field(default_factory=_zeros)
-    _counters: dict[str, TrafficCounter] = field(default_factory=_counters)
+    _seconds: dict[Phase, float] = field(default_factory=_zeros)
+    _cpu_seconds: dict[Phase, float] = field(default_factory=_zeros)
+    _counters: dict[Phase, TrafficCounter] = field(default_factory=_counters)
 
-    def switch(self, phase: str) -> None:
+    def switch(self, phase: Phase) -> None:
         """What comes now belongs to `phase`."""
         wall, cpu = time.perf_counter(), time.process_time()
         self._seconds[self._phase] += wall - self._wall
@@ -52,10 +49,10 @@ class RankMeter:
         """Count a training step; the first ones of an attempt are warm-up."""
         self._steps += 1
         if self._steps == WARMUP_STEPS:
-            self.switch(TRAIN)
+            self.switch(Phase.TRAIN)
 
     @contextmanager
-    def within(self, phase: str) -> Generator[None, None, None]:
+    def within(self, phase: Phase) -> Generator[None, None, None]:
         """What happens inside belongs to `phase`, what follows to the phase before."""
         before = self._phase
         self.switch(phase)

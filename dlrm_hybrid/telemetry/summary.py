@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.rank_meter import TRAIN
+from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.telemetry.world_summary import NETWORK_UNMEASURED, world_network, world_roles
 
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
@@ -31,7 +31,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     seconds = sum(point.values["timed_seconds"] for point in points)
     cpu_seconds = sum(point.values["timed_cpu_seconds"] for point in points)
     if ranks:
-        cpu_seconds = sum(rank["cpu_seconds"][TRAIN] for rank in ranks)
+        cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
     processes = len({rank["rank"] for rank in ranks}) or 1
     last = points[-1] if points else None
     attempts = _attempts(record)

@@ -20,8 +20,9 @@ class Traffic(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a run is doing while it sends."""
+    """What a run is doing while it sends; warm-up is the first training steps of an attempt."""
 
+    WARMUP = "warmup"
     TRAIN = "train"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
@@ -44,20 +45,6 @@ class Tally:
 
 Tallies = Mapping[Traffic, Tally]
 """One tally for each class."""
-
-
-def minus(later: Tallies, earlier: Tallies) -> Tallies:
-    """What was counted between two snapshots."""
-    return MappingProxyType(
-        {
-            traffic: Tally(
-                later[traffic].messages - earlier[traffic].messages,
-                later[traffic].num_bytes - earlier[traffic].num_bytes,
-                later[traffic].dense_equivalent_bytes - earlier[traffic].dense_equivalent_bytes,
-            )
-            for traffic in Traffic
-        }
-    )
 
 
 def _zeros() -> dict[Traffic, list[int]]:

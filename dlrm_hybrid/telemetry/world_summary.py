@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dlrm_hybrid.telemetry.rank_meter import CHECKPOINT, EVALUATE, TRAIN
-from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 NETWORK_UNMEASURED: dict[str, Any] = {
     "bytes_total": None,
@@ -18,7 +17,9 @@ NETWORK_UNMEASURED: dict[str, Any] = {
     "rate_bits_per_second": None,
     "interface_bytes": None,
     "by_class": {},
-    "by_phase": {phase: {"bytes": None} for phase in (TRAIN, EVALUATE, CHECKPOINT)},
+    "by_phase": {
+        phase: {"bytes": None} for phase in (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
+    },
 }
 
 Told = Mapping[str, Any]
@@ -34,7 +35,7 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
     """
     by_class = {
         traffic.value: {
-            name: sum(rank["traffic"][TRAIN][traffic.value][name] for rank in ranks)
+            name: sum(rank["traffic"][Phase.TRAIN][traffic.value][name] for rank in ranks)
             for name in ("bytes", "dense_equivalent_bytes", "messages")
         }
         for traffic in Traffic
@@ -50,7 +51,7 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
         "by_class": by_class,
         "by_phase": {
             phase: {"bytes": sum(_sent(rank, phase) for rank in ranks)}
-            for phase in (TRAIN, EVALUATE, CHECKPOINT)
+            for phase in (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
         },
     }
 
@@ -60,8 +61,10 @@ def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
     return {
         str(rank["rank"]): {
             "role": rank["role"],
-            "cpu_utilization": _share(rank["cpu_seconds"][TRAIN], rank["seconds"][TRAIN]),
-            "bytes_sent": _sent(rank, TRAIN),
+            "cpu_utilization": _share(
+                rank["cpu_seconds"][Phase.TRAIN], rank["seconds"][Phase.TRAIN]
+            ),
+            "bytes_sent": _sent(rank, Phase.TRAIN),
             "bytes_received": rank["received_bytes"],
             "seconds_by_span": dict(rank["seconds"]),
         }

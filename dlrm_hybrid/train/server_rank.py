@@ -10,7 +10,8 @@ from dlrm_hybrid.parallel.control import Topic, control, num_bytes, values_of
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
-from dlrm_hybrid.telemetry.rank_meter import CHECKPOINT, EVALUATE, TRAIN, WARMUP, RankMeter
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -43,10 +44,10 @@ class AskedServer:
         self._asked.append(frame)
         return self._answers()
 
-    def _phase(self, frame: Frame) -> str:
+    def _phase(self, frame: Frame) -> Phase:
         if frame.kind is Kind.CONTROL:
-            return CHECKPOINT if _stage(frame) is None else EVALUATE
-        return WARMUP if frame.step < self.start + WARMUP_STEPS else TRAIN
+            return Phase.CHECKPOINT if _stage(frame) is None else Phase.EVALUATE
+        return Phase.WARMUP if frame.step < self.start + WARMUP_STEPS else Phase.TRAIN
 
     def _answers(self) -> list[Outgoing]:
         ready = [frame for frame in self._asked if self.server.made(_stage(frame), frame.step)]
