@@ -1,0 +1,35 @@
+"""Without compression the section is the gradient."""
+
+import numpy as np
+import torch
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec, TensorReport
+from dlrm_hybrid.compress.gradient.dense import NoCompression
+from dlrm_hybrid.wire.dense import array_of
+
+SPECS = (Spec(3, "a.weight", (2, 3)), Spec(5, "a.bias", (2,)))
+
+
+def test_sections_view_the_gradients() -> None:
+    compressor: GradientCompressor = NoCompression(SPECS)
+    gradients = {spec.name: torch.randn(spec.shape) for spec in SPECS}
+    sections = compressor.encode({**gradients, "b.weight": torch.zeros(4)}, step=0)
+    assert [(name, one.tensor) for name, one in sections.items()] == [
+        ("a.weight", 3),
+        ("a.bias", 5),
+    ]
+    for name, section in sections.items():
+        sent = array_of(section)
+        assert np.shares_memory(sent, gradients[name].numpy())
+        assert sent.tolist() == gradients[name].view(-1).tolist()
+    assert compressor.tensors() == {}
+
+
+def test_all_that_was_sent_is_reported_once() -> None:
+    compressor = NoCompression(SPECS)
+    for step in range(3):
+        compressor.encode({spec.name: torch.zeros(spec.shape) for spec in SPECS}, step)
+    assert compressor.report()["a.weight"] == TensorReport(
+        elements=18, sent=18, threshold=None, renewals=0
+    )
+    assert compressor.report()["a.bias"].elements == 0
