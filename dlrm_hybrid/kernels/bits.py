@@ -1,0 +1,98 @@
+"""LLVM instructions that numba has no name for: 64 comparisons at once, and finding set bits.
+
+They are inlined into the kernel that uses them, so other files may: the name of the cache folder
+covers this file. The vectors are of LLVM's own kind, so every processor gets what it has (AVX-512
+compares 16 floats at a time, others 8 or 4), and all compute the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+BLOCK = 64  # elements per mask
+
+_FLOAT = ir.FloatType()
+_INT32 = ir.IntType(32)
+_INT64 = ir.IntType(64)
+_BLOCK_FLOATS = ir.VectorType(_FLOAT, BLOCK)
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, first: Any) -> Any:
+    """Address of element `first` of a contiguous array of float32, as a block."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [first]), _BLOCK_FLOATS.as_pointer())
+
+
+def _mask(builder: Any, block: Any, tau: Any) -> Any:
+    """Bit i is set unless |block[i]| < tau; so it is for NaN."""
+    name = f"llvm.fabs.v{BLOCK}f32"
+    kind = ir.FunctionType(_BLOCK_FLOATS, [_BLOCK_FLOATS])
+    size = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [block])
+    undefined = ir.Constant(_BLOCK_FLOATS, ir.Undefined)
+    first = builder.insert_element(undefined, tau, ir.Constant(_INT32, 0))
+    lanes = ir.Constant(ir.VectorType(_INT32, BLOCK), [0] * BLOCK)
+    taus = builder.shuffle_vector(first, undefined, lanes)
+    return builder.bitcast(builder.fcmp_unordered(">=", size, taus), _INT64)
+
+
+@intrinsic
+def mask64_ge(_typing: Any, values: Any, first: Any, tau: Any) -> Any:
+    """mask64_ge(values, first, tau): which of the 64 values from `first` on are not below tau.
+
+    float32 array, int64, float32 -> uint64; bit i stands for `values[first + i]`. NaN counts as
+    not below.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, start, limit = arguments
+        pointer = _pointer(context, builder, signature.args[0], array, start)
+        return _mask(builder, builder.load(pointer, align=4), limit)
+
+    return types.uint64(values, types.int64, types.float32), generate
+
+
+@intrinsic
+def add_mask64_ge(_typing: Any, added: Any, values: Any, first: Any, tau: Any) -> Any:
+    """add_mask64_ge(added, values, first, tau): as mask64_ge of the sum, stored in `values`.
+
+    Two float32 arrays of different memory, int64, float32 -> uint64.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        addend, array, start, limit = arguments
+        source = _pointer(context, builder, signature.args[0], addend, start)
+        target = _pointer(context, builder, signature.args[1], array, start)
+        total = builder.fadd(builder.load(source, align=4), builder.load(target, align=4))
+        builder.store(total, target, align=4)
+        return _mask(builder, total, limit)
+
+    return types.uint64(added, values, types.int64, types.float32), generate
+
+
+@intrinsic
+def trailing_zeros(_typing: Any, bits: Any) -> Any:
+    """trailing_zeros(bits): position of the lowest set bit of a uint64 that is not 0, as int64."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_INT64, [_INT64, ir.IntType(1)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.cttz.i64")
+        return builder.call(function, [arguments[0], ir.Constant(ir.IntType(1), 1)])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def population(_typing: Any, bits: Any) -> Any:
+    """population(bits): number of set bits of a uint64, as int64."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_INT64, [_INT64])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.ctpop.i64")
+        return builder.call(function, [arguments[0]])
+
+    return types.int64(types.uint64), generate

@@ -1,0 +1,61 @@
+"""Sparse vectors into dense ones and back: what a server does with pushes and pulls.
+
+A server adds what trainers send and marks where, then lists the marks, and takes the sums from
+there: all of it costs as much as was sent, save one look at a bit per element. Indices must be in
+range: `wire.sparse` has checked those that came over the wire.
+
+Shapes: N elements of a tensor, K of them, W = ceil(N / 64) words of marks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.kernels.bits import trailing_zeros
+from dlrm_hybrid.kernels.jit import kernel
+
+Float32s = npt.NDArray[np.float32]
+Int32s = npt.NDArray[np.int32]
+Marks = npt.NDArray[np.uint64]
+
+
+@kernel
+def scatter_add(indices_K: Int32s, values_K: Float32s, sum_N: Float32s, touched_W: Marks) -> None:
+    """Add values to elements of `sum_N`, and set the bit of each in `touched_W`."""
+    for k in range(indices_K.size):
+        index = indices_K[k]
+        sum_N[index] += values_K[k]
+        touched_W[index >> 6] |= np.uint64(1) << np.uint64(index & 63)
+
+
+@kernel
+def collect(touched_W: Marks, indices_K: Int32s) -> int:
+    """List the elements marked, ascending, and clear the marks; returns how many there are.
+
+    `indices_K` has room for all elements.
+    """
+    found = 0
+    for word in range(touched_W.size):
+        mask = touched_W[word]
+        touched_W[word] = np.uint64(0)
+        while mask != np.uint64(0):
+            indices_K[found] = (word << 6) + trailing_zeros(mask)
+            found += 1
+            mask &= mask - np.uint64(1)
+    return found
+
+
+@kernel
+def take(sum_N: Float32s, indices_K: Int32s, out_K: Float32s) -> None:
+    """Move elements of `sum_N` out of it; 0 stays in their place."""
+    for k in range(indices_K.size):
+        out_K[k] = sum_N[indices_K[k]]
+        sum_N[indices_K[k]] = np.float32(0)
+
+
+@kernel
+def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
+    """Overwrite elements of `out_N`."""
+    for k in range(indices_K.size):
+        out_N[indices_K[k]] = values_K[k]

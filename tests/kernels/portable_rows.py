@@ -1,0 +1,62 @@
+"""Kernels on fixed data: a row per kernel, and a digest of all that it writes.
+
+As a program it writes the digests; `test_portable.py` runs it for a processor without extensions.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+from numba.core import config
+from numpy.typing import NDArray
+
+from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
+from dlrm_hybrid.kernels.select import accumulate_select, select
+
+Outputs = list[NDArray[np.generic]]
+
+
+def floats(count: int, seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).laplace(size=count).astype(np.float32)
+
+
+def selected() -> Outputs:
+    outputs: Outputs = []
+    for count in (0, 1, 63, 64, 1000, 4096):
+        residual_N, indices_K = floats(count, 1), np.zeros(count, np.int32)
+        values_K = np.zeros(count, np.float32)
+        left = [
+            accumulate_select(floats(count, 2), residual_N, 2.0, indices_K, values_K),
+            select(residual_N, 0.5, indices_K, values_K),
+        ]
+        outputs += [np.array(left), residual_N, indices_K, values_K]
+    return outputs
+
+
+def scattered() -> Outputs:
+    sum_N, touched_W = np.zeros(200, np.float32), np.zeros(4, np.uint64)
+    for seed in (1, 2):
+        indices_K = np.flatnonzero(np.abs(floats(200, seed)) > 1).astype(np.int32)
+        scatter_add(indices_K, floats(indices_K.size, seed + 2), sum_N, touched_W)
+    union_N = np.zeros(200, np.int32)
+    union_K = union_N[: collect(touched_W, union_N)]
+    taken_K, out_N = np.empty(union_K.size, np.float32), np.ones(200, np.float32)
+    take(sum_N, union_K, taken_K)
+    put(union_K, taken_K, out_N)
+    return [sum_N, touched_W, union_K, taken_K, out_N]
+
+
+ROWS: dict[str, Callable[[], Outputs]] = {"select": selected, "scatter": scattered}
+
+
+def digests() -> dict[str, str]:
+    return {
+        name: xxhash.xxh3_64_hexdigest(b"".join(one.tobytes() for one in row()))
+        for name, row in ROWS.items()
+    }
+
+
+if __name__ == "__main__":
+    json.dump({"processor": config.CPU_NAME, **digests()}, sys.stdout)

@@ -1,0 +1,49 @@
+"""A server's sums, marks and pulls against numpy."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
+
+Push = tuple[NDArray[np.int32], NDArray[np.float32]]
+
+
+@st.composite
+def pushes(draw: st.DrawFn) -> tuple[int, list[Push]]:
+    count = draw(st.sampled_from([1, 63, 64, 65, 300]))
+    made: list[Push] = []
+    for _ in range(draw(st.integers(0, 3))):
+        chosen = draw(st.sets(st.integers(0, count - 1), max_size=20))
+        values = draw(
+            st.lists(st.floats(-4, 4, width=32), min_size=len(chosen), max_size=len(chosen))
+        )
+        made.append((np.array(sorted(chosen), np.int32), np.array(values, np.float32)))
+    return count, made
+
+
+@given(pushes())
+def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> None:
+    count, made = case
+    sum_N, touched_W = np.zeros(count, np.float32), np.zeros((count + 63) // 64, np.uint64)
+    expected_N = np.zeros(count, np.float32)
+    for indices_K, values_K in made:
+        scatter_add(indices_K, values_K, sum_N, touched_W)
+        expected_N[indices_K] += values_K
+    assert sum_N.tobytes() == expected_N.tobytes()
+
+    indices_N = np.empty(count, np.int32)
+    union_K = indices_N[: collect(touched_W, indices_N)]
+    assert union_K.tolist() == sorted({int(index) for indices_K, _ in made for index in indices_K})
+    assert not touched_W.any()
+
+    taken_K = np.empty(union_K.size, np.float32)
+    take(sum_N, union_K, taken_K)
+    assert taken_K.tobytes() == expected_N[union_K].tobytes()
+    assert not sum_N.any()
+
+    out_N = np.full(count, 9, np.float32)
+    put(union_K, taken_K, out_N)
+    expected_N[np.setdiff1d(np.arange(count), union_K)] = 9
+    assert out_N.tobytes() == expected_N.tobytes()
