@@ -12,6 +12,7 @@ import xxhash
 from numba.core import config
 from numpy.typing import NDArray
 
+from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select
 
@@ -48,7 +49,16 @@ def scattered() -> Outputs:
     return [sum_N, touched_W, union_K, taken_K, out_N]
 
 
-ROWS: dict[str, Callable[[], Outputs]] = {"select": selected, "scatter": scattered}
+def ranked() -> Outputs:
+    cases = [(1, 1), (100, 7), (20_000, 20_000), (20_000, 150)]
+    return [np.array([magnitude_of_rank(floats(count, 3), rank) for count, rank in cases])]
+
+
+ROWS: dict[str, Callable[[], Outputs]] = {
+    "select": selected,
+    "scatter": scattered,
+    "histogram": ranked,
+}
 
 
 def digests() -> dict[str, str]:
