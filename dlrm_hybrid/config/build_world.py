@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.config import build, build_model
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
@@ -14,7 +15,6 @@ from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.partition import Partition
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.boundary import DenseCodec
 from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions

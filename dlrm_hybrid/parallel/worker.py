@@ -24,9 +24,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.boundary import ActivationCodec, Key, Saved, Sections, dense_bytes
 from dlrm_hybrid.parallel.client import Client
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.schedule import Op
@@ -173,7 +173,7 @@ class _Pipe:
         sections, saved = self._worker.codec.encode(left_bM, key)
         self._sent[microbatch] = saved
         frame = self._frame(Kind.ACTIVATION, key, sections)
-        self._worker.send(self._worker.rank + 1, frame, dense_bytes(left_bM))
+        self._worker.send(self._worker.rank + 1, frame, _dense_bytes(left_bM))
 
     def gradient(self, microbatch: int) -> Generator[Effect, Any, Tensor | None]:
         """Of what left the stage, (b, M)."""
@@ -192,7 +192,7 @@ class _Pipe:
         saved = self._received.pop(microbatch)
         sections = self._worker.codec.encode_gradient(gradient_bN, saved, key)
         frame = self._frame(Kind.ACTIVATION_GRADIENT, key, sections)
-        self._worker.send(self._worker.rank - 1, frame, dense_bytes(gradient_bN))
+        self._worker.send(self._worker.rank - 1, frame, _dense_bytes(gradient_bN))
 
     def confirm(self) -> None:
         """Tell the stage before that its activations have come."""
@@ -230,3 +230,8 @@ def _lookup(worker: Worker, inputs: Inputs, lr: float) -> Generator[Effect, Any,
     assert inputs.ids_FB is not None
     pooled_BFD: Tensor = yield Lookup(inputs.ids_FB, lr)
     return pooled_BFD
+
+
+def _dense_bytes(tensor: Tensor) -> int:
+    """Size of a tensor's elements as float32."""
+    return 4 * tensor.numel()

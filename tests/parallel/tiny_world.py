@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.mlp import Precision
@@ -17,7 +18,6 @@ from dlrm_hybrid.model.partition import Partition
 from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.boundary import DenseCodec
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.master import Learning

@@ -1,0 +1,1 @@
+"""Activations and their gradients between stages, as sections of frames."""
