@@ -173,7 +173,7 @@ def _parts(
 
     def evaluate() -> BinaryScores | None:
         with meter.within(Phase.EVALUATE):
-            return worker.evaluate()
+            return worker.evaluate(stop)
 
     def save(progress: Progress) -> Saved | None:
         with meter.within(Phase.CHECKPOINT):

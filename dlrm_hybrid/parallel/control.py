@@ -30,6 +30,8 @@ class Topic(IntEnum):
     FETCH = 3
     TENSORS = 4
     LOGITS = 5
+    STOP_WISH = 6
+    STOP_DECISION = 7
 
 
 def control(

@@ -28,7 +28,7 @@ from dlrm_hybrid.train.parts import Learned, Plan, Progress
 from dlrm_hybrid.train.signals import StopWish, obey
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
-AGREE_EVERY = 10  # steps between agreements where nothing is due
+AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due
 
 
 @final
@@ -101,15 +101,21 @@ class WorkerRank:
         obey(severity)
         return progress
 
-    def evaluate(self) -> BinaryScores | None:
-        """Scores of the master weights, at the leader; see `Parts.evaluate`."""
+    def evaluate(self, stop: StopWish) -> BinaryScores | None:
+        """Scores of the master weights, at the leader; see `Parts.evaluate`.
+
+        Raises:
+            PreemptedError, InterruptedRunError: in all workers between the same batches.
+        """
         masters: Mapping[str, Tensor]
         if isinstance(self.client, ServerClient):
             stage = self.worker.model.part.index
             masters = self.talk.fetch(self.topology.server_group, self.step, stage)
         else:
             masters = self.client.tensors()
-        return self.evaluation.scores(self.leader, masters)
+        return self.evaluation.scores(
+            self.leader, masters, lambda number: self._meet_evaluating(number, stop)
+        )
 
     def dense_tensors(self) -> dict[str, Tensor]:
         """The truth of all dense weights with their optimizers' memory; empty but at the leader."""
@@ -135,6 +141,21 @@ class WorkerRank:
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.topology.num_workers) if rank != self.leader]
+
+    def _meet_evaluating(self, number: int, stop: StopWish) -> None:
+        """Stop all together, before the group of batches with this number, if one of them must."""
+        if number % AGREE_EVERY:
+            return
+        severity = stop.severity
+        if self.leads:
+            wishes = [self.talk.hear(rank, number, Topic.STOP_WISH) for rank in self._others()]
+            severity = max([severity, *(wish["severity"] for wish in wishes)])
+            for rank in self._others():
+                self.talk.tell(rank, number, Topic.STOP_DECISION, {"severity": severity})
+        else:
+            self.talk.tell(self.leader, number, Topic.STOP_WISH, {"severity": severity})
+            severity = self.talk.hear(self.leader, number, Topic.STOP_DECISION)["severity"]
+        obey(severity)
 
     def _hear_all(self, progress: Progress, severity: int) -> tuple[Progress, int]:
         """The leader's side of an agreement."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -41,17 +41,22 @@ class WorldEvaluation:
     evaluator: Worker
     test: TestPart
 
-    def scores(self, leader: int, masters: Mapping[str, Tensor]) -> BinaryScores | None:
+    def scores(
+        self, leader: int, masters: Mapping[str, Tensor], meet: Callable[[int], None]
+    ) -> BinaryScores | None:
         """Scores of the master weights at the leader, None elsewhere.
 
         Args:
             leader: its rank.
             masters: the weights of this worker's stage by name.
+            meet: called before each group of batches with its number, by all workers alike; what
+                it raises in all of them ends the evaluation.
         """
         for name, weight in self.evaluator.model.dense_parameters().items():
             weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         for number, group in enumerate(self._groups()):
+            meet(number)
             logit_B = self._predict(number, group)
             if self.talk.rank == leader:
                 self._score(number, group, logit_B, metrics)

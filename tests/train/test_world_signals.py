@@ -1,0 +1,48 @@
+"""A signal to one rank of a world stops all of them between the batches of an evaluation."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import world_faults
+from world_faults import Fault, struck
+from world_runs import Train, assert_same, pids, summary
+
+import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+
+STEPS = 20
+# 50 groups of two batches would follow the one in which the signal comes.
+WORLD = (
+    *("parallel=hybrid", "network.patience_seconds=60", "train.batch_size=16"),
+    *(f"train.steps={STEPS}", "evaluate.batch_size=8"),
+)
+
+
+def evaluated(folder: Path) -> list[int]:
+    found = events.read(folder / "events.jsonl")
+    return [event.step for event in found if event.kind is Kind.EVALUATED]
+
+
+@pytest.mark.parametrize(("name", "exit_code"), [("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_signal_stops_all_between_the_batches_of_an_evaluation(
+    name: str, exit_code: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_train, "WORLD_RANK", world_faults.ENTRY)
+    Fault(rank=3, step=12, evaluating=True, signal=name).plan(tmp_path / "struck")
+    code, folder = train("struck", *WORLD)
+    assert time.time() - struck(folder).time < 10
+    assert code == exit_code
+    assert evaluated(folder) == []
+    assert not any(psutil.pid_exists(pid) for pid in pids(folder).values())
+    checkpoint = folder / "checkpoints" / f"step_{STEPS:08d}"
+    assert checkpoint.exists() == (name == "SIGTERM")
+    if checkpoint.exists():
+        code, _ = train("struck", *WORLD, "checkpoint.resume=auto")
+        assert (code, evaluated(folder)) == (0, [STEPS])
+        code, unbroken = train("unbroken", *WORLD, "parallel.world=in_process")
+        assert code == 0
+        assert_same(folder, unbroken, STEPS)
+        assert summary(folder)["test"] == summary(unbroken)["test"]

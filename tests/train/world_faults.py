@@ -1,0 +1,124 @@
+"""A world's ranks of which one suffers a fault in the middle of a chosen step; named by tests."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from dlrm_hybrid.cli.rank_world import world_rank
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.world_evaluation import WorldEvaluation
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+ENTRY = "world_faults:struck_world_rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What happens to one rank, or at its hands.
+
+    Attributes:
+        rank: that strikes.
+        step: of the first frame that counts; in an evaluation the number of the test batch.
+        sends: how many frames of that step and later ones it sends before.
+        evaluating: strike in an evaluation, not in a step.
+        supervisor: strike the supervisor, not itself.
+        signal: name of the signal.
+    """
+
+    rank: int
+    step: int
+    sends: int = 0
+    evaluating: bool = False
+    supervisor: bool = False
+    signal: str = "SIGKILL"
+
+    def plan(self, run_folder: Path) -> None:
+        """Let it happen in the next run in this folder, once."""
+        _plan_file(run_folder).write_text(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What there was when the fault struck.
+
+    Attributes:
+        time: of the clock on the wall.
+        pids: of all processes below the supervisor.
+        ports: on which they listened.
+    """
+
+    time: float
+    pids: list[int]
+    ports: list[int]
+
+
+def struck(run_folder: Path) -> Struck:
+    """What the rank wrote down before it struck; FileNotFoundError if it did not."""
+    return Struck(**json.loads(_struck_file(run_folder).read_text()))
+
+
+def struck_world_rank(argument: str, report, stop: StopWish) -> None:
+    """Be a rank of a world, with the fault planned for it."""
+    task = json.loads(argument)
+    folder = Path(task["run_folder"])
+    path = _plan_file(folder)
+    if path.exists():
+        fault = Fault(**json.loads(path.read_text()))
+        if fault.rank == task["rank"]:
+            _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
+    world_rank(argument, report, stop)
+
+
+def _sending(fault: Fault, folder: Path) -> None:
+    send, counted = MeteredChannel.send, []
+
+    def strike_then_send(channel: MeteredChannel, to: int, frame: Frame, *rest: int) -> None:
+        if frame.kind is not Kind.CONTROL and frame.step >= fault.step:
+            counted.append(to)
+            if len(counted) == fault.sends + 1:
+                _strike(fault, folder)
+        send(channel, to, frame, *rest)
+
+    MeteredChannel.send = strike_then_send
+
+
+def _evaluation(fault: Fault, folder: Path) -> None:
+    predict = WorldEvaluation._predict
+
+    def strike_then_predict(evaluation: WorldEvaluation, number: int, group: list) -> object:
+        if number == fault.step and _plan_file(folder).exists():
+            _strike(fault, folder)
+        return predict(evaluation, number, group)
+
+    WorldEvaluation._predict = strike_then_predict
+
+
+def _strike(fault: Fault, folder: Path) -> None:
+    _plan_file(folder).unlink()
+    supervisor = psutil.Process(os.getppid()).parent()
+    family = supervisor.children(recursive=True)
+    ports = [
+        connection.laddr.port
+        for pid in folder.glob("log/*.pid")
+        for connection in psutil.Process(int(pid.read_text())).net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    found = Struck(time.time(), [process.pid for process in family], ports)
+    _struck_file(folder).write_text(json.dumps(asdict(found)))
+    victim = supervisor.pid if fault.supervisor else os.getpid()
+    os.kill(victim, signal.Signals[fault.signal])
+
+
+def _plan_file(run_folder: Path) -> Path:
+    """Beside the run folder, which must be empty at the start."""
+    return run_folder.with_name(f"{run_folder.name}.fault.json")
+
+
+def _struck_file(run_folder: Path) -> Path:
+    return run_folder.with_name(f"{run_folder.name}.struck.json")

@@ -1,0 +1,74 @@
+"""What tests of worlds read from run folders, and plain runs to hold them against."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+Train = Callable[..., tuple[int, Path]]
+
+
+def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """All tensors of one checkpoint by name."""
+    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
+    return {
+        name: tensor
+        for group in ("dense", "embeddings")
+        for name, tensor in load_file(checkpoint / f"{group}.safetensors").items()
+    }
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def pids(folder: Path) -> dict[str, int]:
+    """Process ids of a run's ranks by role."""
+    return {path.stem: int(path.read_text()) for path in (folder / "log").glob("*.pid")}
+
+
+def assert_same(one: Path, other: Path, step: int) -> None:
+    """Every tensor of two checkpoints has the same bytes."""
+    first, second = tensors(one, step), tensors(other, step)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.tobytes() == second[name].tobytes(), name
+
+
+def largest_difference(
+    one: dict[str, np.ndarray], other: dict[str, np.ndarray], prefix: str
+) -> float:
+    """Between elements of the tensors whose names begin with `prefix`."""
+    assert one.keys() == other.keys()
+    chosen = [name for name in one if name.startswith(prefix)]
+    assert chosen
+    return max(float(np.abs(one[name] - other[name]).max()) for name in chosen)
+
+
+def assert_moved(folder: Path, before: int, after: int) -> None:
+    """Something of each part of the model has moved by 1e-3 between two checkpoints."""
+    first, last = tensors(folder, before), tensors(folder, after)
+    for prefix in ("bottom", "top", "embedding"):
+        assert largest_difference(first, last, prefix) >= 1e-3, prefix
+
+
+class PlainRuns:
+    """Runs of one process, each made once."""
+
+    def __init__(self, overrides: list[str], folder: Path) -> None:
+        self._overrides = overrides
+        self._folder = folder
+        self._made: dict[tuple[str, ...], Path] = {}
+
+    def __call__(self, *options: str) -> Path:
+        """The run folder of plain training with these options."""
+        from dlrm_hybrid.__main__ import run
+
+        if options not in self._made:
+            folder = self._folder / f"plain-{len(self._made)}"
+            argv = ["dlrm_hybrid", "train", *self._overrides, f"hydra.run.dir={folder}", *options]
+            assert run(argv) == 0
+            self._made[options] = folder
+        return self._made[options]
