@@ -1,0 +1,1 @@
+"""How the magnitude is found from which elements leave: one rule per file."""

@@ -1,0 +1,44 @@
+"""What a threshold rule does, and how many elements it aims at.
+
+Shapes: N elements of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+_PARTS = 1_000_000
+
+
+class ThresholdRule(Protocol):
+    """Finds a threshold for one tensor; keeps nothing itself, so that all tensors may share it."""
+
+    def slots(self) -> dict[str, Tensor]:
+        """Fresh memory for one tensor: small tensors that checkpoints hold."""
+        ...
+
+    def tau(
+        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
+    ) -> float:
+        """A magnitude, float32, that about `keep` elements reach.
+
+        Args:
+            accumulated_N: gradient plus residual; need not be finite, the result is then of no use.
+            keep: 1 to N.
+            memory: of the tensor, as `slots` made it, changed in place.
+        """
+        ...
+
+
+def keep_count(count: int, sparsity: float) -> int:
+    """How many of `count` elements a sparsity leaves: at least one, all at sparsity 0.
+
+    Counts in millionths, for 100 * 0.29 is below 29 in floating point (DCT, algorithm 1, with
+    the index of the threshold counted from 0).
+    """
+    return min(count, max(1, count - count * round(_PARTS * sparsity) // _PARTS))
