@@ -96,3 +96,26 @@ def population(_typing: Any, bits: Any) -> Any:
         return builder.call(function, [arguments[0]])
 
     return types.int64(types.uint64), generate
+
+
+@intrinsic
+def mask64_ge_int16(_typing: Any, values: Any, first: Any, limit: Any) -> Any:
+    """mask64_ge_int16(values, first, limit): as mask64_ge of whole numbers, signs included.
+
+    int16 array, int64, int16 -> uint64.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, start, bound = arguments
+        half = ir.IntType(16)
+        block = ir.VectorType(half, BLOCK)
+        data = context.make_array(signature.args[0])(context, builder, array).data
+        pointer = builder.bitcast(builder.gep(data, [start]), block.as_pointer())
+        undefined = ir.Constant(block, ir.Undefined)
+        lane = builder.insert_element(undefined, bound, ir.Constant(_INT32, 0))
+        lanes = ir.Constant(ir.VectorType(_INT32, BLOCK), [0] * BLOCK)
+        bounds = builder.shuffle_vector(lane, undefined, lanes)
+        wholes = builder.load(pointer, align=2)
+        return builder.bitcast(builder.icmp_signed(">=", wholes, bounds), _INT64)
+
+    return types.uint64(values, types.int64, types.int16), generate

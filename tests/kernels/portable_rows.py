@@ -13,6 +13,7 @@ from numba.core import config
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select
 
@@ -54,10 +55,26 @@ def ranked() -> Outputs:
     return [np.array([magnitude_of_rank(floats(count, 3), rank) for count, rank in cases])]
 
 
+def kept_of_rows() -> Outputs:
+    outputs: Outputs = []
+    for width, keep in ((1, 1), (63, 5), (256, 64), (300, 300)):
+        x_BN = np.maximum(floats(5 * width, 4), -0.5).reshape(5, width)
+        indices_K, values_K = np.zeros(x_BN.size, np.int32), np.zeros(x_BN.size, np.float32)
+        tau_B, out_N = np.zeros(5, np.float32), np.ones(x_BN.size, np.float32)
+        kept = encode_rows(x_BN, keep, indices_K, values_K, tau_B)
+        indices_K, values_K = indices_K[:kept], values_K[:kept]
+        decode_rows(indices_K, values_K, out_N)
+        gathered_K = np.empty(kept, np.float32)
+        gather(x_BN.reshape(-1), indices_K, gathered_K)
+        outputs += [indices_K, values_K, tau_B, out_N, gathered_K]
+    return outputs
+
+
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
     "histogram": ranked,
+    "rows": kept_of_rows,
 }
 
 
