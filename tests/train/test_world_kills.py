@@ -1,0 +1,163 @@
+"""Whoever of a world is killed, and whenever: all end soon, say why, leave nothing, and go on."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import world_faults
+from world_faults import Fault, struck
+from world_runs import Train, assert_moved, assert_same, pids, summary
+
+import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+
+KILLS = 20
+RESUMED = 5  # of the runs killed
+STEPS = 60
+EVERY = 7
+WORLD = (
+    *("parallel=hybrid", "network.patience_seconds=60", "train.batch_size=16"),
+    *(f"train.steps={STEPS}", f"checkpoint.every={EVERY}"),
+)
+ROLES = (
+    *("worker-0.0", "worker-0.1", "worker-0.2", "worker-1.0", "worker-1.1", "worker-1.2"),
+    "server-0",
+)
+GONE_SECONDS = 10.0
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_train, "WORLD_RANK", world_faults.ENTRY)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def listening() -> set[int]:
+    return {
+        connection.laddr.port
+        for connection in psutil.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def assert_nothing_left(folder: Path) -> None:
+    assert len(pids(folder)) == len(ROLES)
+    assert not any(alive(pid) for pid in pids(folder).values())
+    ports = struck(folder).ports
+    assert len(ports) >= len(ROLES)
+    assert not listening() & set(ports)
+
+
+def last_checkpoint(folder: Path) -> int:
+    latest = folder / "checkpoints" / "latest"
+    return int(latest.read_text()[len("step_") :]) if latest.exists() else 0
+
+
+def starts(folder: Path) -> list[int]:
+    """The step at which each attempt began."""
+    found = events.read(folder / "events.jsonl")
+    return [event.step for event in found if event.kind is Kind.STARTED]
+
+
+def assert_goes_on(folder: Path, unbroken: Path, train: Train) -> None:
+    """From the last checkpoint to the weights of a run that was not broken."""
+    begin = last_checkpoint(folder)
+    code, _ = train(folder.name, *WORLD, "checkpoint.resume=auto")
+    assert code == 0
+    assert starts(folder)[-1] == begin
+    assert_same(folder, unbroken, STEPS)
+    scores, expected = summary(folder)["test"], summary(unbroken)["test"]
+    assert scores == expected
+
+
+@pytest.fixture
+def unbroken(train: Train) -> Path:
+    code, folder = train("unbroken", *WORLD, "parallel.world=in_process", "checkpoint.keep=9")
+    assert code == 0
+    assert_moved(folder, EVERY, STEPS)
+    return folder
+
+
+def faults(role: str) -> list[Fault]:
+    """At random steps and places in them, always the same ones."""
+    draw = random.Random(role)
+    steps = draw.sample(range(STEPS), KILLS)
+    if role == "supervisor":
+        return [
+            Fault(rank=draw.randrange(len(ROLES)), step=step, supervisor=True) for step in steps
+        ]
+    return [Fault(rank=ROLES.index(role), step=step, sends=draw.randrange(3)) for step in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["worker-0.0", "worker-0.1", "worker-1.2", "server-0"])
+def test_a_rank_killed_at_any_step_ends_the_run_and_it_goes_on(
+    role: str,
+    train: Train,
+    faulty: None,
+    unbroken: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number, fault in enumerate(faults(role)):
+        folder = tmp_path / f"killed-{number}"
+        fault.plan(folder)
+        capsys.readouterr()
+        code, _ = train(folder.name, *WORLD)
+        assert time.time() - struck(folder).time < GONE_SECONDS
+        assert code == 1
+        assert f"{role} (rank {fault.rank}) was killed by SIGKILL" in capsys.readouterr().err
+        assert summary(folder)["status"] == "failed"
+        assert_nothing_left(folder)
+        if number < RESUMED:
+            # The stages before and behind may be a step ahead of the leader, who saves.
+            assert fault.step - last_checkpoint(folder) <= EVERY
+            assert_goes_on(folder, unbroken, train)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {tests!r})
+import dlrm_hybrid.cli.train, world_faults
+from dlrm_hybrid.__main__ import run
+dlrm_hybrid.cli.train.WORLD_RANK = world_faults.ENTRY
+sys.exit(run(sys.argv))
+"""
+
+
+@pytest.mark.slow
+def test_a_supervisor_killed_at_any_step_leaves_nobody_and_the_run_goes_on(
+    train: Train,
+    small_rows: list[str],
+    unbroken: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what a killed program cannot remove stays here
+    program = PROGRAM.format(tests=str(Path(__file__).parent))
+    for number, fault in enumerate(faults("supervisor")):
+        folder = tmp_path / f"killed-{number}"
+        fault.plan(folder)
+        arguments = ("train", *small_rows, f"hydra.run.dir={folder}", *WORLD)
+        log = (tmp_path / "output").open("w")
+        supervisor = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=log)
+        assert supervisor.wait() == -9
+        left = struck(folder)
+        assert len(left.pids) >= len(ROLES) + 1, "the ranks and the forkserver"
+        while any(alive(pid) for pid in left.pids) and time.time() - left.time < GONE_SECONDS:
+            time.sleep(0.01)
+        assert not any(alive(pid) for pid in left.pids)
+        assert_nothing_left(folder)
+        if number < RESUMED:
+            assert_goes_on(folder, unbroken, train)
