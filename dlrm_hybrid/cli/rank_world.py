@@ -14,7 +14,10 @@ from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.comm.curve import read_key_file
+from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.presence import Presence
+from dlrm_hybrid.comm.rendezvous import Board
 from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.config import build, build_model, build_worker, build_world
 from dlrm_hybrid.config.build_worker import BuiltWorker
@@ -55,6 +58,7 @@ class _Job:
     plan: Plan
     layout: Layout
     channel: MeteredChannel
+    meeting: Meeting
     meter: RankMeter
 
 
@@ -63,12 +67,33 @@ def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
     task = TrainTask(**json.loads(argument))
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
-    config = validate(values)
+    rendezvous = FolderRendezvous(Path(task.rendezvous), task.attempt)
+    be_rank(task, values, validate(values), rendezvous, report, stop)
+
+
+def be_rank(
+    task: TrainTask,
+    values: Mapping[str, Any],
+    config: Config,
+    rendezvous: Rendezvous,
+    report: ranks.Report,
+    stop: StopWish,
+) -> None:
+    """Be the rank that the task names, until the run ends.
+
+    Args:
+        task: which rank, and where its files are.
+        values: configuration of the run.
+        config: the same, typed; what it says of the network is this machine's own.
+        rendezvous: where it meets the others.
+        report: gets events.
+        stop: wish of signals.
+    """
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
-    with _channel(task, config, layout) as channel:
+    with _channel(task, config, layout, rendezvous.board) as (channel, presence):
         meter = RankMeter(lambda counter: setattr(channel, "counter", counter))
         meter.switch(Phase.WARMUP)
         job = _Job(
@@ -79,6 +104,7 @@ def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
             plan=plan,
             layout=layout,
             channel=channel,
+            meeting=rendezvous.meeting(presence),
             meter=meter,
         )
         role = layout.topology.role(task.rank)
@@ -92,9 +118,12 @@ def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
 
 @contextmanager
 def _channel(
-    task: TrainTask, config: Config, layout: Layout
-) -> Generator[MeteredChannel, None, None]:
-    """The rank's end of the network; leaves without a goodbye if anything fails."""
+    task: TrainTask, config: Config, layout: Layout, board: Board
+) -> Generator[tuple[MeteredChannel, Presence], None, None]:
+    """The rank's end of the network, and who notices there when a rank goes.
+
+    Leaves without a goodbye if anything fails.
+    """
     network = config.network
     options = ZmqOptions(
         address=build_world.address(config),
@@ -103,9 +132,9 @@ def _channel(
         close_seconds=network.patience_seconds,
     )
     size = layout.topology.size
-    inner = open_zmq_channel(Path(task.rendezvous), task.rank, size, task.attempt, options, print)
+    inner = open_zmq_channel(board, task.rank, size, task.attempt, options, print)
     try:
-        yield MeteredChannel(inner, TrafficCounter())
+        yield MeteredChannel(inner, TrafficCounter()), inner
     except (PreemptedError, InterruptedRunError):
         inner.close()  # all stop at the same step
         raise
@@ -133,9 +162,7 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
     task = job.task
     with ExitStack() as stack:
         built = stack.enter_context(
-            build_worker.worker_rank(
-                job.config, job.layout, job.shards, job.channel, Path(task.rendezvous)
-            )
+            build_worker.worker_rank(job.config, job.layout, job.shards, job.channel, job.meeting)
         )
         progress = _restart(job, built)
         sink: Sink = Fanout([])

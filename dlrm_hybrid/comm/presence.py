@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 POLL_SECONDS = 0.005
 
 
+class Presence(Protocol):
+    """Tells of other ranks that are gone."""
+
+    def gone(self, ranks: Collection[int], patience_seconds: float) -> int | None:
+        """The first of `ranks`, not this process's own, that is gone; None if all live on.
+
+        A connection may break a moment before this shows: looks for `patience_seconds`.
+        """
+        ...
+
+
 @contextmanager
-def presence(folder: Path, name: str, rank: int) -> Generator[Presence, None, None]:
-    """Show this process to the group `name` until the context ends, or the process does."""
+def locks(folder: Path, name: str, rank: int) -> Generator[Presence, None, None]:
+    """Show this process to the others of the group `name` on this machine, until it ends."""
     with (folder / f"{name}.{rank}").open("w", encoding="ascii") as mine:
         # Not flock: a forked child would keep that lock alive.
         fcntl.lockf(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Presence(folder, name)
+        yield _Locks(folder, name)
 
 
 @final
-class Presence:
-    """Looks for members that have shown themselves and are gone."""
+@dataclass(frozen=True, slots=True)
+class _Locks:
+    folder: Path
+    name: str
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._name = name
-
-    def gone(self, ranks: Iterable[int], patience_seconds: float) -> int | None:
-        """The first of `ranks`, not this process's own, that is gone; None if all live on.
-
-        A connection may break a moment before the lock does: looks for `patience_seconds`.
-        """
+    def gone(self, ranks: Collection[int], patience_seconds: float) -> int | None:
+        """See `Presence`."""
         deadline = time.monotonic() + patience_seconds
-        others = tuple(ranks)
         while True:
-            for rank in others:
+            for rank in ranks:
                 if self._is_gone(rank):
                     return rank
             if time.monotonic() > deadline:
@@ -46,7 +52,7 @@ class Presence:
 
     def _is_gone(self, rank: int) -> bool:
         try:
-            with (self._folder / f"{self._name}.{rank}").open("r", encoding="ascii") as theirs:
+            with (self.folder / f"{self.name}.{rank}").open("r", encoding="ascii") as theirs:
                 fcntl.lockf(theirs, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False

@@ -1,6 +1,6 @@
 """The process group beneath TorchRec's collectives: gloo on one interface, every byte counted.
 
-Its members meet through a file. What a member counts is the tensor bytes it sends to others: the
+What a member counts is the tensor bytes it sends to others: the
 part that stays with it and what gloo adds count nothing. So over all members each byte counts once.
 
 Shapes: T members.
@@ -12,14 +12,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch import distributed as dist
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import Store
 
 from dlrm_hybrid.comm.counted_group import Count, CountedGroup
-from dlrm_hybrid.comm.presence import Presence, presence
+from dlrm_hybrid.comm.meeting import Meeting
+from dlrm_hybrid.comm.presence import Presence
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
 BACKEND = "counted_gloo"
@@ -31,15 +31,12 @@ class GroupOptions:
     """Where the members of a group meet and how they talk.
 
     Attributes:
-        folder: shared by all members and made where it is missing.
-        attempt: how often the run was restarted; folder and attempt together are used by one group
-            only, or its members would call the addresses of the dead.
+        meeting: of this group.
         address: of the interface to listen on, 127.0.0.1 unless members are on several machines.
         deadline_seconds: how long to wait for the others, at the start and in each collective.
     """
 
-    folder: Path
-    attempt: int
+    meeting: Meeting
     address: str
     deadline_seconds: float
 
@@ -63,16 +60,13 @@ def process_group(
         DeadlineError: members did not come, or a collective took too long.
         PeerLostError: in a collective, a member is gone.
     """
-    options.folder.mkdir(parents=True, exist_ok=True)
-    name = f"embeddings-{options.attempt}"
     place, size = members.index(rank), len(members)
     timeout = timedelta(seconds=options.deadline_seconds)
-    with presence(options.folder, name, rank) as present:
+    with options.meeting.enter(rank, size) as (store, present):
 
         def explain(error: RuntimeError) -> Exception:
             return _explain(error, [one for one in members if one != rank], present, options)
 
-        store = FileStore(str(options.folder / name), size)
         store.set_timeout(timeout)
         _meet(store, members, rank, options)
 

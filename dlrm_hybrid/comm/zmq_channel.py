@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dlrm_hybrid.comm.channel import check_outgoing
 from dlrm_hybrid.comm.curve import CurveKeys
-from dlrm_hybrid.comm.rendezvous import Endpoint, meet
+from dlrm_hybrid.comm.rendezvous import Board, Endpoint, meet
 from dlrm_hybrid.comm.roster import ForeignError, Part, Peer, Roster, Word
 from dlrm_hybrid.comm.sockets import (
     MAX_MESSAGE_BYTES,
@@ -117,6 +116,17 @@ class ZmqChannel:
         """See `Channel`."""
         self._sockets.destroy(0.0)
 
+    def gone(self, ranks: Collection[int], patience_seconds: float) -> int | None:
+        """See `Presence`; tells of the rank that went first, even if it is none of `ranks`.
+
+        Frames that come meanwhile wait for `receive`.
+        """
+        try:
+            self._until(lambda: False, patience_seconds)
+        except PeerLostError as error:
+            return error.rank
+        return None
+
     def greet(self) -> None:
         """Connect to all ranks and wait for their greetings.
 
@@ -196,7 +206,7 @@ class ZmqChannel:
 
 
 def open_zmq_channel(
-    folder: Path,
+    board: Board,
     rank: int,
     world_size: int,
     attempt: int,
@@ -206,7 +216,7 @@ def open_zmq_channel(
     """Listen, meet the other ranks and connect to all of them; called in the rank itself.
 
     Args:
-        folder: where the ranks of this attempt meet; see `rendezvous.meet`.
+        board: of this attempt; see `rendezvous.meet`.
         rank: this one.
         world_size: how many ranks there are.
         attempt: how often the run has been restarted.
@@ -215,14 +225,14 @@ def open_zmq_channel(
 
     Raises:
         ConfigError: the address needs keys, or another rank has others.
-        ResourceError: the address or the folder cannot be used.
+        ResourceError: the address or the board cannot be used.
         PeerLostError: a rank went before all had met.
         DeadlineError: names the ranks that did not come.
     """
     sockets = listen(options.address, options.keys)
     try:
         endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
-        endpoints = meet(folder, rank, world_size, endpoint, options.start_seconds)
+        endpoints = meet(board, rank, world_size, endpoint, options.start_seconds)
         peers = {other: Peer(other) for other in range(world_size) if other != rank}
         roster = Roster(rank, attempt, endpoint.token, peers)
         channel = ZmqChannel(roster, sockets, options, report, endpoints)

@@ -11,6 +11,7 @@ from typing import Protocol, final
 from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.meeting import Meeting
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.config import build_model, build_world
@@ -101,9 +102,16 @@ class BuiltWorker:
 
 @contextmanager
 def worker_rank(
-    config: Config, layout: Layout, shards: Shards, channel: MeteredChannel, rendezvous: Path
+    config: Config, layout: Layout, shards: Shards, channel: MeteredChannel, meeting: Meeting
 ) -> Generator[BuiltWorker, None, None]:
     """The worker whose rank is the channel's, while its process group is open.
+
+    Args:
+        config: of the run.
+        layout: of the world.
+        shards: rows.
+        channel: to the other ranks.
+        meeting: of the workers that share the tables.
 
     Raises:
         DlrmError: the trainers that share the tables did not come together.
@@ -119,7 +127,7 @@ def worker_rank(
             tables, own = WholeTables(embeddings), OwnTables(embeddings, 1)
             lookups = (own, own)
         elif rank in topology.interaction_group:
-            sharded = _sharded(config, layout, channel, rendezvous, stack)
+            sharded = _sharded(config, layout, channel, meeting, stack)
             tables = SharedTables(sharded)
             lookups = (
                 OwnTables(_EqualBatches(sharded, topology.trainers), topology.trainers),
@@ -186,12 +194,11 @@ class _EqualBatches:
 
 
 def _sharded(
-    config: Config, layout: Layout, channel: MeteredChannel, rendezvous: Path, stack: ExitStack
+    config: Config, layout: Layout, channel: MeteredChannel, meeting: Meeting, stack: ExitStack
 ) -> ShardedEmbeddings:
     """The tables that all trainers share, with their initial values."""
     options = GroupOptions(
-        folder=rendezvous,
-        attempt=layout.attempt,
+        meeting=meeting,
         address=build_world.address(config),
         deadline_seconds=config.network.patience_seconds,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.config import build, build_model
 from dlrm_hybrid.config.schema import Config
@@ -28,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 
 def address(config: Config) -> str:
     """Where a rank listens."""
-    return config.network.bind or LOOPBACK
+    return own_address(config.network.bind or LOOPBACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

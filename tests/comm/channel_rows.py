@@ -12,6 +12,7 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.curve import CurveKeys
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.rendezvous import FolderBoard
 from dlrm_hybrid.comm.zmq_channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.telemetry.traffic import TrafficCounter
 from dlrm_hybrid.wire.dense import dense
@@ -57,7 +58,9 @@ def options(**changes: object) -> ZmqOptions:
 def open_zmq(
     folder: Path, rank: int, world_size: int, report=lambda text: None, **changes: object
 ) -> ZmqChannel:
-    return open_zmq_channel(folder, rank, world_size, ATTEMPT, options(**changes), report)
+    return open_zmq_channel(
+        FolderBoard(folder), rank, world_size, ATTEMPT, options(**changes), report
+    )
 
 
 def in_process(world_size: int, folder: Path) -> Opener:

@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import distributed as dist
 
+from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import DeadlineError, PeerLostError
@@ -22,8 +23,7 @@ def _enter(argument: str, counted: list[tuple[int, int]], deadline_seconds: floa
     given = json.loads(argument)
     torch.set_num_threads(1)
     options = GroupOptions(
-        folder=Path(given["folder"]),
-        attempt=0,
+        meeting=FolderMeeting(Path(given["folder"]), "group"),
         address="127.0.0.1",
         deadline_seconds=given.get("deadline_seconds", deadline_seconds),
     )

@@ -30,6 +30,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.curve import CurveKeys
+from dlrm_hybrid.comm.rendezvous import FolderBoard
 from dlrm_hybrid.comm.zmq_channel import ZmqChannel, open_zmq_channel
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
@@ -379,7 +380,12 @@ def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
 
     def opened(index: int) -> Channel:
         return open_zmq_channel(
-            tmp_path, index, 2, ATTEMPT + index, options(start_seconds=0.3), told.append
+            FolderBoard(tmp_path),
+            index,
+            2,
+            ATTEMPT + index,
+            options(start_seconds=0.3),
+            told.append,
         )
 
     with pytest.raises(DeadlineError, match=r"did not greet within 0\.3 s: [01]$"):

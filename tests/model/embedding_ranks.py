@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch import distributed as dist
 
+from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.initialise import draw_embeddings
@@ -64,7 +65,9 @@ def trainer_of(
     given = json.loads(argument)
     trainer = Trainer(given, report)
     group_options = GroupOptions(
-        folder=Path(given["folder"]), attempt=0, address="127.0.0.1", deadline_seconds=20.0
+        meeting=FolderMeeting(Path(given["folder"]), "group"),
+        address="127.0.0.1",
+        deadline_seconds=20.0,
     )
     sharding = ShardingOptions(
         kind=ShardingKind(given["kind"]),
