@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 _NUMPY: dict[Dtype, np.dtype[Any]] = {
     Dtype.FLOAT32: np.dtype("<f4"),
@@ -40,8 +40,10 @@ def array_of(section: Section) -> NDArray[Any]:
     """The elements of a dense section, one dimension, a view of its payload.
 
     Raises:
-        ValueError: numpy has no such element type.
+        ValueError: it is not dense, or numpy has no such element type.
     """
+    if section.encoding is not Encoding.DENSE:
+        raise ValueError(f"tensor {section.tensor}: {section.encoding.name} is not dense")
     if section.dtype not in _NUMPY:
         raise ValueError(f"tensor {section.tensor}: numpy has no type for {section.dtype.name}")
     return np.frombuffer(section.payload, _NUMPY[section.dtype])

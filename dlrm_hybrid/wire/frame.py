@@ -10,7 +10,8 @@
           │ xxh3-64 of all bytes before │
           │ u64                         │
 
-Little endian. A payload starts at a multiple of 8 bytes, so an array can be laid over it.
+Little endian. A payload starts at a multiple of 8 bytes, so an array can be laid over it. Here only
+its size is checked; what lies in it is read by `wire.dense` and `wire.sparse`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from enum import IntEnum
 import xxhash
 
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.section import DTYPES, ENCODINGS, Section, size_fault
+from dlrm_hybrid.wire.section import Dtype as Dtype
+from dlrm_hybrid.wire.section import Encoding as Encoding
 
 MAGIC = b"DLHF"
 VERSION = 1
@@ -43,34 +47,7 @@ class Kind(IntEnum):
     CONTROL = 6
 
 
-class Encoding(IntEnum):
-    """How the elements of a section lie in its payload."""
-
-    DENSE = 1
-
-
-class Dtype(IntEnum):
-    """Type of the elements of a section."""
-
-    FLOAT32 = 1
-    BFLOAT16 = 2
-    FLOAT16 = 3
-    INT32 = 4
-    INT64 = 5
-    UINT8 = 6
-
-
-_ELEMENT_BYTES = {
-    Dtype.FLOAT32: 4,
-    Dtype.BFLOAT16: 2,
-    Dtype.FLOAT16: 2,
-    Dtype.INT32: 4,
-    Dtype.INT64: 8,
-    Dtype.UINT8: 1,
-}
 _KINDS = {int(kind): kind for kind in Kind}
-_ENCODINGS = {int(encoding): encoding for encoding in Encoding}
-_DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
 class FrameError(DlrmError):
@@ -85,25 +62,6 @@ class FrameError(DlrmError):
         super().__init__(f"not a frame: byte {offset}: {reason}")
         self.offset = offset
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One tensor of a frame.
-
-    Attributes:
-        tensor: its number, position of its name in `ModelSpec.dense_shapes()`.
-        encoding: how the payload is to be read.
-        dtype: of the elements.
-        count: elements of the tensor.
-        payload: the encoded elements; a memoryview has one-byte items.
-    """
-
-    tensor: int
-    encoding: Encoding
-    dtype: Dtype
-    count: int
-    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +150,7 @@ def _head(frame: Frame) -> bytearray:
             offset = _HEADER.size + place * _SECTION.size
             size = len(one.payload)
             _SECTION.pack_into(head, offset, one.tensor, one.encoding, one.dtype, one.count, size)
-            if fault := _size_fault(one.dtype, one.count, size):
+            if fault := size_fault(one.encoding, one.dtype, one.count, size):
                 raise ValueError(f"tensor {one.tensor}: {fault}")
     except struct.error as error:
         raise ValueError(f"a number of {_summary(frame)} does not fit its place") from error
@@ -201,13 +159,6 @@ def _head(frame: Frame) -> bytearray:
 
 def _summary(frame: Frame) -> str:
     return f"{replace(frame, sections=())} with {len(frame.sections)} sections"
-
-
-def _size_fault(dtype: Dtype, count: int, num_bytes: int) -> str | None:
-    """What is wrong with the size of a dense payload."""
-    if num_bytes == count * _ELEMENT_BYTES[dtype]:
-        return None
-    return f"{count} elements of {dtype.name.lower()} do not fill {num_bytes} bytes"
 
 
 def _check_seal(view: memoryview) -> None:
@@ -232,16 +183,16 @@ def _sections(view: memoryview, num_sections: int) -> tuple[Section, ...]:
     for place in range(num_sections):
         offset = _HEADER.size + place * _SECTION.size
         tensor, encoding, dtype, count, num_bytes = _SECTION.unpack_from(view, offset)
-        if encoding not in _ENCODINGS:
+        if encoding not in ENCODINGS:
             raise FrameError(offset + 2, f"encoding {encoding} is unknown")
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise FrameError(offset + 3, f"element type {dtype} is unknown")
-        if fault := _size_fault(_DTYPES[dtype], count, num_bytes):
+        if fault := size_fault(ENCODINGS[encoding], DTYPES[dtype], count, num_bytes):
             raise FrameError(offset + 4, fault)
         if num_bytes > end - position:
             raise FrameError(offset + 8, f"a payload of {num_bytes} bytes does not fit the frame")
         payload = view[position : position + num_bytes]
-        sections.append(Section(tensor, _ENCODINGS[encoding], _DTYPES[dtype], count, payload))
+        sections.append(Section(tensor, ENCODINGS[encoding], DTYPES[dtype], count, payload))
         position += _padded(num_bytes)
     if position != end:
         raise FrameError(min(position, end), f"{abs(end - position)} bytes too many or too few")

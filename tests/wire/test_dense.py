@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.int64, np.uint8])
@@ -35,3 +35,5 @@ def test_types_without_a_name_on_the_wire_are_refused() -> None:
         dense(7, np.zeros(2))
     with pytest.raises(ValueError, match="tensor 7: numpy has no type for BFLOAT16"):
         array_of(Section(7, Encoding.DENSE, Dtype.BFLOAT16, 1, b"ab"))
+    with pytest.raises(ValueError, match="tensor 7: BITMAP is not dense"):
+        array_of(Section(7, Encoding.BITMAP, Dtype.FLOAT32, 1, b"abcd"))

@@ -1,0 +1,93 @@
+"""One tensor of a frame: which it is, how its elements are encoded, and their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dlrm_hybrid.types import DlrmError
+
+
+class Encoding(IntEnum):
+    """How the elements of a section lie in its payload; all but DENSE are read by `wire.sparse`."""
+
+    DENSE = 1
+    INDEX32 = 2
+    BITMAP = 3
+    RICE = 4
+    ROWS = 5
+
+
+class Dtype(IntEnum):
+    """Type of the elements of a section."""
+
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT8 = 6
+
+
+ELEMENT_BYTES = {
+    Dtype.FLOAT32: 4,
+    Dtype.BFLOAT16: 2,
+    Dtype.FLOAT16: 2,
+    Dtype.INT32: 4,
+    Dtype.INT64: 8,
+    Dtype.UINT8: 1,
+}
+FLOATS = frozenset((Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16))
+ENCODINGS = {int(encoding): encoding for encoding in Encoding}
+DTYPES = {int(dtype): dtype for dtype in Dtype}
+
+
+class SectionError(DlrmError):
+    """A section whose payload is not what its head says.
+
+    Attributes:
+        tensor: number of the tensor.
+        reason: what is wrong.
+    """
+
+    def __init__(self, tensor: int, encoding: Encoding, reason: str) -> None:
+        super().__init__(f"tensor {tensor}: no {encoding.name} section: {reason}")
+        self.tensor = tensor
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One tensor of a frame.
+
+    Attributes:
+        tensor: its number, position of its name in `ModelSpec.dense_shapes()`.
+        encoding: how the payload is to be read.
+        dtype: of the elements.
+        count: elements of the tensor, whether they are in the payload or not.
+        payload: the encoded elements; a memoryview has one-byte items.
+    """
+
+    tensor: int
+    encoding: Encoding
+    dtype: Dtype
+    count: int
+    payload: bytes | memoryview
+
+
+def size_fault(encoding: Encoding, dtype: Dtype, count: int, num_bytes: int) -> str | None:
+    """What shows without a look into the payload to be wrong with its size, if anything.
+
+    A dense payload has one size. Of the others this bounds only what a receiver may be made to
+    hold: every element and a bitmap.
+    """
+    dense_bytes = count * ELEMENT_BYTES[dtype]
+    if encoding is Encoding.DENSE:
+        if num_bytes == dense_bytes:
+            return None
+        return f"{count} elements of {dtype.name.lower()} do not fill {num_bytes} bytes"
+    if dtype not in FLOATS:
+        return f"{encoding.name} holds floats, not {dtype.name.lower()}"
+    if num_bytes > dense_bytes + count // 8 + 8:
+        return f"{num_bytes} bytes are more than {encoding.name} takes for {count} elements"
+    return None
