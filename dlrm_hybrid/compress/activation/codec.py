@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.compress.activation.report import BoundaryReport
 from dlrm_hybrid.wire.frame import Section
 
 Sections = tuple[Section, ...]
@@ -29,6 +30,9 @@ class Key:
     step: int
     boundary: int
     microbatch: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}, boundary {self.boundary}, micro-batch {self.microbatch}"
 
 
 class ActivationCodec(Protocol):
@@ -53,4 +57,12 @@ class ActivationCodec(Protocol):
 
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
         """Sender, backward; `saved` is from its own `encode`; raises as `decode`."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all that lasts from step to step, for checkpoints; empty where nothing does."""
+        ...
+
+    def report(self) -> dict[int, BoundaryReport]:
+        """Per boundary what was sent since the last call; empty where nothing is left out."""
         ...

@@ -1,33 +1,12 @@
 import pytest
 import torch
+from activation_journey import KEY, travel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.compress.activation.codec import Key
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Frame, Kind, Section, decode, encode
-
-KEY = Key(step=7, boundary=1, microbatch=2)
-
-
-def _travel(sections: tuple[Section, ...], offset: int) -> tuple[Section, ...]:
-    """The sections after a journey, so many bytes behind an address that is a multiple of 64."""
-    frame = Frame(
-        kind=Kind.ACTIVATION,
-        sender=0,
-        attempt=0,
-        step=KEY.step,
-        boundary=KEY.boundary,
-        microbatch=KEY.microbatch,
-        sections=sections,
-    )
-    encoded = encode(frame)
-    memory = torch.zeros(len(encoded) + 128, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64 + offset
-    view = memoryview(memory.numpy())[start : start + len(encoded)]
-    view[:] = encoded
-    return decode(view.toreadonly()).sections
+from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
 
 
 @given(
@@ -43,12 +22,12 @@ def test_both_ways_give_the_same_bits_in_memory_of_torch(
     x_BN = torch.randn(rows, width)
     x_BN[0, 0] = special
     sections, at_sender = codec.encode(x_BN, KEY)
-    got_BN, at_receiver = codec.decode(_travel(sections, offset), x_BN.shape, KEY)
+    got_BN, at_receiver = codec.decode(travel(sections, offset), x_BN.shape, KEY)
     assert torch.equal(got_BN.view(torch.int32), x_BN.view(torch.int32))
     assert got_BN.data_ptr() % 64 == 0
     g_BN = torch.randn(rows, width)
     sections = codec.encode_gradient(g_BN, at_receiver, KEY)
-    back_BN = codec.decode_gradient(_travel(sections, offset), at_sender, KEY)
+    back_BN = codec.decode_gradient(travel(sections, offset), at_sender, KEY)
     assert torch.equal(back_BN, g_BN)
     assert back_BN.shape == x_BN.shape
     back_BN.add_(1)  # its own memory, writable
