@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dlrm_hybrid.wire.frame import Section
+from dlrm_hybrid.wire.section import Section
 
 
 @dataclass(frozen=True, slots=True)

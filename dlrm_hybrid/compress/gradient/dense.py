@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.frame import Section
+from dlrm_hybrid.wire.section import Section
 
 
 @final

@@ -1,0 +1,119 @@
+"""Every compressor of gradients, as rows of a table: a new method adds its rows here.
+
+Shapes: N elements of a tensor.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.dense import NoCompression
+from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
+from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
+from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
+from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import sparse_of
+
+SPECS = (
+    Spec(4, "layer.weight", (16, 20)),
+    Spec(1, "layer.bias", (16,)),
+    Spec(7, "last.bias", (1,)),
+    Spec(9, "none.weight", (0, 3)),
+)
+RULES = {"exact": Exact(), "histogram": Histogram()}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A compressor and what is special about it.
+
+    Attributes:
+        name: of the row.
+        make: a fresh compressor for some tensors.
+        checks: it refuses what is not finite; otherwise it passes it on.
+        drops: a step may lose residual, by the ledger "<tensor>.drains".
+    """
+
+    name: str
+    make: Callable[[Sequence[Spec]], GradientCompressor]
+    checks: bool
+    drops: bool
+
+
+def drain_of(mode: DrainMode, every: int = 3) -> Drain:
+    return Drain(mode=mode, every=every, seed=11, trainer=2)
+
+
+def options_of(
+    *,
+    sparsity: float = 0.9,
+    rule: str = "histogram",
+    steps: int = 5,
+    renewal: Renewal = Renewal.CONTROLLED,
+    staggered: bool = False,
+    dtype: Dtype = Dtype.FLOAT32,
+    drain: DrainMode = DrainMode.NONE,
+    scale: Callable[[int], float] | None = None,
+) -> SparsifierOptions:
+    return SparsifierOptions(
+        sparsity=sparsity,
+        rule=RULES[rule],
+        lifespan=LifeSpan(steps=steps, renewal=renewal, staggered=staggered),
+        dtype=dtype,
+        drain=drain_of(drain),
+        scale=scale,
+    )
+
+
+def _sparsifiers() -> Iterator[Row]:
+    dtypes = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
+    for rule, dtype, drain, renewal in product(RULES, dtypes, DrainMode, Renewal):
+        options = options_of(
+            rule=rule, dtype=dtype, drain=drain, renewal=renewal, staggered=dtype is Dtype.FLOAT16
+        )
+        yield Row(
+            f"{rule}-{dtype.name.lower()}-{drain}-{renewal}",
+            lambda specs, options=options: Sparsifier(specs, options),
+            checks=True,
+            drops=drain is DrainMode.DISCARD,
+        )
+
+
+ROWS = [Row("none", NoCompression, checks=False, drops=False), *_sparsifiers()]
+
+
+def gradients_of(step: int, specs: Sequence[Spec] = SPECS) -> dict[str, Tensor]:
+    """Heavy-tailed gradients of a step, some of them zero."""
+    rng = np.random.default_rng(step)
+    draws = {spec.name: rng.standard_t(3, spec.shape) for spec in specs}
+    return {
+        name: torch.from_numpy((draw * (rng.random(draw.shape) < 0.8)).astype(np.float32))
+        for name, draw in draws.items()
+    }
+
+
+def decoded(section: Section) -> NDArray[np.float32]:
+    """What the receiver of a section adds."""
+    sent = sparse_of(section)
+    dense_N = np.zeros(section.count, np.float32)
+    dense_N[sent.indices_K] = sent.values_K
+    return dense_N
+
+
+def residual_of(compressor: GradientCompressor, spec: Spec) -> NDArray[np.float32]:
+    """A copy, flat; zeros where nothing is kept."""
+    view = compressor.tensors().get(f"{spec.name}.residual", torch.zeros(spec.shape))
+    return view.reshape(-1).numpy().copy()
+
+
+def state_of(compressor: GradientCompressor) -> dict[str, bytes]:
+    """Bits of all state."""
+    return {name: view.numpy().tobytes() for name, view in compressor.tensors().items()}

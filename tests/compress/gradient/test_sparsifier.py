@@ -1,0 +1,199 @@
+"""What is special about residual and threshold; the common laws are in test_gradient_laws.py."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from gradient_rows import SPECS, decoded, gradients_of, options_of, residual_of, state_of
+
+from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.compress.gradient.drain import DrainMode
+from dlrm_hybrid.compress.gradient.lifespan import Renewal
+from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import sparse_of
+
+GOLDEN = Spec(0, "x", (8,))
+LARGE = Spec(0, "x", (40, 50))
+
+
+def sent_of(compressor: Sparsifier, gradient: Sequence[float], step: int) -> dict[int, float]:
+    sections = compressor.encode({"x": torch.tensor(gradient, dtype=torch.float32)}, step)
+    sent_N = decoded(sections["x"])
+    return {int(index): float(sent_N[index]) for index in np.flatnonzero(sent_N)}
+
+
+@pytest.mark.parametrize("rule", ["exact", "histogram"])
+def test_golden_trace(rule: str) -> None:
+    options = options_of(sparsity=0.75, rule=rule, steps=2, renewal=Renewal.FIXED)
+    compressor = Sparsifier([GOLDEN], options)
+    steps = [
+        (
+            [0.125, -1, 0.25, 0.0625, -0.1875, 0.75, 0, -0.5],
+            0.75,
+            {1: -1, 5: 0.75},
+            [0.125, 0, 0.25, 0.0625, -0.1875, 0, 0, -0.5],
+        ),
+        (
+            [0.5, 0.125, -0.5, 0.0625, 0.25, -0.125, 0.1875, 0.125],
+            0.75,
+            {},
+            [0.625, 0.125, -0.25, 0.125, 0.0625, -0.125, 0.1875, -0.375],
+        ),
+        (
+            [0] * 8,
+            0.375,
+            {0: 0.625, 7: -0.375},
+            [0, 0.125, -0.25, 0.125, 0.0625, -0.125, 0.1875, 0],
+        ),
+        ([0] * 8, 0.375, {}, [0, 0.125, -0.25, 0.125, 0.0625, -0.125, 0.1875, 0]),
+    ]
+    for step, (gradient, tau, sent, residual) in enumerate(steps):
+        assert sent_of(compressor, gradient, step) == sent
+        assert compressor.report()["x"].threshold == tau
+        assert residual_of(compressor, GOLDEN).tolist() == residual
+
+
+def test_the_exact_threshold_of_every_step_is_top_k() -> None:
+    options = options_of(sparsity=0.95, rule="exact", steps=1, renewal=Renewal.FIXED)
+    compressor = Sparsifier([LARGE], options)
+    residual_N = torch.zeros(2000)
+    for step in range(20):
+        gradients = {"x": torch.from_numpy(np.random.default_rng(step).laplace(size=(40, 50)))}
+        gradients = {"x": gradients["x"].float()}
+        accumulated_N = residual_N + gradients["x"].view(-1)
+        top_K = torch.topk(accumulated_N.abs(), 100).indices
+        expected_N = torch.zeros(2000).index_copy(0, top_K, accumulated_N[top_K])
+        sent_N = decoded(compressor.encode(gradients, step)["x"])
+        assert sent_N.tobytes() == expected_N.numpy().tobytes()
+        residual_N = accumulated_N - expected_N
+
+
+@pytest.mark.parametrize("renewal", Renewal)
+def test_without_sparsity_all_of_every_gradient_is_sent(renewal: Renewal) -> None:
+    compressor = Sparsifier(SPECS, options_of(sparsity=0, renewal=renewal))
+    for step in range(8):
+        gradients = gradients_of(step)
+        for name, section in compressor.encode(gradients, step).items():
+            np.testing.assert_array_equal(decoded(section), gradients[name].view(-1).numpy())
+    assert not any(residual_of(compressor, spec).any() for spec in SPECS)
+
+
+@pytest.mark.parametrize("renewal", Renewal)
+def test_between_renewals_the_threshold_divides_sent_from_kept(renewal: Renewal) -> None:
+    compressor = Sparsifier([LARGE], options_of(sparsity=0.9, steps=4, renewal=renewal))
+    renewals: list[int] = []
+    before = None
+    for step in range(24):
+        gradient = np.random.default_rng(step).standard_normal((40, 50)).astype(np.float32)
+        sent_N = decoded(compressor.encode({"x": torch.from_numpy(gradient)}, step)["x"])
+        report = compressor.report()["x"]
+        assert report.threshold is not None
+        assert np.abs(sent_N[sent_N != 0]).min() >= report.threshold
+        assert np.abs(residual_of(compressor, LARGE)).max() < report.threshold
+        assert report.renewals == 1 or report.threshold == before
+        before = report.threshold
+        renewals += [step] * report.renewals
+    if renewal is Renewal.FIXED:
+        assert renewals == [0, 4, 8, 12, 16, 20]
+    else:
+        assert len(renewals) >= 6
+
+
+def test_controlled_renewals_hold_the_density_that_fixed_ones_lose() -> None:
+    sent: dict[Renewal, float] = {}
+    for renewal in Renewal:
+        compressor = Sparsifier([LARGE], options_of(sparsity=0.95, steps=50, renewal=renewal))
+        for step in range(50):
+            gradient = np.random.default_rng(step).standard_normal((40, 50)).astype(np.float32)
+            compressor.encode({"x": torch.from_numpy(gradient)}, step)
+        report = compressor.report()["x"]
+        sent[renewal] = report.sent / report.elements
+    assert 0.8 * 0.05 <= sent[Renewal.CONTROLLED] <= 1.3 * 0.05
+    assert sent[Renewal.FIXED] > 2.5 * 0.05
+
+
+def test_a_zero_gradient_at_a_renewal_does_not_open_the_gate() -> None:
+    compressor = Sparsifier([LARGE], options_of(steps=100, renewal=Renewal.FIXED))
+    assert sent_of(compressor, [0.0] * 2000, 0) == {}
+    assert compressor.report()["x"].threshold is None
+    gradient = np.random.default_rng(0).standard_normal((40, 50)).astype(np.float32)
+    sent_N = decoded(compressor.encode({"x": torch.from_numpy(gradient)}, 1)["x"])
+    assert np.count_nonzero(sent_N) == 200
+
+
+def test_a_threshold_of_zero_sends_all_that_is_not_zero() -> None:
+    compressor = Sparsifier([GOLDEN], options_of(sparsity=0.25, steps=9, renewal=Renewal.FIXED))
+    assert sent_of(compressor, [0, 0, 3, 0, 0, -1, 0, 0], 0) == {2: 3, 5: -1}
+    assert compressor.report()["x"].threshold == 0
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT16])
+def test_what_rounding_takes_away_is_sent_later(dtype: Dtype) -> None:
+    options = options_of(sparsity=0, dtype=dtype, steps=1)
+    compressor = Sparsifier([GOLDEN], options)
+    total, sent_N = 1 + 2**-13, np.zeros(8, np.float32)
+    for step in range(3):
+        sections = compressor.encode({"x": torch.full((8,), total if step == 0 else 0.0)}, step)
+        sent_N += decoded(sections["x"])
+    assert (sent_N == total).all()
+    assert sparse_of(sections["x"]).indices_K.size == 0
+
+
+def test_values_that_round_to_zero_are_not_sent() -> None:
+    compressor = Sparsifier([GOLDEN], options_of(sparsity=0.5, dtype=Dtype.FLOAT16))
+    tiny = float(np.float32(1e-9))
+    assert sent_of(compressor, [tiny, 0, 0, 0, 1, 0, 0, 0], 0) == {4: 1}
+    assert residual_of(compressor, GOLDEN).tolist() == [tiny, 0, 0, 0, 0, 0, 0, 0]
+    assert compressor.report()["x"].sent == 1
+
+
+def test_gradients_are_scaled_before_they_join() -> None:
+    plain = Sparsifier(SPECS, options_of())
+    scaled = Sparsifier(SPECS, options_of(scale=lambda step: 1 / (step + 3)))
+    for step in range(6):
+        gradients = gradients_of(step)
+        factor = np.float32(1 / (step + 3))
+        made = scaled.encode(gradients, step)
+        expected = plain.encode({name: one * factor for name, one in gradients.items()}, step)
+        assert all((decoded(made[name]) == decoded(expected[name])).all() for name in made)
+    assert state_of(plain) == state_of(scaled)
+
+
+@pytest.mark.parametrize("mode", [DrainMode.DISCARD, DrainMode.FLUSH])
+def test_the_ledger_of_drains_is_exact(mode: DrainMode) -> None:
+    options: SparsifierOptions = options_of(sparsity=0.75, drain=mode, steps=4)
+    compressor = Sparsifier([GOLDEN], options)
+    given_N, sent_N = np.zeros(8), np.zeros(8)
+    drained = 0
+    for step in range(60):
+        gradient_N = np.random.default_rng(step).integers(-64, 65, 8) / 64
+        before_N = residual_of(compressor, GOLDEN)
+        section = compressor.encode({"x": torch.from_numpy(gradient_N).float()}, step)["x"]
+        given_N += gradient_N
+        sent_N += decoded(section)
+        count = int(compressor.tensors()["x.drains"].item())
+        if count > drained and mode is DrainMode.FLUSH:
+            np.testing.assert_array_equal(decoded(section), before_N + gradient_N)
+            assert not residual_of(compressor, GOLDEN).any()
+        drained = count
+    assert 8 <= drained <= 32
+    lost = compressor.tensors()["x.discarded"][0].item()
+    assert given_N.sum() == sent_N.sum() + residual_of(compressor, GOLDEN).sum() + lost
+    if mode is DrainMode.FLUSH:
+        assert lost == 0
+        np.testing.assert_array_equal(given_N, sent_N + residual_of(compressor, GOLDEN))
+
+
+def test_the_ledger_adds_up_the_norms_of_what_was_lost() -> None:
+    compressor = Sparsifier([GOLDEN], options_of(sparsity=0.75, drain=DrainMode.DISCARD))
+    norms = 0.0
+    for step in range(30):
+        drains, before_N = compressor.tensors()["x.drains"].item(), residual_of(compressor, GOLDEN)
+        gradient_N = np.random.default_rng(step).standard_normal(8)
+        compressor.encode({"x": torch.from_numpy(gradient_N).float()}, step)
+        if compressor.tensors()["x.drains"].item() > drains:
+            norms += float(np.linalg.norm(before_N.astype(np.float64)))
+    assert norms > 0
+    assert compressor.tensors()["x.discarded"][1].item() == norms
