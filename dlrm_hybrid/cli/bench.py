@@ -19,7 +19,7 @@ def run(request: Request) -> int:
     options, terminal = request.config.bench, Terminal()
     arguments = [text for text in request.overrides if not text.startswith("bench.output=")]
     command = f"python -m dlrm_hybrid bench {shlex.join(arguments)}".rstrip()
-    measure = {"step": _step, "prepare": _prepare}[options.what]
+    measure = {"step": _step, "prepare": _prepare, "kernels": _kernels}[options.what]
     page = measure(request.config, command, terminal)
     terminal.line(page)
     if options.output is not None:
@@ -36,6 +36,13 @@ def _step(config: Config, command: str, terminal: Terminal) -> str:
 
     machine = describe()
     return step_page(measure_step(criteo_bench(config.bench.repeats)), machine, command)
+
+
+def _kernels(config: Config, command: str, terminal: Terminal) -> str:
+    from dlrm_hybrid.bench.kernels import documented_bench, kernels_page, measure_kernels
+
+    machine = describe()
+    return kernels_page(measure_kernels(documented_bench(config.bench.repeats)), machine, command)
 
 
 def _prepare(config: Config, command: str, terminal: Terminal) -> str:

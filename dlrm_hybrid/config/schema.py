@@ -166,7 +166,7 @@ class TelemetryConfig:
 class BenchConfig:
     """What to measure and how often."""
 
-    what: Literal["step", "prepare"]
+    what: Literal["step", "prepare", "kernels"]
     repeats: Positive
     rows: Annotated[int, Field(ge=10_000)]
     output: Path | None

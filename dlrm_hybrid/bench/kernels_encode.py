@@ -1,0 +1,160 @@
+"""CPU time of a whole step's compression, on gradients of a DLRM that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.bench.kernels_gradient import seconds
+from dlrm_hybrid.bench.plain_dlrm import PlainDlrm, PlainTraining, RowDataset, plain_loader
+from dlrm_hybrid.bench.random_rows import draw_rows
+from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
+from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
+from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
+from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.wire.section import Dtype, Section
+
+# The paper's 8 layers; small tables, for their gradients are not compressed.
+SPEC = ModelSpec(
+    embedding_dim=16,
+    bottom=(13, 512, 256, 64, 16),
+    top=(512, 256, 128, 1),
+    table_rows=(1000,) * 26,
+)
+SPARSITY = 0.99
+BATCH = 128
+LR = 0.1
+SEED = 0
+GOAL_MS = 0.5
+LIFE = 1000
+
+Gradients = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to choose what leaves."""
+
+    name: str
+    rule: ThresholdRule
+    renewal: Renewal
+    steps: int
+    goal_ms: float | None
+
+
+METHODS = (
+    Method("controlled, L = 1000", Histogram(), Renewal.CONTROLLED, LIFE, GOAL_MS),
+    Method("fixed, L = 1000", Histogram(), Renewal.FIXED, LIFE, None),
+    Method("every step, by counting", Histogram(), Renewal.FIXED, 1, None),
+    Method("every step, by sorting", Exact(), Renewal.FIXED, 1, None),
+)
+
+
+def dlrm_gradients(steps: int) -> list[Gradients]:
+    """Gradients of the 8 layers over some steps of plain training on random rows."""
+    rows = draw_rows(SPEC.table_rows, steps * BATCH, SEED)
+    model = PlainDlrm(SPEC, SEED)
+    training = PlainTraining(model, LR)
+    made: list[Gradients] = []
+    for batch in plain_loader(RowDataset(rows.counts_RI, rows.ids_RF, rows.label_R), BATCH):
+        training.step(batch)
+        made.append(dict(_gradients(model)))
+    return made
+
+
+def accumulated(gradients: list[Gradients]) -> dict[str, NDArray[np.float32]]:
+    """The largest layer's gradient of the last step, and what all steps add up to."""
+    name = "top.1.weight"
+    total = torch.stack([one[name] for one in gradients]).sum(0)
+    last = gradients[-1][name]
+    return {
+        "DLRM gradient": last.view(-1).numpy(),
+        f"DLRM gradient, {len(gradients)} steps": total.view(-1).numpy(),
+    }
+
+
+def measure_encode(gradients: list[Gradients]) -> list[Row]:
+    """A row for every method and type of value; medians over all steps but the first tenth.
+
+    A pass adds the gradients of all layers to the residuals with `Tensor.add_`.
+    """
+    dtypes = (Dtype.FLOAT32, Dtype.BFLOAT16)
+    return [_encode_row(method, dtype, gradients) for method in METHODS for dtype in dtypes]
+
+
+def _encode_row(method: Method, dtype: Dtype, gradients: list[Gradients]) -> Row:
+    specs = [
+        Spec(place, name, tuple(one.shape))
+        for place, (name, one) in enumerate(gradients[0].items())
+    ]
+    compressor: GradientCompressor = Sparsifier(specs, _options(method, dtype))
+    sums = [torch.zeros(spec.shape) for spec in specs]
+    rounds: list[tuple[float, float]] = []
+    num_bytes = 0
+    for step, given in enumerate(gradients):
+        sections: dict[str, Section] = {}
+        ours = seconds(partial(_encode, compressor, given, step, sections))
+        rounds.append((ours, seconds(partial(_add, sums, given))))
+        num_bytes += sum(len(section.payload) for section in sections.values())
+    counted = rounds[len(rounds) // 10 :]
+    milliseconds = 1e3 * median(ours for ours, _ in counted)
+    reports = compressor.report().values()
+    sent = sum(report.sent for report in reports)
+    return {
+        "threshold renewed": method.name,
+        "values": dtype.name.lower(),
+        "encode, ms": milliseconds,
+        "encode / pass": median(ours / one_pass for ours, one_pass in counted),
+        "goal, ms": method.goal_ms,
+        "reached": _reached(milliseconds, method.goal_ms),
+        "sent": sent / sum(report.elements for report in reports),
+        "bytes per element sent": num_bytes / sent,
+        "renewals per tensor": sum(report.renewals for report in reports) / len(specs),
+    }
+
+
+def _encode(
+    compressor: GradientCompressor, given: Gradients, step: int, out: dict[str, Section]
+) -> None:
+    out.update(compressor.encode(given, step))
+
+
+def _add(sums: list[Tensor], given: Gradients) -> None:
+    for total, gradient in zip(sums, given.values(), strict=True):
+        total.add_(gradient)
+
+
+def _reached(milliseconds: float, goal: float | None) -> str | None:
+    if goal is None:
+        return None
+    return "yes" if milliseconds <= goal else "no"
+
+
+def _options(method: Method, dtype: Dtype) -> SparsifierOptions:
+    return SparsifierOptions(
+        sparsity=SPARSITY,
+        rule=method.rule,
+        lifespan=LifeSpan(steps=method.steps, renewal=method.renewal, staggered=False),
+        dtype=dtype,
+        drain=Drain(mode=DrainMode.NONE, every=1, seed=SEED, trainer=0),
+        scale=None,
+    )
+
+
+def _gradients(model: PlainDlrm) -> Iterator[tuple[str, Tensor]]:
+    for name, layer in model.linears().items():
+        for part, parameter in layer.named_parameters():
+            if parameter.grad is not None:
+                yield f"{name}.{part}", parameter.grad.clone()
