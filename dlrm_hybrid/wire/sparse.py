@@ -1,16 +1,13 @@
 """Some elements of a tensor as a section, in the encoding that takes the fewest bytes.
 
-    INDEX32   K indices i32 │ K values
-    BITMAP    ceil(N / 8) bytes, bit i of byte b is element 8 b + i │ 0 to a value's size │ K values
+A payload is the indices (`wire.indices`), then the values in the same order. Indices rise. DENSE
+stands for all elements, never for fewer: what a section means does not hang on how it is encoded.
 
-N is the section's count, values have the section's type, K follows from the length. Indices rise,
-so every choice of elements has one form. DENSE stands for all N elements, never for fewer: what a
-section means does not hang on how it was encoded.
+Any payload gives indices that rise from 0 to N - 1 and as many values, or a `SectionError`. No
+memory is taken beyond four bytes for every value that the payload has room for, and, where it is as
+long as a bitmap, for a bitmap.
 
-Any payload gives indices that rise from 0 to N - 1 and as many values, or a `SectionError`; memory
-is taken only for what the payload's length allows.
-
-Shapes: K elements of N.
+Shapes: K elements of N; a matrix has B rows.
 """
 
 from __future__ import annotations
@@ -19,15 +16,34 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.bitmap import list_bits, rising, set_bits
-from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.indices import (
+    MAX_COLUMNS,
+    MAX_RICE,
+    Bytes,
+    Int32s,
+    bitmap_of,
+    error,
+    index32_of,
+    padded,
+    read_bitmap,
+    read_index32,
+    read_rice,
+    read_rows,
+    rice_of,
+    rice_size,
+)
+from dlrm_hybrid.wire.indices import rows_of as row_bytes_of
+from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
 from dlrm_hybrid.wire.values import Float32s, packed, unpack, values_of, write
 
-Int32s = NDArray[np.int32]
-
 MAX_COUNT = 2**31 - 1
+
+_READERS = {
+    Encoding.INDEX32: read_index32,
+    Encoding.BITMAP: read_bitmap,
+    Encoding.RICE: read_rice,
+}
 
 
 @final
@@ -49,6 +65,8 @@ class Sparse:
 def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype) -> Section:
     """The smallest section of these elements; one that holds all views its values for FLOAT32.
 
+    RICE is tried up to one element in two; above that a bitmap is as short for random indices.
+
     Args:
         tensor: number of the tensor.
         count: its elements N, below 2**31.
@@ -57,13 +75,43 @@ def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
 
     Raises:
-        ValueError: the indices do not rise or are out of range, as far as the encoding looks.
+        ValueError: some but not all elements, and indices that do not rise from 0 to N - 1.
     """
     if indices_K.size == count:
         return packed(tensor, values_K, dtype)
-    if _bitmap_bytes(count, dtype) < 4 * indices_K.size:
-        return _bitmap(tensor, count, indices_K, values_K, dtype)
-    return _index32(tensor, count, indices_K, values_K, dtype)
+    if indices_K.size == 0:
+        return Section(tensor, Encoding.INDEX32, dtype, count, b"")
+    choice = _smallest(indices_K, count, 0, ELEMENT_BYTES[dtype], True)
+    return _section(tensor, dtype, values_K, count, choice)
+
+
+def rows(
+    tensor: int,
+    shape: tuple[int, int],
+    indices_K: Int32s,
+    values_K: Float32s,
+    dtype: Dtype,
+    allow_rice: bool,
+) -> Section:
+    """As `sparse`, of a matrix: ROWS too, where it is smaller.
+
+    Args:
+        tensor: number of the tensor.
+        shape: B rows and their width; ROWS needs a width of at most 256, and no row of 256.
+        indices_K: int32, contiguous, rising: row times width plus column.
+        values_K: float32, contiguous, already rounded by `wire.values.narrow`.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+        allow_rice: whether RICE may be used, which takes longer than ROWS to write and to read.
+
+    Raises:
+        ValueError: some but not all elements, and indices that do not rise from 0 to N - 1.
+    """
+    count = shape[0] * shape[1]
+    if indices_K.size in (0, count):
+        return sparse(tensor, count, indices_K, values_K, dtype)
+    width = shape[1] if shape[1] <= MAX_COLUMNS else 0
+    choice = _smallest(indices_K, count, width, ELEMENT_BYTES[dtype], allow_rice)
+    return _section(tensor, dtype, values_K, count, choice)
 
 
 def sparse_of(section: Section) -> Sparse:
@@ -75,71 +123,73 @@ def sparse_of(section: Section) -> Sparse:
     if section.encoding is Encoding.DENSE:
         values_K = values_of(section)
         return Sparse(np.arange(values_K.size, dtype=np.int32), values_K, True)
-    if section.dtype not in FLOATS or section.count > MAX_COUNT:
-        raise _error(section, f"{section.count} elements of {section.dtype.name.lower()}")
-    if section.encoding is Encoding.INDEX32:
-        return _index32_of(section)
-    if section.encoding is Encoding.BITMAP:
-        return _bitmap_of(section)
-    raise _error(section, "this encoding is read elsewhere")
+    reader = _READERS.get(section.encoding)
+    if reader is None:
+        raise error(section, "only the shape of its matrix tells what it holds")
+    _check(section)
+    indices_K, start = reader(section)
+    return Sparse(indices_K, _values(section, start), False)
 
 
-def _error(section: Section, reason: str) -> SectionError:
-    return SectionError(section.tensor, section.encoding, reason)
+def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:
+    """Flat indices and values of a section that `rows` made of a matrix of this shape.
+
+    Raises:
+        SectionError: no such section has this payload, or it is of another size.
+    """
+    if section.count != shape[0] * shape[1]:
+        raise error(section, f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
+    if section.encoding is not Encoding.ROWS:
+        found = sparse_of(section)
+        return found.indices_K, found.values_K
+    _check(section)
+    indices_K, start = read_rows(section, shape)
+    return indices_K, _values(section, start)
 
 
-def _unordered(tensor: int, count: int) -> ValueError:
-    return ValueError(f"tensor {tensor}: indices do not rise from 0 to {count - 1}")
-
-
-def _index32(
-    tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype
+def _section(
+    tensor: int, dtype: Dtype, values_K: Float32s, count: int, choice: tuple[Encoding, Bytes]
 ) -> Section:
+    encoding, part = choice
+    payload = np.empty(part.size + values_K.size * ELEMENT_BYTES[dtype], np.uint8)
+    payload[: part.size] = part
+    write(values_K, dtype, payload[part.size :])
+    return Section(tensor, encoding, dtype, count, payload.data)
+
+
+def _smallest(
+    indices_K: Int32s, count: int, width: int, value_bytes: int, allow_rice: bool
+) -> tuple[Encoding, Bytes]:
+    """How to write some but not all indices; `width` is 0 where ROWS may not be used."""
     num_values = indices_K.size
-    payload = np.empty(num_values * (4 + ELEMENT_BYTES[dtype]), np.uint8)
-    payload[: 4 * num_values].view(np.int32)[:] = indices_K
-    write(values_K, dtype, payload[4 * num_values :])
-    return Section(tensor, Encoding.INDEX32, dtype, count, payload.data)
+    sizes = {
+        Encoding.INDEX32: 4 * num_values,
+        Encoding.BITMAP: padded((count + 7) // 8, value_bytes),
+    }
+    if width:
+        sizes[Encoding.ROWS] = padded(count // width + num_values, value_bytes)
+    parameter = 0
+    if allow_rice and 2 * num_values <= count and num_values <= MAX_RICE:
+        parameter, rice_bytes = rice_size(indices_K, count)
+        sizes[Encoding.RICE] = padded(rice_bytes, value_bytes)
+    encoding = min(sizes, key=sizes.__getitem__)
+    num_bytes = sizes[encoding]
+    if encoding is Encoding.INDEX32:
+        return encoding, index32_of(indices_K, count)
+    if encoding is Encoding.BITMAP:
+        return encoding, bitmap_of(indices_K, count, num_bytes)
+    if encoding is Encoding.RICE:
+        return encoding, rice_of(indices_K, parameter, num_bytes)
+    part = row_bytes_of(indices_K, count, width, num_bytes)
+    if part is None:
+        return _smallest(indices_K, count, 0, value_bytes, allow_rice)
+    return encoding, part
 
 
-def _index32_of(section: Section) -> Sparse:
-    num_values, rest = divmod(len(section.payload), 4 + ELEMENT_BYTES[section.dtype])
-    if rest or num_values > section.count:
-        raise _error(section, f"{len(section.payload)} bytes hold no {section.count} elements")
-    payload = memoryview(section.payload)
-    indices_K = np.frombuffer(payload[: 4 * num_values], np.int32).copy()
-    if not rising(indices_K, section.count):
-        raise _error(section, f"indices do not rise from 0 to {section.count - 1}")
-    return Sparse(indices_K, unpack(payload[4 * num_values :], section.dtype), False)
+def _check(section: Section) -> None:
+    if section.dtype not in FLOATS or section.count > MAX_COUNT:
+        raise error(section, f"it holds {section.count} elements of {section.dtype.name.lower()}")
 
 
-def _bitmap_bytes(count: int, dtype: Dtype) -> int:
-    value_bytes = ELEMENT_BYTES[dtype]
-    return -(-count // (8 * value_bytes)) * value_bytes
-
-
-def _bitmap(
-    tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype
-) -> Section:
-    words_W = np.empty((count + 63) // 64, np.uint64)
-    if not set_bits(indices_K, count, words_W):
-        raise _unordered(tensor, count)
-    num_bytes = _bitmap_bytes(count, dtype)
-    payload = np.empty(num_bytes + values_K.size * ELEMENT_BYTES[dtype], np.uint8)
-    payload[:num_bytes] = words_W.view(np.uint8)[:num_bytes]
-    write(values_K, dtype, payload[num_bytes:])
-    return Section(tensor, Encoding.BITMAP, dtype, count, payload.data)
-
-
-def _bitmap_of(section: Section) -> Sparse:
-    num_bytes = _bitmap_bytes(section.count, section.dtype)
-    num_values, rest = divmod(len(section.payload) - num_bytes, ELEMENT_BYTES[section.dtype])
-    if num_values < 0 or rest or num_values > section.count:
-        raise _error(section, f"{len(section.payload)} bytes hold no {section.count} elements")
-    payload = memoryview(section.payload)
-    words_W = np.zeros((section.count + 63) // 64, np.uint64)
-    words_W.view(np.uint8)[:num_bytes] = np.frombuffer(payload[:num_bytes], np.uint8)
-    indices_K = np.empty(num_values, np.int32)
-    if not list_bits(words_W, section.count, indices_K):
-        raise _error(section, f"the bitmap does not choose {num_values} of {section.count}")
-    return Sparse(indices_K, unpack(payload[num_bytes:], section.dtype), False)
+def _values(section: Section, start: int) -> Float32s:
+    return unpack(memoryview(section.payload)[start:], section.dtype)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import Sparse, sparse, sparse_of
+from dlrm_hybrid.wire.sparse import Sparse, rows, rows_of, sparse, sparse_of
 from dlrm_hybrid.wire.values import narrow
 
 Int32s = NDArray[np.int32]
@@ -72,14 +71,66 @@ def test_they_come_back_through_a_frame_at_any_address(
         assert_same(sparse_of(section), indices, values_for(indices, dtype))
 
 
+def index_bytes(section: Section, num_values: int) -> int:
+    return len(section.payload) - ELEMENT_BYTES[section.dtype] * num_values
+
+
+def rice_bits(indices: Int32s, parameter: int) -> int:
+    gaps = np.diff(indices.astype(np.int64), prepend=-1) - 1
+    ones = gaps >> parameter
+    return int(np.where(ones < 24, ones + 1 + parameter, 56).sum())
+
+
+def sizes(shape: tuple[int, int], indices: Int32s, dtype: Dtype) -> dict[Encoding, int]:
+    """Bytes of the indices in every encoding that can hold them, by another way of counting."""
+    num_rows, width = shape
+    count = num_rows * width
+    if indices.size == count:
+        return {Encoding.DENSE: 0}
+    found = {Encoding.INDEX32: 4 * indices.size, Encoding.BITMAP: (count + 7) // 8}
+    if 2 * indices.size <= count:
+        fewest = min(rice_bits(indices, parameter) for parameter in range(32))
+        found[Encoding.RICE] = 4 + (fewest + 7) // 8
+    if width <= 256 and np.bincount(indices // width, minlength=1).max() < 256:
+        found[Encoding.ROWS] = num_rows + indices.size
+    item_bytes = ELEMENT_BYTES[dtype]
+    return {name: -(-size // item_bytes) * item_bytes for name, size in found.items()}
+
+
 @given(elements(), DTYPES)
-def test_no_encoding_that_could_be_had_is_smaller(chosen: tuple[int, Int32s], dtype: Dtype) -> None:
+def test_the_smallest_encoding_is_chosen(chosen: tuple[int, Int32s], dtype: Dtype) -> None:
     count, indices = chosen
     section = sparse(0, count, indices, values_for(indices, dtype), dtype)
-    item_bytes = ELEMENT_BYTES[dtype]
-    bitmap_bytes = -(-count // (8 * item_bytes)) * item_bytes
-    others = [4 * indices.size, bitmap_bytes] + [0] * (indices.size == count)
-    assert len(section.payload) - item_bytes * indices.size <= min(others)
+    expected = sizes((1, count), indices, dtype)
+    expected.pop(Encoding.ROWS, None)
+    assert index_bytes(section, indices.size) == expected[section.encoding]
+    assert expected[section.encoding] == min(expected.values())
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[tuple[int, int], Int32s]:
+    shape = (draw(st.integers(0, 12)), draw(st.sampled_from([1, 2, 7, 64, 255, 256, 257, 300])))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    chosen = rng.random(shape) < draw(st.sampled_from([0.0, 0.005, 0.1, 0.4, 0.9, 1.0]))
+    if shape[0] and draw(st.booleans()):
+        chosen[0] = True
+    return shape, np.flatnonzero(chosen).astype(np.int32)
+
+
+@given(matrices(), DTYPES, st.booleans())
+def test_rows_come_back_from_the_smallest_encoding(
+    chosen: tuple[tuple[int, int], Int32s], dtype: Dtype, allow_rice: bool
+) -> None:
+    shape, indices = chosen
+    values = values_for(indices, dtype)
+    section = rows(9, shape, indices, values, dtype, allow_rice)
+    assert (section.tensor, section.dtype, section.count) == (9, dtype, shape[0] * shape[1])
+    assert_same(Sparse(*rows_of(section, shape), False), indices, values)
+    expected = sizes(shape, indices, dtype)
+    if not allow_rice:
+        expected.pop(Encoding.RICE, None)
+    assert index_bytes(section, indices.size) == expected[section.encoding]
+    assert expected[section.encoding] == min(expected.values())
 
 
 @pytest.mark.parametrize(
@@ -90,9 +141,12 @@ def test_no_encoding_that_could_be_had_is_smaller(chosen: tuple[int, Int32s], dt
         (1, [], Encoding.INDEX32, 0),
         (10**6, [], Encoding.INDEX32, 0),
         (10**6, [123_456], Encoding.INDEX32, 8),
+        (10**6, range(0, 10**6, 1000), Encoding.RICE, 4 + 4000 + 1376),
         (100, range(0, 100, 2), Encoding.BITMAP, 216),
         (100, range(1, 100), Encoding.BITMAP, 412),
         (100, range(100), Encoding.DENSE, 400),
+        (2**31 - 1, [0, 2**31 - 2], Encoding.INDEX32, 16),
+        (2**31 - 1, [0, 1, 2, 3, 2**31 - 2], Encoding.RICE, 12 + 20),
     ],
 )
 def test_the_choice_is_known(
@@ -101,50 +155,29 @@ def test_the_choice_is_known(
     array = np.array(indices, np.int32)
     section = sparse(0, count, array, np.ones(array.size, np.float32), Dtype.FLOAT32)
     assert (section.encoding, len(section.payload)) == (encoding, num_bytes)
+    assert sparse_of(section).indices_K.tolist() == list(indices)
 
 
 def test_bytes_lie_as_documented() -> None:
-    values = np.array([1, -2], np.float32)
-    few = sparse(0, 1000, np.array([5, 700], np.int32), values, Dtype.BFLOAT16)
-    assert bytes(few.payload).hex(" ", 4) == "05000000 bc020000 803f00c0"
-    many = sparse(0, 9, np.array([1, 8], np.int32), values, Dtype.FLOAT32)
-    assert bytes(many.payload).hex(" ", 4) == "02010000 0000803f 000000c0"
+    two = np.array([1, -2], np.float32)
+    one_int = sparse(0, 10**9, np.array([5], np.int32), two[:1], Dtype.BFLOAT16)
+    assert bytes(one_int.payload).hex(" ", 2) == "0500 0000 803f"
+    bits_ = sparse(0, 9, np.array([1, 8], np.int32), two, Dtype.FLOAT32)
+    assert bytes(bits_.payload).hex(" ", 4) == "02010000 0000803f 000000c0"
+    # Gaps 7 and 9 with parameter 2: 10 11, then 110 10, read from the lowest bit on.
+    gaps = sparse(0, 100, np.array([7, 17], np.int32), two, Dtype.BFLOAT16)
+    assert gaps.encoding is Encoding.RICE
+    assert bytes(gaps.payload).hex(" ", 2) == "0200 0010 bd00 803f 00c0"
+    matrix = rows(0, (3, 256), np.array([1, 767], np.int32), two, Dtype.BFLOAT16, False)
+    assert matrix.encoding is Encoding.ROWS
+    assert bytes(matrix.payload).hex(" ", 2) == "0100 0101 ff00 803f 00c0"
 
 
-@pytest.mark.parametrize("indices", [[3, 3], [4, 3], [-1, 3], [3, 9]])
-def test_indices_out_of_order_are_not_written_as_a_bitmap(indices: list[int]) -> None:
-    with pytest.raises(ValueError, match="tensor 6: indices do not rise from 0 to 8"):
-        sparse(6, 9, np.array(indices, np.int32), np.ones(2, np.float32), Dtype.FLOAT32)
-
-
-def section(encoding: Encoding, dtype: Dtype, count: int, payload: bytes) -> Section:
-    return Section(6, encoding, dtype, count, payload)
-
-
-def index32(*indices: int, count: int = 9) -> Section:
-    payload = np.array(indices, np.int32).tobytes() + bytes(4 * len(indices))
-    return section(Encoding.INDEX32, Dtype.FLOAT32, count, payload)
-
-
-@pytest.mark.parametrize(
-    ("forged", "reason"),
-    [
-        (index32(3, 3), "indices do not rise from 0 to 8"),
-        (index32(4, 3), "indices do not rise"),
-        (index32(3, 9), "indices do not rise"),
-        (index32(-1, 3), "indices do not rise"),
-        (index32(0, count=0), "8 bytes hold no 0 elements"),
-        (index32(0, count=2**32 - 1), "4294967295 elements of float32"),
-        (section(Encoding.INDEX32, Dtype.FLOAT32, 9, b"?" * 9), "9 bytes hold no 9 elements"),
-        (section(Encoding.INDEX32, Dtype.INT32, 9, b"?" * 8), "9 elements of int32"),
-        (section(Encoding.BITMAP, Dtype.FLOAT32, 9, b""), "0 bytes hold no 9 elements"),
-        (section(Encoding.BITMAP, Dtype.FLOAT32, 9, b"\x01\0\0\0\0"), "5 bytes hold no"),
-        (section(Encoding.BITMAP, Dtype.FLOAT32, 9, b"\x01\0\0\0"), "does not choose 0 of 9"),
-        (section(Encoding.BITMAP, Dtype.FLOAT32, 9, bytes(8)), "does not choose 1 of 9"),
-        (section(Encoding.BITMAP, Dtype.FLOAT32, 9, b"\0\x02" + bytes(6)), "choose 1 of 9"),
-        (section(Encoding.BITMAP, Dtype.FLOAT32, 9, bytes(400)), "400 bytes hold no 9"),
-    ],
-)
-def test_a_forged_payload_is_told(forged: Section, reason: str) -> None:
-    with pytest.raises(DlrmError, match=f"tensor 6: no {forged.encoding.name} section: .*{reason}"):
-        sparse_of(forged)
+@pytest.mark.parametrize("count", [9, 1000])
+@pytest.mark.parametrize("indices", [[3, 3], [4, 3], [-1, 3], [3, 1000]])
+def test_indices_out_of_order_are_not_written(count: int, indices: list[int]) -> None:
+    array = np.array(indices, np.int32)
+    with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
+        sparse(6, count, array, np.ones(2, np.float32), Dtype.FLOAT32)
+    with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
+        rows(6, (1, count), array, np.ones(2, np.float32), Dtype.FLOAT32, False)
