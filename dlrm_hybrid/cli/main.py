@@ -35,6 +35,7 @@ VERBS = {
 }
 
 RANKED = ("train", "evaluate")
+RANK_MODULE = "dlrm_hybrid.cli.rank_world"  # imports that of ranks without a world as well
 
 USAGE = f"""dlrm_hybrid {__version__}: trains DLRM and counts every byte on the network
 
@@ -106,7 +107,8 @@ class _Jobs:
             os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
             request = Request(config, values, folder, tuple(overrides))
             if self.verb in RANKED:
-                warm_up()  # its imports take seconds, and this process has some of its own to make
+                # Its imports take seconds, and this process has some of its own to make.
+                warm_up([RANK_MODULE])
             code = _function(self.verb)(request)
         except DlrmError as error:
             code = _tell(error)

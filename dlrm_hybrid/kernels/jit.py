@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import config as numba_config
+from numba.core.registry import cpu_target
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,3 +31,8 @@ def kernel(function: Function) -> Function:
     if not numba_config.CACHE_DIR:
         numba_config.CACHE_DIR = str(cache_directory())
     return cast(Function, numba.njit(cache=True, nogil=True)(function))
+
+
+def import_numba() -> None:
+    """Bring the 200 modules that numba imports before it loads its first kernel from the cache."""
+    cpu_target.target_context.refresh()

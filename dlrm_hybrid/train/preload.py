@@ -13,6 +13,8 @@ import zmq  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 import dlrm_hybrid.model.sharded_embeddings  # pyright: ignore[reportUnusedImport]
 import dlrm_hybrid.train.loop  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from dlrm_hybrid.kernels.jit import import_numba
 from dlrm_hybrid.process import die_with_parent
 
 die_with_parent(os.getppid())
+import_numba()

@@ -93,12 +93,15 @@ class _Forwarder:
                 one.send(signal.SIGKILL if enough else number)
 
 
-def warm_up() -> None:
+def warm_up(modules: Sequence[str]) -> None:
     """Let the forkserver begin with its imports now; ranks are started from it later.
 
     What ranks are to find in their environment must be there already.
+
+    Args:
+        modules: what it imports besides, those of the entries of ranks.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *modules])
     forkserver.ensure_running()
 
 
