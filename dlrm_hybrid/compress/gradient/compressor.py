@@ -65,7 +65,8 @@ class GradientCompressor(Protocol):
         """One section per tensor, in the order of the specs; gradients join the residual once.
 
         Args:
-            gradients: by name, at least those of the specs; float32, contiguous, not changed.
+            gradients: by name, at least those of the specs; float32, contiguous, detached, not
+                changed.
             step: counted from 0.
 
         Sections may view the gradients.

@@ -98,7 +98,7 @@ class Sparsifier:
         return {state.spec.name: state.report() for state in self._states}
 
     def _encode(self, state: TensorState, gradient: Tensor, step: int) -> Section:
-        gradient_N = self._scaled(gradient.detach().view(-1).numpy(), step)
+        gradient_N = self._scaled(gradient.numpy().reshape(-1), step)
         count = self._select(state, gradient_N, step)
         if count < 0:
             raise DivergedError(
