@@ -29,9 +29,9 @@ Int32s = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
 STORE_BYTES = 8  # the encoder writes so many at a time
-MAX_PARAMETER = 31
 
 _SAMPLE = 256
+_MOST_LOW_BITS = 31
 _MOST_ONES = 24
 _ESCAPE_BITS = _MOST_ONES + 32
 _ONES = np.uint64((1 << _MOST_ONES) - 1)
@@ -125,7 +125,7 @@ def fit(indices_K: Int32s, count: int) -> tuple[int, int]:
     if indices_K.size <= _SAMPLE:
         return parameter, bits
     for step in (-1, 1):
-        while 0 <= parameter + step <= MAX_PARAMETER:
+        while 0 <= parameter + step <= _MOST_LOW_BITS:
             other = _bits(indices_K, parameter + step)
             if other >= bits:
                 break

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.bitmap import list_bits, rising, set_bits
-from dlrm_hybrid.kernels.rice import MAX_PARAMETER, STORE_BYTES, decode, encode, fit
+from dlrm_hybrid.kernels.rice import STORE_BYTES, decode, encode, fit
 from dlrm_hybrid.kernels.row_positions import FULL, UNORDERED, join_rows, split_rows
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Section, SectionError
 
@@ -145,7 +145,7 @@ def read_rice(section: Section) -> Part:
     head = int.from_bytes(section.payload[:_RICE_HEAD], "little")
     parameter, num_values = divmod(head, 1 << _RICE_COUNT_BITS)
     start = len(section.payload) - num_values * value_bytes
-    if num_values > section.count or start < _RICE_HEAD or parameter > MAX_PARAMETER:
+    if num_values > section.count or start < _RICE_HEAD:
         raise _misfit(section)
     indices_K = np.empty(num_values, np.int32)
     data = _constant(section, len(section.payload))

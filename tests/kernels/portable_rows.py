@@ -12,7 +12,16 @@ import xxhash
 from numba.core import config
 from numpy.typing import NDArray
 
+from dlrm_hybrid.kernels.bitmap import list_bits, rising, set_bits
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.narrow import (
+    float16_bits,
+    from_float16_bits,
+    narrow_bfloat16,
+    narrow_float16,
+)
+from dlrm_hybrid.kernels.rice import STORE_BYTES, decode, encode, fit
+from dlrm_hybrid.kernels.row_positions import join_rows, split_rows
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select
@@ -70,10 +79,40 @@ def kept_of_rows() -> Outputs:
     return outputs
 
 
+def narrowed() -> Outputs:
+    words_K = np.random.default_rng(4).integers(0, 2**32, 5000, dtype=np.uint32)
+    values_K = words_K.view(np.float32)
+    upper_K, halves_K = np.empty_like(words_K), np.empty(words_K.size, np.uint16)
+    narrow_bfloat16(words_K, upper_K)
+    wide_K = np.empty_like(words_K)
+    narrow_float16(words_K, values_K, wide_K, wide_K.view(np.float32))
+    float16_bits(wide_K, wide_K.view(np.float32), halves_K)
+    back_K = np.empty_like(words_K)
+    from_float16_bits(halves_K, back_K, back_K.view(np.float32))
+    return [upper_K, wide_K, halves_K, back_K]
+
+
+def coded() -> Outputs:
+    indices_K = np.flatnonzero(floats(4000, 5) > 2).astype(np.int32)
+    back_K = np.empty_like(indices_K)
+    parameter, bits = fit(indices_K, 4000)
+    gaps = np.zeros(bits // 8 + 1 + STORE_BYTES, np.uint8)
+    encode(indices_K, parameter, gaps)
+    words_W = np.empty(63, np.uint64)
+    counts_B, positions_K = np.empty(20, np.uint8), np.empty(indices_K.size, np.uint8)
+    told = [parameter, bits, decode(gaps, 0, parameter, 4000, back_K), rising(back_K, 4000)]
+    told += [set_bits(indices_K, 4000, words_W), list_bits(words_W, 4000, back_K)]
+    told += [split_rows(indices_K, 200, counts_B, positions_K)]
+    told += [join_rows(counts_B, positions_K, 200, back_K)]
+    return [np.array(told), gaps, words_W, counts_B, positions_K, back_K]
+
+
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
     "histogram": ranked,
+    "narrow": narrowed,
+    "indices": coded,
     "rows": kept_of_rows,
 }
 
