@@ -1,35 +1,15 @@
 """Worlds of one process against plain training."""
 
-from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from world_runs import PlainRuns, Train, assert_moved, largest_difference, tensors
 
-Train = Callable[..., tuple[int, Path]]
 STEPS = 200
 CUTS = ("bottom.1", "bottom.2", "bottom.3", "bottom.4", "top.1", "top.2", "top.3")
 WORLD = ("parallel=hybrid", "parallel.world=in_process")
 EPOCHS = "train.epochs=3"
-
-
-def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
-    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
-    return {
-        name: tensor
-        for group in ("dense", "embeddings")
-        for name, tensor in load_file(checkpoint / f"{group}.safetensors").items()
-    }
-
-
-def largest_difference(one: Path, other: Path, step: int, prefix: str) -> float:
-    first, second = tensors(one, step), tensors(other, step)
-    assert first.keys() == second.keys()
-    chosen = [name for name in first if name.startswith(prefix)]
-    assert chosen
-    return max(float(np.abs(first[name] - second[name]).max()) for name in chosen)
 
 
 def cuts_option(cuts: tuple[str, ...]) -> str:
@@ -52,26 +32,13 @@ def layouts() -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Run folders of plain training, made once for each set of options."""
-    from dlrm_hybrid.__main__ import run
-
-    made: dict[tuple[str, ...], Path] = {}
-
-    def of(*options: str) -> Path:
-        if options not in made:
-            folder = tmp_path_factory.mktemp("plain") / "run"
-            argv = ["dlrm_hybrid", "train", *small_rows, f"hydra.run.dir={folder}", *options]
-            assert run(argv) == 0
-            made[options] = folder
-        return made[options]
-
-    return of
+def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> PlainRuns:
+    return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize(("cuts", "servers"), layouts())
 def test_one_trainer_cut_anywhere_is_plain_training(
-    cuts: tuple[str, ...], servers: int, plain: Callable[..., Path], train: Train
+    cuts: tuple[str, ...], servers: int, plain: PlainRuns, train: Train
 ) -> None:
     options = (EPOCHS, f"train.steps={STEPS}", "checkpoint.every=100")
     layout = ("parallel.trainers=1", f"parallel.servers={servers}", cuts_option(cuts))
@@ -101,7 +68,7 @@ def test_trainers_together_are_plain_training_of_the_global_batch(
     servers: int,
     schedule: str,
     microbatches: int,
-    plain: Callable[..., Path],
+    plain: PlainRuns,
     train: Train,
 ) -> None:
     options = ("train.steps=20", "checkpoint.every=10")
@@ -110,14 +77,10 @@ def test_trainers_together_are_plain_training_of_the_global_batch(
     code, folder = train("world", *options, *WORLD, *layout, *order)
     assert code == 0
     expected = plain(*options, f"train.batch_size={64 * trainers}")
+    assert_moved(folder, 10, 20)
     for prefix, limit in (("bottom", 1e-7), ("top", 1e-7), ("embedding", 1e-6)):
-        assert largest_difference(expected, folder, 20, prefix) <= limit
-        moved = [
-            np.abs(tensor - tensors(expected, 10)[name]).max()
-            for name, tensor in tensors(expected, 20).items()
-            if name.startswith(prefix)
-        ]
-        assert max(moved) > 1e-3
+        found = largest_difference(tensors(expected, 20), tensors(folder, 20), prefix)
+        assert found <= limit, prefix
 
 
 def test_a_world_goes_on_where_it_was_stopped(train: Train) -> None:

@@ -1,6 +1,5 @@
 """Worlds of processes: equal to the in-process world, stopped together, nobody left behind."""
 
-import json
 import os
 import signal
 import threading
@@ -11,35 +10,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import load_file
+from world_runs import Train, assert_same, pids, summary, tensors
 
-Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "network.patience_seconds=30")
 DEADLINE_SECONDS = 30.0
-
-
-def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
-    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
-    return {
-        name: tensor
-        for group in ("dense", "embeddings")
-        for name, tensor in load_file(checkpoint / f"{group}.safetensors").items()
-    }
-
-
-def summary(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def assert_same(one: Path, other: Path, step: int) -> None:
-    first, second = tensors(one, step), tensors(other, step)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert tensor.tobytes() == second[name].tobytes(), name
-
-
-def pids(folder: Path) -> dict[str, int]:
-    return {path.stem: int(path.read_text()) for path in (folder / "log").glob("*.pid")}
 
 
 LAYOUTS = [
