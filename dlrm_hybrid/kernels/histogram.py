@@ -2,8 +2,9 @@
 
 A float32 without its sign orders like its 31 bits. A histogram over the upper 12 of them finds the
 bin that holds the rank, one over the next 12 looks into that bin, one over the last 7 ends the
-search: a radix select. The bins of the upper 12 bits alone are 3 to 6 % wide, which may be half of
-what a Gaussian has beyond 99.9 %; the two further steps see few elements and cost little.
+search, unless so few elements are left that sorting them is faster: a radix select. The bins of the
+upper 12 bits alone are 3 to 6 % wide, which may be half of what a Gaussian has beyond 99.9 %; the
+two further steps see few elements and cost little.
 
 Counting costs a cycle per element, comparing a sixth of that. So a sample first gives a bound that
 lies a little below the magnitude in question, and only what reaches it is counted. A bound that
@@ -29,6 +30,8 @@ BINS = 4096
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 UPPER_SHIFT = np.uint32(19)
 MIDDLE_SHIFT = np.uint32(7)
+LOWER_SHIFT = np.uint32(0)  # 7 of its 12 bits have more to tell
+FEW = 32  # elements; these are sorted
 STRIDE = 61  # no divisor of a layer's width: every column of a weight is sampled
 SAMPLED_FROM = 8192  # elements; below, all of them are counted
 
@@ -54,6 +57,17 @@ def _narrow(bits_M: UInt32s, shift: np.uint32, place: int) -> int:
         bits_M[kept] = bits
         kept += (bits >> shift) & np.uint32(BINS - 1) == place
     return kept
+
+
+@kernel
+def _sort(bits_M: UInt32s) -> None:
+    """Put the largest first, by insertion."""
+    for i in range(1, bits_M.size):
+        bits = bits_M[i]
+        while i > 0 and bits_M[i - 1] < bits:
+            bits_M[i] = bits_M[i - 1]
+            i -= 1
+        bits_M[i] = bits
 
 
 @kernel
@@ -101,17 +115,15 @@ def magnitude_of_rank(values_N: Float32s, rank: int) -> float:
     """
     scratch_N = np.empty(values_N.size, np.uint32)
     bins_H = np.empty(BINS, np.uint32)
-    edge = np.empty(1, np.uint32)
-    edge[0] = _bound(values_N, rank, scratch_N, bins_H)
-    count = _gather(values_N, edge.view(np.float32)[0], scratch_N)
+    scratch_N[0] = _bound(values_N, rank, scratch_N, bins_H)
+    count = _gather(values_N, scratch_N.view(np.float32)[0], scratch_N)
     if count < rank:
         count = _gather(values_N, np.float32(0), scratch_N)
-    upper, rank = _find(scratch_N[:count], UPPER_SHIFT, rank, bins_H)
-    count = _narrow(scratch_N[:count], UPPER_SHIFT, upper)
-    middle, rank = _find(scratch_N[:count], MIDDLE_SHIFT, rank, bins_H)
-    count = _narrow(scratch_N[:count], MIDDLE_SHIFT, middle)
-    # All that is left agrees in the upper 24 bits: the bin is the lower 12.
-    lower, rank = _find(scratch_N[:count], np.uint32(0), rank, bins_H)
-    high = np.uint32(upper) << UPPER_SHIFT | np.uint32(middle) << MIDDLE_SHIFT
-    edge[0] = high | np.uint32(lower) & np.uint32(127)
-    return edge.view(np.float32)[0]
+    for shift in (UPPER_SHIFT, MIDDLE_SHIFT, LOWER_SHIFT):
+        if count <= FEW:
+            break
+        place, rank = _find(scratch_N[:count], shift, rank, bins_H)
+        count = _narrow(scratch_N[:count], shift, place)
+    # Beyond the last bin all that is left is equal.
+    _sort(scratch_N[: min(count, FEW)])
+    return scratch_N.view(np.float32)[rank - 1 if count <= FEW else 0]
