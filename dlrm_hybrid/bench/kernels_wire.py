@@ -19,7 +19,7 @@ from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
 from dlrm_hybrid.wire.values import narrow
 
-COUNT = 1_000_000
+COUNT = 4_000_000
 DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 TURN_ELEMENTS = 100_000  # a turn writes or reads so many, for few end within microseconds
 SEED = 0
