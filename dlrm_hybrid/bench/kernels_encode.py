@@ -101,11 +101,14 @@ def _encode_row(method: Method, dtype: Dtype, gradients: list[Gradients]) -> Row
     ]
     compressor: GradientCompressor = Sparsifier(specs, _options(method, dtype))
     sums = [torch.zeros(spec.shape) for spec in specs]
+    given = {spec.name: torch.zeros(spec.shape) for spec in specs}
     rounds: list[tuple[float, float]] = []
     num_bytes = 0
-    for step, given in enumerate(gradients):
+    for step, fresh in enumerate(gradients):
         sections: dict[str, Section] = {}
+        _copy(given, fresh)
         ours = seconds(partial(_encode, compressor, given, step, sections))
+        _copy(given, fresh)
         rounds.append((ours, seconds(partial(_add, sums, given))))
         num_bytes += sum(len(section.payload) for section in sections.values())
     counted = rounds[len(rounds) // 10 :]
@@ -129,6 +132,12 @@ def _encode(
     compressor: GradientCompressor, given: Gradients, step: int, out: dict[str, Section]
 ) -> None:
     out.update(compressor.encode(given, step))
+
+
+def _copy(given: Gradients, fresh: Gradients) -> None:
+    """Write gradients where the step before had its own, as a backward pass does."""
+    for name, gradient in fresh.items():
+        given[name].copy_(gradient)
 
 
 def _add(sums: list[Tensor], given: Gradients) -> None:
