@@ -1,0 +1,109 @@
+"""DCT-MP: the largest activations of every row cross, and so do their gradients, no others.
+
+The receiver learns the mask with the activations, so values alone travel back. Both ends hold
+it as the flat positions of what was kept: one mask for forward and backward. To autograd this is
+x * mask with a constant mask.
+
+Values are rounded before the thresholds are found. So both ends agree on what is 0, and numbers
+that are equal once rounded are kept together or left out together.
+
+At sparsity 0 every number but 0 is sent, and the gradient at a 0 is lost. Boundaries follow a
+ReLU, whose derivative there is 0, so training is the same as with `DenseCodec` to the bit.
+
+Shapes: B rows of a micro-batch, N width of the boundary, K elements kept of all B * N.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
+from dlrm_hybrid.compress.activation.largest import largest_of_rows
+from dlrm_hybrid.compress.activation.received import only_section
+from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
+from dlrm_hybrid.kernels.rows import decode_rows, gather
+from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.sparse import rows, rows_of
+from dlrm_hybrid.wire.values import narrow, packed, values_of
+
+
+class _Mask(NamedTuple):
+    indices_K: NDArray[np.int32]
+    shape: torch.Size
+
+
+@final
+class ThresholdCodec:
+    """Elements that reach their row's threshold (Gupta et al., KDD 2021, algorithm 2)."""
+
+    def __init__(self, *, sparsity: float, dtype: Dtype, allow_rice: bool) -> None:
+        """For any number of boundaries.
+
+        Args:
+            sparsity: fraction of a row that is left out, in [0, 1).
+            dtype: of the values on the wire, both ways: FLOAT32, BFLOAT16 or FLOAT16.
+            allow_rice: take fewer bytes for positions where that takes more CPU time.
+        """
+        self._sparsity = sparsity
+        self._dtype = dtype
+        self._allow_rice = allow_rice
+        self._tally = Tally()
+
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+        """The kept elements; the mask is saved.
+
+        Raises:
+            DivergedError: an activation is not finite; names step, boundary and micro-batch.
+        """
+        narrowed_BN = narrow(x_BN.view(-1).numpy(), self._dtype).reshape(x_BN.shape)
+        largest = largest_of_rows(narrowed_BN, self._sparsity, key)
+        self._tally.add(key.boundary, x_BN.numel(), largest.indices_K.size, largest.tau_B)
+        section = rows(
+            0,
+            (x_BN.shape[0], x_BN.shape[1]),
+            largest.indices_K,
+            largest.values_K,
+            self._dtype,
+            allow_rice=self._allow_rice,
+        )
+        return (section,), _Mask(largest.indices_K, x_BN.shape)
+
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+        """The activations, 0 where none was sent; the mask is saved."""
+        section = only_section(sections, self._dtype, shape, key, dense=False)
+        indices_K, values_K = rows_of(section, (shape[0], shape[1]))
+        return _scattered(indices_K, values_K, shape), _Mask(indices_K, shape)
+
+    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+        """The gradients of what was received."""
+        mask: _Mask = saved
+        values_K = np.empty(mask.indices_K.size, np.float32)
+        gather(g_BN.view(-1).numpy(), mask.indices_K, values_K)
+        return (packed(0, narrow(values_K, self._dtype), self._dtype),)
+
+    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
+        """The gradient, 0 where nothing was sent."""
+        mask: _Mask = saved
+        section = only_section(sections, self._dtype, mask.indices_K.shape, key, dense=True)
+        return _scattered(mask.indices_K, values_of(section), mask.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None: a mask lives from forward to backward."""
+        return {}
+
+    def report(self) -> dict[int, BoundaryReport]:
+        """What was sent forward, with the mean of the rows' thresholds."""
+        return self._tally.take()
+
+
+def _scattered(
+    indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
+) -> Tensor:
+    tensor = torch.empty(shape)
+    decode_rows(indices_K, values_K, tensor.view(-1).numpy())
+    return tensor

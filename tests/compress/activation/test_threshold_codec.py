@@ -1,0 +1,180 @@
+"""DCT-MP: what is kept, that one mask serves both ways, and what it costs in bytes."""
+
+import pytest
+import torch
+from activation_journey import KEY, gaussian, round_trip, travel
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.activation.dct import ThresholdCodec
+from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.values import narrow
+
+VALUE_BYTES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
+EXACTLY = {"rtol": 0.0, "atol": 0.0}
+
+
+def codec_of(
+    sparsity: float, dtype: Dtype = Dtype.FLOAT32, allow_rice: bool = False
+) -> ThresholdCodec:
+    return ThresholdCodec(sparsity=sparsity, dtype=dtype, allow_rice=allow_rice)
+
+
+def mask_of(x_BN: Tensor, keep: int) -> Tensor:
+    """Algorithm 2 by sorting."""
+    tau_B = x_BN.abs().sort(dim=1).values[:, x_BN.shape[1] - keep]
+    return (x_BN.abs() >= tau_B[:, None]) & (x_BN != 0)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("width", "counts"),
+    [(256, [64, 26, 13, 6, 2]), (16, [4, 2, 1, 1, 1]), (1, [1, 1, 1, 1, 1])],
+)
+def test_as_many_are_kept_of_every_row_as_the_golden_vector_says(
+    width: int, counts: list[int]
+) -> None:
+    x_BN = gaussian(7, width, 1)
+    for sparsity, keep in zip((0.75, 0.9, 0.95, 0.98, 0.995), counts, strict=True):
+        trip = round_trip(codec_of(sparsity), x_BN, x_BN)
+        assert (trip.received_BN != 0).sum(dim=1).tolist() == [keep] * 7
+
+
+@pytest.mark.parametrize("dtype", VALUE_BYTES)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 20), (9, 1), (5, 70), (16, 256), (2, 300)])
+@pytest.mark.parametrize("rectified", [False, True])
+@pytest.mark.parametrize(("sparsity", "parts"), [(0.0, 0), (0.75, 75), (0.9, 90)])
+@pytest.mark.parametrize("allow_rice", [False, True])
+def test_one_mask_both_ways(
+    dtype: Dtype,
+    shape: tuple[int, int],
+    rectified: bool,
+    sparsity: float,
+    parts: int,
+    allow_rice: bool,
+) -> None:
+    x_BN, g_BN = gaussian(*shape, 2), gaussian(*shape, 3)
+    x_BN = x_BN.relu() if rectified else x_BN
+    rounded_BN = torch.from_numpy(narrow(x_BN.view(-1).numpy(), dtype)).view(shape)
+    mask_BN = mask_of(rounded_BN, shape[1] - shape[1] * parts // 100)
+    trip = round_trip(codec_of(sparsity, dtype, allow_rice), x_BN, g_BN)
+    zero = torch.zeros(())
+    assert torch.equal(bits(trip.received_BN), bits(torch.where(mask_BN, rounded_BN, zero)))
+    rounded_g_BN = torch.from_numpy(narrow(g_BN.view(-1).numpy(), dtype)).view(shape)
+    assert torch.equal(bits(trip.returned_BN), bits(torch.where(mask_BN, rounded_g_BN, zero)))
+
+
+def test_the_gradient_is_that_of_autograd_with_the_mask_held_still() -> None:
+    x_BN = gaussian(6, 40, 4).requires_grad_()
+    weight_NM = gaussian(40, 3, 5)
+    mask_BN = mask_of(x_BN.detach(), 10)
+    ((x_BN * mask_BN) @ weight_NM).square().sum().backward()
+    codec = codec_of(0.75)
+    sections, at_sender = codec.encode(x_BN.detach(), KEY)
+    received_BN, at_receiver = codec.decode(travel(sections, 0), x_BN.shape, KEY)
+    received_BN.requires_grad_()
+    (received_BN @ weight_NM).square().sum().backward()
+    assert received_BN.grad is not None
+    back = codec.encode_gradient(received_BN.grad, at_receiver, KEY)
+    torch.testing.assert_close(
+        codec.decode_gradient(travel(back, 0), at_sender, KEY), x_BN.grad, **EXACTLY
+    )
+
+
+def _trained(codec: ActivationCodec) -> list[Tensor]:
+    """Weights on both sides of a boundary after a ReLU, after ten steps."""
+    below_NM, above_M = gaussian(12, 16, 6), gaussian(16, 1, 7)
+    for step in range(10):
+        x_BN = gaussian(9, 12, 100 + step)
+        left_BM = (x_BN @ below_NM.requires_grad_()).relu()
+        sections, at_sender = codec.encode(left_BM.detach(), KEY)
+        entered_BM, at_receiver = codec.decode(travel(sections, 4), left_BM.shape, KEY)
+        (entered_BM.requires_grad_() @ above_M.requires_grad_() - 1).square().mean().backward()
+        assert entered_BM.grad is not None
+        back = codec.encode_gradient(entered_BM.grad, at_receiver, KEY)
+        left_BM.backward(codec.decode_gradient(travel(back, 4), at_sender, KEY))
+        weights = [below_NM, above_M]
+        assert all(weight.grad is not None for weight in weights)
+        below_NM, above_M = (
+            (weight - 0.01 * weight.grad).detach()  # type: ignore[operator]
+            for weight in weights
+        )
+    return [below_NM, above_M]
+
+
+def test_at_sparsity_0_training_is_the_uncompressed_one_bit_for_bit() -> None:
+    for dense, kept in zip(_trained(DenseCodec()), _trained(codec_of(0.0)), strict=True):
+        assert torch.equal(bits(dense), bits(kept))
+    masked = _trained(codec_of(0.9))
+    assert not torch.equal(_trained(DenseCodec())[0], masked[0])
+
+
+@given(st.permutations(range(6)), st.integers(-20, 20), st.sampled_from(list(VALUE_BYTES)))
+def test_rows_may_be_reordered_and_numbers_scaled(
+    order: list[int], exponent: int, dtype: Dtype
+) -> None:
+    x_BN, g_BN = gaussian(6, 70, 8), gaussian(6, 70, 9)
+    scale = 1.0 if dtype is Dtype.FLOAT16 else 2.0**exponent
+    trip = round_trip(codec_of(0.9, dtype), x_BN, g_BN)
+    other = round_trip(codec_of(0.9, dtype), x_BN[order] * scale, g_BN[order])
+    assert torch.equal(other.received_BN, trip.received_BN[order] * scale)
+    assert torch.equal(other.returned_BN, trip.returned_BN[order])
+
+
+def test_rows_of_zeros_stay_so_and_send_nothing() -> None:
+    x_BN = torch.zeros(4, 64)
+    x_BN[2, 5] = 3.0
+    trip = round_trip(codec_of(0.75), x_BN, torch.ones(4, 64))
+    assert torch.equal(trip.received_BN, x_BN)
+    assert torch.equal(trip.returned_BN, (x_BN != 0).float())
+    trip = round_trip(codec_of(0.75), torch.zeros(4, 64), torch.ones(4, 64))
+    assert not trip.received_BN.any()
+    assert not trip.returned_BN.any()
+    assert trip.backward_bytes == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", VALUE_BYTES)
+def test_an_activation_that_is_not_finite_ends_the_run(bad: float, dtype: Dtype) -> None:
+    x_BN = gaussian(3, 20, 10)
+    x_BN[1, 19] = bad
+    with pytest.raises(DivergedError, match="step 7, boundary 1, micro-batch 2: an activation"):
+        codec_of(0.9, dtype).encode(x_BN, KEY)
+
+
+def test_numbers_equal_once_rounded_are_kept_together() -> None:
+    x_BN = torch.tensor([[1.0, 1.001, 1.002, 0.5, 0.25, 0.125, 0.0, 0.0]])
+    trip = round_trip(codec_of(0.875, Dtype.BFLOAT16), x_BN, torch.ones(1, 8))
+    assert trip.received_BN.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]
+    assert trip.returned_BN.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", VALUE_BYTES)
+@pytest.mark.parametrize(("sparsity", "keep"), [(0.75, 64), (0.9, 26), (0.95, 13), (0.98, 6)])
+def test_bytes_are_those_of_the_formula(dtype: Dtype, sparsity: float, keep: int) -> None:
+    rows, width = 128, 256
+    # Without the sign, a permutation of integers below 256 has no ties in any type.
+    x_BN = torch.stack(
+        [torch.randperm(width, generator=torch.Generator().manual_seed(row)) for row in range(rows)]
+    ).float()
+    trip = round_trip(codec_of(sparsity, dtype), x_BN, x_BN)
+    values = VALUE_BYTES[dtype] * rows * keep
+    places = min(rows * keep + rows, rows * width // 8)  # a byte each and a count, or a bitmap
+    assert trip.backward_bytes == values
+    assert values + places <= trip.forward_bytes <= values + places + 8
+
+
+def test_the_report_holds_the_mean_threshold() -> None:
+    codec = codec_of(0.75)
+    x_BN = torch.tensor([[4.0, -3.0, 2.0, 1.0], [8.0, 0.0, 0.0, -9.0]])
+    codec.encode(x_BN, KEY)
+    codec.encode(x_BN / 2, KEY)
+    (report,) = codec.report().values()
+    assert (report.elements, report.kept, report.threshold) == (16, 4, (4 + 9) * 0.75 / 2)
