@@ -1,0 +1,107 @@
+"""What holds for every codec of activations."""
+
+import pytest
+import torch
+from activation_journey import KEY, gaussian, round_trip, travel
+from activation_rows import CODECS, CodecRow
+
+from dlrm_hybrid.compress.activation.codec import Sections
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+
+LINEAR = {name: row for name, row in CODECS.items() if row.linear}
+SHAPES = [(1, 1), (1, 16), (5, 1), (3, 70), (8, 256), (2, 300)]
+
+every_codec = pytest.mark.parametrize("row", CODECS.values(), ids=CODECS.keys())
+every_shape = pytest.mark.parametrize(("rows", "width"), SHAPES)
+
+
+@every_codec
+@every_shape
+@pytest.mark.parametrize("offset", [0, 4, 20])
+def test_both_ends_get_tensors_of_their_own(
+    row: CodecRow, rows: int, width: int, offset: int
+) -> None:
+    x_BN, g_BN = gaussian(rows, width, 1), gaussian(rows, width, 2)
+    x_before_BN, g_before_BN = x_BN.clone(), g_BN.clone()
+    trip = round_trip(row.make(rows, width), x_BN, g_BN, offset=offset)
+    assert torch.equal(x_BN, x_before_BN)
+    assert torch.equal(g_BN, g_before_BN)
+    for tensor in (trip.received_BN, trip.returned_BN):
+        assert (tensor.shape, tensor.dtype) == (x_BN.shape, torch.float32)
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 64 == 0
+        tensor.add_(1)  # writable
+
+
+@pytest.mark.parametrize("row", LINEAR.values(), ids=LINEAR.keys())
+@every_shape
+def test_backward_is_the_transpose_of_forward(row: CodecRow, rows: int, width: int) -> None:
+    x_BN, g_BN = gaussian(rows, width, 3), gaussian(rows, width, 4)
+    trip = round_trip(row.make(rows, width), x_BN, g_BN)
+    forth = (trip.received_BN.double() * g_BN).sum()
+    back = (x_BN.double() * trip.returned_BN).sum()
+    terms = (trip.received_BN.double() * g_BN).abs().sum() + (x_BN * trip.returned_BN).abs().sum()
+    assert abs(forth - back) <= row.relative_error * terms
+
+
+@every_codec
+def test_equal_codecs_send_equal_bytes(row: CodecRow) -> None:
+    x_BN, g_BN = gaussian(4, 64, 5), gaussian(4, 64, 6)
+    one, other = row.make(4, 64), row.make(4, 64)
+    alone = round_trip(one, x_BN, g_BN)
+    together = round_trip(other, x_BN, g_BN, receiver=row.make(4, 64))
+    assert torch.equal(alone.received_BN, together.received_BN)
+    assert torch.equal(alone.returned_BN, together.returned_BN)
+    assert alone[2:] == together[2:]
+
+
+@every_codec
+def test_what_lasts_is_what_checkpoints_hold(row: CodecRow) -> None:
+    x_BN = gaussian(4, 64, 7)
+    codec, resumed, fresh = (row.make(4, 64) for _ in range(3))
+    round_trip(codec, x_BN, gaussian(4, 64, 8))
+    assert bool(codec.tensors()) == row.stateful
+    for name, tensor in resumed.tensors().items():
+        tensor.copy_(codec.tensors()[name])
+    returned = [
+        round_trip(one, x_BN, gaussian(4, 64, 9)).returned_BN for one in (codec, resumed, fresh)
+    ]
+    assert torch.equal(returned[0], returned[1])
+    assert torch.equal(returned[0], returned[2]) != row.stateful
+
+
+@every_codec
+def test_a_report_covers_what_came_since_the_last(row: CodecRow) -> None:
+    codec = row.make(4, 64)
+    assert codec.report() == {}
+    for count in (1, 3):
+        for _ in range(count):
+            round_trip(codec, gaussian(4, 64, 10), gaussian(4, 64, 11))
+        for boundary, report in codec.report().items():
+            assert boundary == KEY.boundary
+            assert report.elements == count * 4 * 64
+            assert 0 < report.kept <= report.elements
+    assert codec.report() == {}
+
+
+WRONG: list[Sections] = [
+    (),
+    (Section(0, Encoding.DENSE, Dtype.FLOAT32, 7, bytes(28)),),
+    (Section(0, Encoding.DENSE, Dtype.INT32, 6, bytes(24)),),
+    (Section(0, Encoding.DENSE, Dtype.FLOAT32, 6, bytes(24)),) * 2,
+]
+
+
+@every_codec
+@pytest.mark.parametrize("sections", WRONG)
+def test_other_sections_than_expected_are_refused(row: CodecRow, sections: Sections) -> None:
+    codec = row.make(2, 3)
+    x_BN = gaussian(2, 3, 12)
+    forward, saved = codec.encode(x_BN, KEY)
+    codec.decode(travel(forward, 0), x_BN.shape, KEY)
+    named = r"step 7, boundary 1, micro-batch 2: .*, expected .* elements"
+    with pytest.raises(DlrmError, match=named):
+        codec.decode(sections, x_BN.shape, KEY)
+    with pytest.raises(DlrmError, match=named):
+        codec.decode_gradient(sections, saved, KEY)
