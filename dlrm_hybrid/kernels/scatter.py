@@ -1,4 +1,4 @@
-"""Sparse vectors into dense ones and back: what a server does with pushes and pulls.
+"""Sparse vectors into dense ones and back: pushes and pulls at a server, rounding at a trainer.
 
 A server adds what trainers send and marks where, then lists the marks, and takes the sums from
 there: all of it costs as much as was sent, save one look at a bit per element. Indices must be in
@@ -59,3 +59,19 @@ def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
     """Overwrite elements of `out_N`."""
     for k in range(indices_K.size):
         out_N[indices_K[k]] = values_K[k]
+
+
+@kernel
+def give_back(
+    indices_K: Int32s, values_K: Float32s, rounded_K: Float32s, residual_N: Float32s
+) -> int:
+    """Overwrite elements of a residual with what rounding took from them.
+
+    Returns:
+        how many rounded values are not zero.
+    """
+    kept = 0
+    for k in range(indices_K.size):
+        residual_N[indices_K[k]] = values_K[k] - rounded_K[k]
+        kept += rounded_K[k] != 0
+    return kept

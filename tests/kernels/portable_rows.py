@@ -23,7 +23,7 @@ from dlrm_hybrid.kernels.narrow import (
 from dlrm_hybrid.kernels.rice import STORE_BYTES, decode, encode, fit
 from dlrm_hybrid.kernels.row_positions import join_rows, split_rows
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
-from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
+from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select
 
 Outputs = list[NDArray[np.generic]]
@@ -56,7 +56,9 @@ def scattered() -> Outputs:
     taken_K, out_N = np.empty(union_K.size, np.float32), np.ones(200, np.float32)
     take(sum_N, union_K, taken_K)
     put(union_K, taken_K, out_N)
-    return [sum_N, touched_W, union_K, taken_K, out_N]
+    rest_N = np.zeros(200, np.float32)
+    kept = give_back(union_K, taken_K, np.rint(taken_K), rest_N)
+    return [sum_N, touched_W, union_K, taken_K, out_N, rest_N, np.array(kept)]
 
 
 def ranked() -> Outputs:

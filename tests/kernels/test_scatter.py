@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.scatter import collect, put, scatter_add, take
+from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
 
 Push = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -47,3 +47,11 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     put(union_K, taken_K, out_N)
     expected_N[np.setdiff1d(np.arange(count), union_K)] = 9
     assert out_N.tobytes() == expected_N.tobytes()
+
+
+def test_what_rounding_took_is_given_back() -> None:
+    values_K = np.array([1.25, -3, 1e-9], np.float32)
+    rounded_K = np.array([1, -3, 0], np.float32)
+    residual_N = np.full(6, 9, np.float32)
+    assert give_back(np.array([0, 2, 5], np.int32), values_K, rounded_K, residual_N) == 2
+    assert residual_N.tolist() == [0.25, 9, 0, 9, 9, np.float32(1e-9)]

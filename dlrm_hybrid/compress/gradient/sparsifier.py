@@ -18,7 +18,7 @@ from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan
 from dlrm_hybrid.compress.gradient.tensor_state import TensorState
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
-from dlrm_hybrid.kernels.scatter import put
+from dlrm_hybrid.kernels.scatter import give_back
 from dlrm_hybrid.kernels.select import accumulate_select, select
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -144,8 +144,7 @@ class Sparsifier:
             # A section of all elements views them, and the next tensor needs the buffer.
             return indices_K, values_K.copy() if count == residual_N.size else values_K
         narrowed_K = narrow(values_K, self._options.dtype)
-        put(indices_K, values_K - narrowed_K, residual_N)
-        if np.count_nonzero(narrowed_K) < count:
+        if give_back(indices_K, values_K, narrowed_K, residual_N) < count:
             sent_K = np.flatnonzero(narrowed_K)
             return indices_K[sent_K], narrowed_K[sent_K]
         return indices_K, narrowed_K
