@@ -41,12 +41,44 @@ class Rank:
     log_folder: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a rank's work ended: an exit code and, unless it is DONE, a message for a person.
+
+    Attributes:
+        exit_code: for the shell.
+        message: why.
+        lost: because of this rank, which is gone.
+    """
+
+    exit_code: int
+    message: str
+    lost: PeerLostError | None = None
+
+
+def ending(rank: Rank, work: Callable[[], None]) -> Ending:
+    """Do a rank's work; what it raises becomes a message, of a fault in the program a traceback."""
+    try:
+        work()
+    except DlrmError as error:
+        return Ending(
+            error.exit_code, str(error), error if isinstance(error, PeerLostError) else None
+        )
+    except BaseException as error:
+        traceback.print_exc()
+        message = (
+            f"{rank.name} (rank {rank.index}): {type(error).__name__}: {error}; "
+            f"see {rank.log_folder / f'{rank.name}.log'}"
+        )
+        return Ending(ExitCode.FAILED, message)
+    return Ending(ExitCode.DONE, "")
+
+
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     """What a rank does with its life."""
     os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
     die_with_parent(os.getppid())
-    _redirect_output(rank.log_folder / f"{rank.name}.log")
-    (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+    write_log(rank)
     stop = StopWish()
     stop.install()
     connection.send_bytes(READY)
@@ -54,29 +86,25 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     def report(event: Event) -> None:
         connection.send_bytes(event.to_json().encode())
 
-    code, message, lost_peer = ExitCode.DONE, "", False
-    try:
+    def work() -> None:
         module, _, name = entry.partition(":")
         function: Entry = getattr(import_module(module), name)
         function(rank.argument, report, stop)
-    except DlrmError as error:
-        code, message = error.exit_code, str(error)
-        lost_peer = isinstance(error, PeerLostError)
-    except BaseException as error:
-        traceback.print_exc()
-        code = ExitCode.FAILED
-        message = (
-            f"{rank.name} (rank {rank.index}): {type(error).__name__}: {error}; "
-            f"see {rank.log_folder / f'{rank.name}.log'}"
-        )
-    if code != ExitCode.DONE:
-        failure = {"exit_code": code, "message": message, "lost_peer": lost_peer}
-        report(Event(Kind.FAILED, -1, time.time(), failure))
-    sys.exit(code)
+
+    end = ending(rank, work)
+    if end.exit_code != ExitCode.DONE:
+        failure = {"exit_code": end.exit_code, "message": end.message}
+        report(Event(Kind.FAILED, -1, time.time(), {**failure, "lost_peer": end.lost is not None}))
+    sys.exit(end.exit_code)
 
 
-def _redirect_output(path: Path) -> None:
-    """Standard output and error of this process go to a file, those of libraries too."""
+def write_log(rank: Rank) -> None:
+    """Standard output and error of this process go to its log, those of libraries too.
+
+    Its number goes to a file beside it.
+    """
+    (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+    path = rank.log_folder / f"{rank.name}.log"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):
         os.dup2(descriptor, number)
