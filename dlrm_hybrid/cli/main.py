@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from dlrm_hybrid import __version__
+from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.types import (
     ConfigError,
@@ -30,7 +31,7 @@ VERBS = {
     "prepare": "raw Criteo rows → shards, checked and encoded",
     "train": "train a model (-m: one for each point of a sweep)",
     "evaluate": "score a checkpoint on the test part",
-    "bench": "measure this machine: bench.what=step | prepare",
+    "bench": "measure this machine: bench.what=step | prepare | kernels",
     "doctor": "say whether this machine is able, and what is wrong",
 }
 
@@ -72,6 +73,10 @@ def run(argv: Sequence[str]) -> int:
 def _run_verb(verb: str, arguments: list[str]) -> int:
     from dlrm_hybrid.config import compose  # Hydra takes a tenth of a second
 
+    launch = find_launch(os.environ) if verb == "train" else None
+    if launch is not None and launch.size > 1:
+        prepare_environment(os.environ)
+        return import_module("dlrm_hybrid.cli.launched").run(launch, arguments)
     if not compose.asks_only(arguments):
         compose.check(arguments)
     if verb != "train":
@@ -79,7 +84,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
             raise ConfigError(f"-m: only `train` can be swept, not `{verb}`")
         arguments = ["hydra.run.dir=.", *arguments]  # makes no run folder
     sys.argv = [sys.argv[0], *arguments]
-    jobs = _Jobs(verb, compose.is_sweep(arguments))
+    jobs = _Jobs(verb, compose.is_sweep(arguments), launch)
     compose.launch(jobs.run)
     return jobs.exit_code
 
@@ -90,6 +95,7 @@ class _Jobs:
 
     verb: str
     is_sweep: bool
+    launch: Launch | None
     codes: list[int] = field(default_factory=list[int])
 
     @property
@@ -109,6 +115,8 @@ class _Jobs:
             if self.verb in RANKED:
                 # Its imports take seconds, and this process has some of its own to make.
                 warm_up([RANK_MODULE])
+            if self.launch is not None:
+                import_module("dlrm_hybrid.cli.launch_rules").check_world(config, self.launch)
             code = _function(self.verb)(request)
         except DlrmError as error:
             code = _tell(error)

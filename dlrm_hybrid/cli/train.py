@@ -60,22 +60,19 @@ def run(request: Request) -> int:
         )
         outcome = run_ranks(_ranks(request, task), _entry(request.config), report)
     run_folder.append_events(request.folder, told)
-    return _close(request, outcome, terminal)
+    cores = len(os.sched_getaffinity(0))
+    return close(request, outcome, cores, terminal)
 
 
 def _entry(config: Config) -> str:
     """What each process of the run does."""
-    return WORLD_RANK if _many_processes(config) else TRAIN_RANK
-
-
-def _many_processes(config: Config) -> bool:
-    return config.parallel.name == "hybrid" and config.parallel.world == "processes"
+    return WORLD_RANK if build.many_processes(config) else TRAIN_RANK
 
 
 def _ranks(request: Request, task: TrainTask) -> list[Rank]:
     """The processes of the run; a world of one process has one."""
     names = ["worker-0"]
-    if _many_processes(request.config):
+    if build.many_processes(request.config):
         topology = build.topology(request.config)
         names = [topology.name(rank) for rank in range(topology.size)]
     return [
@@ -89,10 +86,19 @@ def _ranks(request: Request, task: TrainTask) -> list[Rank]:
     ]
 
 
-def _close(request: Request, outcome: Outcome, terminal: Terminal) -> int:
-    """Write the summary, tell the result or the reason why there is none."""
+def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) -> int:
+    """Write the summary, tell the result.
+
+    Args:
+        request: what was asked for.
+        outcome: how the run ended.
+        cores: of all machines of the run.
+        terminal: for the result.
+
+    Raises:
+        RunFailedError: the reason why there is none.
+    """
     status = STATUS.get(outcome.exit_code, "failed")
-    cores = len(os.sched_getaffinity(0))
     teacher = best_reachable(request.config) if status == "complete" else None
     summary = run_folder.write_summary(request.folder, status, cores, teacher)
     if status != "complete":

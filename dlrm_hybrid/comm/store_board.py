@@ -54,7 +54,7 @@ class StoreBoard:
         failure = self.failure()
         if failure is not None:
             raise failure
-        return self._text(name)
+        return self.read(name)
 
     def fail(self, exit_code: int, message: str) -> None:
         """Say why the run cannot go on; the first reason stays."""
@@ -62,10 +62,11 @@ class StoreBoard:
 
     def failure(self) -> RunFailedError | None:
         """What a rank said with `fail`."""
-        text = self._text(FAILURE)
+        text = self.read(FAILURE)
         return None if text is None else RunFailedError(**json.loads(text))
 
-    def _text(self, name: str) -> str | None:
+    def read(self, name: str) -> str | None:
+        """The text of this name, whether or not the run can go on."""
         if not self._asked(lambda: self.store.check([name])):
             return None
         return self._asked(lambda: self.store.get(name)).decode()

@@ -57,6 +57,11 @@ def _processes(config: Config) -> int:
     return 1 if small else len(os.sched_getaffinity(0))
 
 
+def many_processes(config: Config) -> bool:
+    """Whether ranks are processes of their own that meet over the network."""
+    return config.parallel.name == "hybrid" and config.parallel.world == "processes"
+
+
 def topology(config: Config) -> Topology:
     """Who is who in a world; the interaction follows the last layer of the bottom network."""
     cuts = config.parallel.cuts

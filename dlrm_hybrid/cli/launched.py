@@ -1,0 +1,211 @@
+"""The verb `train` in a process that torchrun or SLURM has started: one rank of a world.
+
+Rank 0 composes the configuration, claims the run folder and prepares the rows; the others wait for
+what it announces. Then each is its rank; see `launched_rank`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dlrm_hybrid.cli import rank as ranks
+from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.launch_rules import check_world
+from dlrm_hybrid.cli.launched_rank import Part, take_part
+from dlrm_hybrid.cli.launcher import Launch
+from dlrm_hybrid.cli.prepare import prepared_rows
+from dlrm_hybrid.cli.request import Request, TrainTask
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.comm.rendezvous import await_text
+from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
+from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
+
+CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time
+PREPARE_SECONDS = 86_400.0  # to make many rows takes long; who dies meanwhile is noticed otherwise
+LEAVE_SECONDS = 60.0
+FAREWELL_SECONDS = 2.0
+POLL_SECONDS = 0.02
+OWN_KEYS = ("network.bind", "network.keys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What rank 0 tells the others; they use it as it stands.
+
+    Attributes:
+        values: configuration of the run.
+        overrides: as they stood on rank 0's command line.
+        run_folder: of the run.
+        resume_from: a run folder or checkpoint to go on from, or None.
+        attempt: how often the run has been started before.
+        rows: checksums of rank 0's shards.
+    """
+
+    values: Mapping[str, Any]
+    overrides: Sequence[str]
+    run_folder: str
+    resume_from: str | None
+    attempt: int
+    rows: Sequence[str]
+
+
+def run(launch: Launch, arguments: list[str]) -> int:
+    """Be one of several processes of a run; returns its exit code.
+
+    Args:
+        launch: the place of this process among them.
+        arguments: of the command line, after the verb. Rank 0's are the run's; from the others'
+            only `network.bind` and `network.keys` count, for their own machine.
+
+    Raises:
+        DlrmError: the run failed, for a reason that others have not told on this machine.
+    """
+    die_with_parent(os.getppid())
+    board = _board(launch)
+    patience_seconds = LEAVE_SECONDS
+    try:
+        try:
+            part = _prepared(launch, arguments, board)
+        except RunFailedError as error:
+            if launch.local_rank:  # once on each machine is enough
+                return error.exit_code
+            raise
+        except DlrmError as error:
+            with suppress(DlrmError):
+                board.fail(error.exit_code, str(error))
+            raise
+        if part is None:
+            return ExitCode.DONE
+        patience_seconds = FAREWELL_SECONDS
+        code = take_part(part)
+        patience_seconds = LEAVE_SECONDS
+        return code
+    finally:
+        _leave(launch, board, patience_seconds)
+
+
+def _board(launch: Launch) -> StoreBoard:
+    prefix = f"dlrm_hybrid/{launch.restarts}"
+    if launch.serves_store:
+        return serve_board(launch.host, launch.port, prefix, _go_on)
+    return reach_board(launch.host, launch.port, prefix, _go_on, CONNECT_SECONDS)
+
+
+def _go_on() -> None:
+    """Until training begins a signal ends the process at once."""
+
+
+def _prepared(launch: Launch, arguments: list[str], board: StoreBoard) -> Part | None:
+    """All that this rank needs to begin; None if the command line only asks for help."""
+    terminal = Terminal(Console(quiet=True))
+    if launch.rank == 0:
+        terminal = Terminal()
+        announced = _announce(launch, arguments, terminal)
+        text = "null" if announced is None else json.dumps(asdict(announced))
+        board.put("announcement.json", text)
+    text = await_text(board, "announcement.json", PREPARE_SECONDS)
+    if text == "null":
+        return None
+    announced = Announcement(**json.loads(text))
+    config = own_network(validate(announced.values), arguments)
+    rows = _same_rows(launch, announced, config, terminal, board)
+    task = TrainTask(
+        run_folder=announced.run_folder,
+        prepared=str(rows),
+        resume_from=announced.resume_from,
+        rank=launch.rank,
+        attempt=announced.attempt,
+        rendezvous=str(board),
+    )
+    folder, overrides = Path(announced.run_folder), tuple(announced.overrides)
+    request = Request(config, announced.values, folder, overrides)
+    return Part(launch=launch, request=request, task=task, board=board)
+
+
+def _announce(launch: Launch, arguments: list[str], terminal: Terminal) -> Announcement | None:
+    """Rank 0's preparations."""
+    request = _composed(arguments)
+    if request is None:
+        return None
+    check_world(request.config, launch)
+    resume_from = run_folder.claim(request)
+    run_folder.write_facts(request)
+    rows = prepared_rows(request.config, terminal)
+    terminal.line(f"run folder {request.folder}")
+    return Announcement(
+        values=request.values,
+        overrides=request.overrides,
+        run_folder=str(request.folder),
+        resume_from=None if resume_from is None else str(resume_from.absolute()),
+        attempt=run_folder.attempts(request.folder),
+        rows=ranks.rows_identity(open_shards(rows, build.semantics(request.config))),
+    )
+
+
+def _composed(arguments: list[str]) -> Request | None:
+    """What the command line asks for; None if Hydra has answered it."""
+    if compose.is_sweep(arguments):
+        raise ConfigError("-m: a launcher starts the processes of one run, not of a sweep")
+    if not compose.asks_only(arguments):
+        compose.check(arguments)
+    sys.argv = [sys.argv[0], *arguments]
+    found: list[Request] = []
+
+    def take(values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
+        found.append(Request(validate(values), values, folder.absolute(), tuple(overrides)))
+
+    compose.launch(take)
+    return found[0] if found else None
+
+
+def own_network(config: Config, arguments: Sequence[str]) -> Config:
+    """The configuration of the run, with what this machine's command line says of its network."""
+    own = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    changes = {key.partition(".")[2]: own[key] for key in OWN_KEYS if key in own}
+    return replace(config, network=replace(config.network, **changes))
+
+
+def _same_rows(
+    launch: Launch, announced: Announcement, config: Config, terminal: Terminal, board: StoreBoard
+) -> Path:
+    """The folder of prepared rows on this machine; its first rank makes them if need be."""
+    name = f"rows-{launch.node}.json"
+    rows = build.prepared_folder(config)
+    if launch.local_rank == 0:
+        rows = prepared_rows(config, terminal)
+        board.put(name, json.dumps(str(rows)))
+    await_text(board, name, PREPARE_SECONDS)
+    found = ranks.rows_identity(open_shards(rows, build.semantics(config)))
+    if found != list(announced.rows):
+        raise DataError(
+            f"data.prepared = {rows}: on {socket.gethostname()} (rank {launch.rank}) these are "
+            "other rows than rank 0 has"
+        )
+    return rows
+
+
+def _leave(launch: Launch, board: StoreBoard, patience_seconds: float) -> None:
+    """Go; who serves the store is the last, so that others can still read why."""
+    with suppress(DlrmError):
+        board.put(f"left-{launch.rank}.json", "true")
+        until = time.monotonic() + patience_seconds
+        waiting = set(range(launch.size)) if launch.serves_store else set[int]()
+        while waiting and time.monotonic() < until:
+            waiting = {rank for rank in waiting if board.read(f"left-{rank}.json") is None}
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,208 @@
+"""A rank that a launcher has started: no parent listens to it, so it says itself how it ended.
+
+What it has counted goes to the leader over the board. The leader, the worker of trainer 0 with
+tables, shows the run in its terminal, keeps the record and writes the summary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from io import TextIOWrapper
+from typing import final
+
+from rich.console import Console
+
+from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.launcher import Launch
+from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.rank_world import be_rank
+from dlrm_hybrid.cli.request import Request, TrainTask
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.cli.train import close
+from dlrm_hybrid.comm.meeting import StoreRendezvous
+from dlrm_hybrid.comm.rendezvous import await_text
+from dlrm_hybrid.comm.store_board import StoreBoard
+from dlrm_hybrid.config import build
+from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.telemetry.events import Event, Kind, from_json
+from dlrm_hybrid.train.rank import Ending, Rank, ending, write_log
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.supervisor import GRACE_SECONDS, TOGETHER, Outcome
+from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError
+
+POLL_SECONDS = 0.02
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank of a run needs to know.
+
+    Attributes:
+        launch: its place among the processes.
+        request: the run; the network of its configuration is this machine's.
+        task: which rank, and where its files are.
+        board: where ranks leave texts for each other.
+    """
+
+    launch: Launch
+    request: Request
+    task: TrainTask
+    board: StoreBoard
+
+    @property
+    def topology(self) -> Topology:
+        """Who is who."""
+        return build.topology(self.request.config)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the leader."""
+        return self.launch.rank == self.topology.interaction_group[0]
+
+
+def take_part(part: Part) -> int:
+    """Be the rank until the run ends; returns the exit code.
+
+    Raises:
+        RunFailedError: it failed, with the message for this rank's terminal.
+    """
+    rank = Rank(
+        index=part.launch.rank,
+        name=part.topology.name(part.launch.rank),
+        argument="",
+        log_folder=part.request.folder / "log",
+    )
+    machine = {"node": part.launch.node, "cores": len(os.sched_getaffinity(0))}
+    part.board.put(f"machine-{rank.index}.json", json.dumps(machine))
+    told: list[Event] = []
+    with _logged(rank) as terminal:
+        end = _train(part, rank, told, terminal)
+    end, is_news = _cause(part, end)
+    if part.leads:
+        return _close(part, end, told)
+    if end.exit_code == ExitCode.DONE:
+        part.board.put(_told(rank.index), told[0].to_json())
+    elif is_news and end.exit_code not in TOGETHER:
+        raise RunFailedError(f"{rank.name} (rank {rank.index}): {end.message}", end.exit_code)
+    return end.exit_code
+
+
+def _train(part: Part, rank: Rank, told: list[Event], terminal: Terminal) -> Ending:
+    stop = StopWish()
+    stop.install()
+    rendezvous = StoreRendezvous(replace(part.board, check=stop.check))
+    with LiveTraining(terminal) as live:
+
+        def report(event: Event) -> None:
+            if event.kind is Kind.RANK:
+                told.append(event)
+            live.show(event)
+
+        request = part.request
+        return ending(
+            rank,
+            lambda: be_rank(part.task, request.values, request.config, rendezvous, report, stop),
+        )
+
+
+def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
+    """Why the run really ended, and whether this rank is the one to say so.
+
+    A rank with a reason of its own tells the others, which only see that it is gone. One that was
+    killed tells nothing.
+    """
+    board = part.board
+    if end.exit_code == ExitCode.DONE:
+        return end, False
+    if end.lost is None:
+        with suppress(DlrmError):
+            board.fail(end.exit_code, end.message)
+        return end, True
+    lost, cause = end.lost.rank, end.lost.cause
+    try:
+        board.put(_lost(part.launch.rank), str(lost))
+        until = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < until:
+            failure = board.failure()
+            if failure is not None:
+                return Ending(failure.exit_code, str(failure)), False
+            time.sleep(POLL_SECONDS)
+        first = _first_lost(board, lost)
+    except DlrmError:  # the store is gone
+        first = 0 if part.launch.rank_0_serves else lost
+    if first != lost:
+        cause = f"{part.topology.name(lost)} (rank {lost}) left because of it"
+    message = f"{part.topology.name(first)} (rank {first}) is gone: {cause}"
+    return replace(end, message=message), True
+
+
+def _first_lost(board: StoreBoard, rank: int) -> int:
+    """The rank that ended without a word, followed back from `rank`, which may have had to."""
+    seen: set[int] = set()
+    while rank not in seen and (text := board.read(_lost(rank))) is not None:
+        seen.add(rank)
+        rank = int(text)
+    return rank
+
+
+def _close(part: Part, end: Ending, told: list[Event]) -> int:
+    """The leader's last work: what all ranks have counted, the summary and the result."""
+    request, board = part.request, part.board
+    if end.exit_code == ExitCode.DONE:
+        others = [rank for rank in range(part.launch.size) if rank != part.launch.rank]
+        seconds = request.config.network.patience_seconds
+        told += [from_json(await_text(board, _told(rank), seconds)) for rank in others]
+        told.sort(key=lambda event: event.values["rank"])
+        run_folder.append_events(request.folder, told)
+    outcome = Outcome(end.exit_code, end.message)
+    return close(request, outcome, _cores(part), Terminal())
+
+
+def _cores(part: Part) -> int:
+    """Of all machines of the run, as far as their ranks have come."""
+    cores: dict[str, int] = {}
+    with suppress(DlrmError):
+        for rank in range(part.launch.size):
+            text = part.board.read(f"machine-{rank}.json")
+            if text is not None:
+                machine = json.loads(text)
+                cores[machine["node"]] = machine["cores"]
+    return sum(cores.values()) or len(os.sched_getaffinity(0))
+
+
+def _lost(rank: int) -> str:
+    return f"lost-{rank}.json"
+
+
+def _told(rank: int) -> str:
+    return f"told-{rank}.json"
+
+
+@contextmanager
+def _logged(rank: Rank) -> Generator[Terminal, None, None]:
+    """Output goes to the rank's log, but for that of the terminal that is yielded."""
+    rank.log_folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(number) for number in (1, 2)]
+    write_log(rank)
+    try:
+        with os.fdopen(os.dup(saved[0]), "w", encoding="utf-8") as out:
+            yield Terminal(_console(out))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in zip((1, 2), saved, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _console(out: TextIOWrapper) -> Console:
+    return Console(file=out, highlight=False, soft_wrap=True)

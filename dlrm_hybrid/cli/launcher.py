@@ -1,0 +1,135 @@
+"""What torchrun, SLURM or an operator of Kubernetes has told this process in its environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import final
+
+from dlrm_hybrid.types import ConfigError
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29_500
+# Each job of SLURM listens on a port of its own, below those that the kernel gives out.
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+_FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]]*\])?([^,\[\]]*)")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The place of this process among those that a launcher has started.
+
+    Attributes:
+        size_key: the variable that says how many there are.
+        rank: of this one.
+        size: how many there are.
+        local_rank: its number on its machine.
+        node: name of its machine among those of the launcher.
+        num_nodes: how many machines there are, at least; 1 where nobody has said more.
+        host: where the store is.
+        port: of the store.
+        rank_0_serves: rank 0 must serve it, the launcher does not.
+        restarts: how often the launcher has restarted its processes.
+    """
+
+    size_key: str
+    rank: int
+    size: int
+    local_rank: int
+    node: str
+    num_nodes: int
+    host: str
+    port: int
+    rank_0_serves: bool
+    restarts: int
+
+    @property
+    def serves_store(self) -> bool:
+        """Whether this process must serve the store."""
+        return self.rank_0_serves and self.rank == 0
+
+
+def find_launch(environ: Mapping[str, str]) -> Launch | None:
+    """What the environment says; None where no launcher has started this process.
+
+    Raises:
+        ConfigError: a variable is missing or not a number.
+    """
+    if all(key in environ for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return _torchrun(environ)
+    if "SLURM_PROCID" in environ and "SLURM_NTASKS" in environ:
+        # A batch script has these variables too, and is not one of the tasks.
+        in_script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
+        launch = _slurm(environ)
+        # One task is as good as a shell that `srun --pty` has opened.
+        return None if in_script or launch.size == 1 else launch
+    return None
+
+
+def prepare_environment(environ: MutableMapping[str, str]) -> None:
+    """What must be in it before torch is imported; only what nobody has set."""
+    environ.setdefault("OMP_NUM_THREADS", "1")  # `threads` says later how many there really are
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store says much that is no fault
+
+
+def _torchrun(environ: Mapping[str, str]) -> Launch:
+    """Torchrun, or what sets the same variables without serving a store."""
+    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    local_rank = _number(environ, "LOCAL_RANK", 0)
+    local_size = _number(environ, "LOCAL_WORLD_SIZE", 1)
+    return Launch(
+        size_key="WORLD_SIZE",
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        node=environ.get("GROUP_RANK", str(rank - local_rank)),
+        num_nodes=-(-size // max(1, local_size)),
+        host=environ["MASTER_ADDR"],
+        port=_number(environ, "MASTER_PORT"),
+        rank_0_serves=environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> Launch:
+    size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    rank = _number(environ, "SLURM_PROCID")
+    num_nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_NNODES", 1))
+    own_port = DEFAULT_PORT
+    if "SLURM_JOB_ID" in environ:
+        own_port = FIRST_PORT + _number(environ, "SLURM_JOB_ID") % NUM_PORTS
+    return Launch(
+        size_key=size_key,
+        rank=rank,
+        size=_number(environ, size_key),
+        local_rank=_number(environ, "SLURM_LOCALID", rank if num_nodes == 1 else None),
+        node=environ.get("SLURM_NODEID", "0"),
+        num_nodes=num_nodes,
+        host=environ.get("MASTER_ADDR") or (LOOPBACK if num_nodes == 1 else _first_host(environ)),
+        port=_number(environ, "MASTER_PORT", own_port),
+        rank_0_serves=True,
+        restarts=_number(environ, "SLURM_RESTART_COUNT", 0),
+    )
+
+
+def _first_host(environ: Mapping[str, str]) -> str:
+    """The first of `node[01-04,7]`; rank 0 is there."""
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    found = _FIRST_HOST.match(hosts)
+    if found is None:
+        raise ConfigError(
+            "MASTER_ADDR: is not set, and SLURM_JOB_NODELIST names no machine; set it to the "
+            "address of rank 0's machine"
+        )
+    return "".join(part or "" for part in found.groups())
+
+
+def _number(environ: Mapping[str, str], key: str, otherwise: int | None = None) -> int:
+    text = environ.get(key)
+    if text is None and otherwise is not None:
+        return otherwise
+    if text is None or not text.isascii() or not text.isdigit():
+        raise ConfigError(f"{key} = {text or ''}: must be a number, the launcher sets it")
+    return int(text)

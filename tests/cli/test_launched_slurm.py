@@ -1,0 +1,154 @@
+"""Ranks that SLURM has started, on loopback: its variables are set by hand."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from launched_runs import (
+    SIZE,
+    WORLD,
+    assert_same,
+    await_training,
+    ended,
+    slurm,
+    started,
+    summary,
+)
+
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, read
+
+Train = Callable[..., tuple[int, Path]]
+
+
+def run(*arguments: str, size: int = SIZE, **changes: str):
+    """Start all tasks and wait for them."""
+    commands, environments = zip(*slurm(size, *arguments, **changes), strict=True)
+    with started(commands, environments) as processes:
+        return ended(processes)
+
+
+@pytest.mark.slow
+def test_tasks_learn_the_same_as_ranks_of_a_supervisor(
+    train: Train, small_rows: list[str], tmp_path: Path
+) -> None:
+    steps = ("train.steps=20", "checkpoint.every=20")
+    folder = tmp_path / "tasks"
+    tasks = run(*small_rows, *WORLD, *steps, f"hydra.run.dir={folder}")
+    assert [task.code for task in tasks] == [0] * SIZE, tasks
+    code, plain = train("plain", *WORLD, *steps)
+    assert code == 0
+    assert_same(folder, plain, 20)
+    told, expected = summary(folder), summary(plain)
+    assert told["status"] == "complete"
+    assert told["network"]["by_class"] == expected["network"]["by_class"]
+    assert told["roles"].keys() == expected["roles"].keys()
+    assert told["test"] == expected["test"]
+    # Rank 0 says what it prepares, the leader shows the run, the others are silent.
+    assert tasks[0].text == f"run folder {folder}\n"
+    assert "best reachable" in tasks[1].text
+    assert [task.text for task in tasks[2:]] == [""] * 3
+    assert len(list(folder.glob("log/*.log"))) == SIZE
+
+
+def test_a_world_of_another_size_is_refused_by_all(small_rows: list[str], tmp_path: Path) -> None:
+    tasks = run(*small_rows, *WORLD, f"hydra.run.dir={tmp_path / 'run'}", size=2)
+    assert [task.code for task in tasks] == [2, 2]
+    assert tasks[0].text == (
+        "configuration: 1 fault\n"
+        "  SLURM_NTASKS = 2: parallel.trainers = 2, parallel.cuts = [bottom.1] (2 stages) and "
+        "parallel.servers = 1 make 5 processes\n"
+    )
+    assert tasks[1].text == ""
+
+
+@pytest.mark.slow
+def test_a_sweep_is_refused(small_rows: list[str]) -> None:
+    tasks = run("-m", *small_rows, "optimizer.lr=0.1,0.2", size=2)
+    assert [task.code for task in tasks] == [2, 2]
+    assert "-m: a launcher starts the processes of one run" in tasks[0].text
+
+
+@pytest.mark.slow
+def test_help_is_printed_once(small_rows: list[str]) -> None:
+    tasks = run("--cfg", "job", *small_rows, size=2)
+    assert [task.code for task in tasks] == [0, 0]
+    assert "batch_size: 64" in tasks[0].text
+    assert tasks[1].text == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["server-0", "worker-0.0", "worker-1.1"])
+def test_a_killed_rank_is_named_and_ends_the_others(
+    killed: str, small_rows: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    more = ("train.epochs=1000", "telemetry.every=10", f"hydra.run.dir={folder}")
+    commands, environments = zip(*slurm(SIZE, *small_rows, *WORLD, *more), strict=True)
+    with started(commands, environments) as processes:
+        pids = await_training(folder, lambda: all(one.poll() is None for one in processes))
+        ranks = {process.pid: rank for rank, process in enumerate(processes)}
+        os.kill(pids[killed], signal.SIGKILL)
+        tasks = ended(processes)
+    lost = ranks[pids[killed]]
+    for rank, task in enumerate(tasks):
+        if rank == lost:
+            assert task.code == -signal.SIGKILL
+        else:
+            assert task.code == 1
+            assert f"{killed} (rank {lost}) is gone: " in task.text
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+    assert summary(folder)["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_sigterm_saves_a_checkpoint_that_the_next_start_goes_on_from(
+    small_rows: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    more = ("train.epochs=1000", "train.steps=800", "telemetry.every=10")
+    arguments = (*small_rows, *WORLD, *more, f"hydra.run.dir={folder}")
+    commands, environments = zip(*slurm(SIZE, *arguments), strict=True)
+    with started(commands, environments) as processes:
+        await_training(folder, lambda: all(one.poll() is None for one in processes))
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        tasks = ended(processes)
+    assert [task.code for task in tasks[:4]] == [75] * 4
+    assert "a checkpoint is saved" in tasks[1].text
+    before = summary(folder)
+    assert before["status"] == "preempted"
+    assert before["steps"] < 800
+    tasks = run(*arguments, "checkpoint.resume=auto")
+    assert [task.code for task in tasks] == [0] * SIZE, tasks
+    assert "steps of 128, from step " in tasks[1].text
+    assert summary(folder)["steps"] == 800
+
+
+@pytest.mark.slow
+def test_other_rows_on_another_machine_are_refused(small_rows: list[str], tmp_path: Path) -> None:
+    """Two machines are made believe: each task works in a folder of its own."""
+    given = next(one for one in small_rows if one.startswith("data.prepared="))
+    prepared = Path(given.partition("=")[2])
+    world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]")
+    more = ("parallel.servers=0", "data.prepared=rows", f"hydra.run.dir={tmp_path / 'run'}")
+    commands, environments = [], []
+    for rank, (command, changes) in enumerate(slurm(2, *small_rows, *world, *more)):
+        shutil.copytree(prepared, tmp_path / f"machine-{rank}" / "rows")
+        commands.append(["env", "-C", str(tmp_path / f"machine-{rank}"), *command])
+        environments.append({**changes, "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)})
+    with started(commands, environments) as processes:
+        assert [task.code for task in ended(processes)] == [0, 0]
+
+    manifest = tmp_path / "machine-1" / "rows" / MANIFEST_FILE
+    checksum = read(manifest.parent).days[0].xxh3
+    manifest.write_text(manifest.read_text().replace(checksum, checksum[::-1]))
+    commands = [[*command, f"hydra.run.dir={tmp_path / 'other'}"] for command in commands]
+    with started(commands, environments) as processes:
+        tasks = ended(processes)
+    assert [task.code for task in tasks] == [3, 3]
+    for task in tasks:
+        assert "(rank 1) these are other rows than rank 0 has" in task.text

@@ -1,0 +1,176 @@
+"""What the environment of a launcher means, and which worlds it fits."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.launch_rules import check_world
+from dlrm_hybrid.cli.launched import own_network
+from dlrm_hybrid.cli.launcher import Launch, find_launch
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.types import ConfigError
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "7",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "3",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SLURM = {
+    "SLURM_JOB_ID": "10007",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "7",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "node[03-04]",
+}
+
+
+def launch(**changes: str) -> Launch:
+    found = find_launch({**TORCHRUN, **changes})
+    assert found is not None
+    return found
+
+
+def config(*overrides: str) -> Config:
+    return validate(values_of(overrides))
+
+
+def test_torchrun_says_who_is_who() -> None:
+    assert launch() == Launch(
+        size_key="WORLD_SIZE",
+        rank=5,
+        size=7,
+        local_rank=1,
+        node="1",
+        num_nodes=3,
+        host="10.0.0.1",
+        port=29400,
+        rank_0_serves=False,
+        restarts=2,
+    )
+    assert not launch(RANK="0").serves_store
+
+
+def test_an_operator_sets_the_same_variables_and_serves_no_store() -> None:
+    keys = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    found = [find_launch({key: TORCHRUN[key] for key in keys} | {"RANK": rank}) for rank in "06"]
+    assert [one and (one.serves_store, one.local_rank, one.node) for one in found] == [
+        (True, 0, "0"),
+        (False, 0, "6"),
+    ]
+
+
+def test_slurm_says_who_is_who() -> None:
+    found = find_launch(SLURM)
+    assert found is not None
+    assert (found.rank, found.size, found.num_nodes, found.node) == (0, 7, 2, "0")
+    assert (found.host, found.port, found.serves_store) == ("node03", 20_007, True)
+    named = find_launch({**SLURM, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"})
+    assert named is not None
+    assert (named.host, named.port) == ("10.0.0.9", 4000)
+    one_node = find_launch({**SLURM, "SLURM_NNODES": "1"})
+    assert one_node is not None
+    assert one_node.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a7", "a7"), ("a1,b2", "a1"), ("rack[09,11-12]-x,b", "rack09-x"), ("n[1-2].site", "n1.site")],
+)
+def test_rank_0_is_on_the_first_machine_of_the_list(nodes: str, first: str) -> None:
+    found = find_launch({**SLURM, "SLURM_JOB_NODELIST": nodes})
+    assert found is not None
+    assert found.host == first
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {**SLURM, "SLURM_NTASKS": "1"},
+        {key: SLURM[key] for key in SLURM if key != "SLURM_STEP_ID"} | {"ENVIRONMENT": "BATCH"},
+    ],
+    ids=["nothing", "no store", "one task", "batch script"],
+)
+def test_without_a_launcher_nothing_is_found(environ: dict[str, str]) -> None:
+    assert find_launch(environ) is None
+
+
+def test_a_variable_that_is_no_number_is_told() -> None:
+    with pytest.raises(ConfigError, match="WORLD_SIZE = seven: must be a number"):
+        launch(WORLD_SIZE="seven")
+    with pytest.raises(ConfigError, match="MASTER_ADDR: is not set"):
+        find_launch({key: SLURM[key] for key in SLURM if key != "SLURM_JOB_NODELIST"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "faults"),
+    [
+        (
+            ["parallel=hybrid", "parallel.servers=2", "network.bind=10.0.0.0/24"],
+            {},
+            [
+                "WORLD_SIZE = 7: parallel.trainers = 2, parallel.cuts = [bottom.2, top.2] "
+                "(3 stages) and parallel.servers = 2 make 8 processes"
+            ],
+        ),
+        (["parallel=hybrid"], {}, ["network.bind = null: 3 machines cannot meet on loopback"]),
+        (["parallel=single"], {}, ["WORLD_SIZE = 7: parallel=single with"]),
+        (
+            ["parallel=hybrid", "parallel.world=in_process"],
+            {},
+            ["WORLD_SIZE = 7: parallel=hybrid with parallel.world=in_process is one process"],
+        ),
+        (
+            ["parallel=hybrid"],
+            {"WORLD_SIZE": "1", "RANK": "0"},
+            ["WORLD_SIZE = 1: parallel.trainers = 2"],
+        ),
+    ],
+)
+def test_a_world_that_does_not_fit_is_refused(
+    overrides: Sequence[str], changes: dict[str, str], faults: Sequence[str]
+) -> None:
+    keys = ["network.keys=keys.json"]
+    with pytest.raises(ConfigError) as caught:
+        check_world(config(*overrides, *keys), launch(**changes))
+    lines = str(caught.value).splitlines()[1:]
+    assert len(lines) == len(faults)
+    for line, fault in zip(lines, faults, strict=True):
+        assert line.strip().startswith(fault)
+
+
+def test_worlds_that_fit_are_let_pass() -> None:
+    keys = ["network.keys=keys.json", "network.bind=10.0.0.0/24"]
+    check_world(config("parallel=hybrid", *keys), launch())
+    check_world(config("parallel=hybrid"), launch(LOCAL_WORLD_SIZE="7"))
+    check_world(config("parallel=single"), launch(WORLD_SIZE="1", RANK="0"))
+
+
+def test_the_network_is_each_machines_own() -> None:
+    given = config("parallel=hybrid", "network.bind=10.0.0.1", "network.keys=keys.json")
+    own = own_network(given, ["parallel.trainers=9", "network.bind=10.0.0.2"])
+    assert (own.network.bind, own.network.keys) == ("10.0.0.2", "keys.json")
+    assert own.parallel == given.parallel
+
+
+def test_one_process_of_a_launcher_is_refused_a_world_of_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
+) -> None:
+    for key, value in {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}.items():
+        monkeypatch.setenv(key, value)
+    argv = ["dlrm_hybrid", "train", "parallel=hybrid", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert run(argv) == 2
+    assert "WORLD_SIZE = 1: parallel.trainers = 2" in capsys.readouterr().err
