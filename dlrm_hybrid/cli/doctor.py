@@ -1,4 +1,4 @@
-"""The verb `doctor`: one line for each check, exit 5 if training cannot run."""
+"""The verb `doctor`: checks of this machine, or a file of keys for several."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from pathlib import Path
 
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.comm.curve import make_key_file
 from dlrm_hybrid.doctor.checks import Level, run_checks
 from dlrm_hybrid.types import ExitCode
 
 
 def run(request: Request) -> int:
-    """Print every check as it is made."""
-    terminal = Terminal()
+    """Do what `doctor.action` says."""
+    if request.config.doctor.action == "keys":
+        return _make_keys(Path(request.config.doctor.output), Terminal())
+    return _check(Terminal())
+
+
+def _check(terminal: Terminal) -> int:
+    """Print every check as it is made; exit 5 if training cannot run."""
     failed = 0
     for check in run_checks(Path.cwd()):
         terminal.line(f"{check.level:<4}  {check.name:<19}  {check.detail}")
@@ -21,4 +28,14 @@ def run(request: Request) -> int:
         terminal.line(f"{failed} of these must be put right before training can run")
         return ExitCode.RESOURCES
     terminal.line("this machine is able to train")
+    return ExitCode.DONE
+
+
+def _make_keys(path: Path, terminal: Terminal) -> int:
+    make_key_file(path)
+    terminal.line(
+        f"{path}: a CURVE key pair; who has this file may speak to the ranks of a run.\n"
+        "Copy it to every machine, readable by you only (scp -p), and train with\n"
+        f"  network.keys={path.absolute()} network.bind=<the network between them, 10.0.0.0/24>"
+    )
     return ExitCode.DONE

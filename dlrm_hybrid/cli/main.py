@@ -32,7 +32,7 @@ VERBS = {
     "train": "train a model (-m: one for each point of a sweep)",
     "evaluate": "score a checkpoint on the test part",
     "bench": "measure this machine: bench.what=step | prepare | kernels",
-    "doctor": "say whether this machine is able, and what is wrong",
+    "doctor": "say whether this machine is able, and what is wrong (or doctor.action=keys)",
 }
 
 RANKED = ("train", "evaluate")

@@ -174,9 +174,10 @@ class BenchConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DoctorConfig:
-    """What the verb `doctor` does."""
+    """What the verb `doctor` does: `check` this machine, or make CURVE `keys`."""
 
-    action: Literal["check"]
+    action: Literal["check", "keys"]
+    output: Path
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.comm.curve import read_key_file
 from dlrm_hybrid.doctor import checks
 from dlrm_hybrid.doctor.checks import Level
 
@@ -28,3 +31,19 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
     assert found["vector instructions"].detail == "OSError: no such device"
     assert found["memory"].level is not Level.FAIL
     assert len(found) == 12
+
+
+def test_keys_are_made_once_and_for_this_user_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.json"
+    argv = ["dlrm_hybrid", "doctor", "doctor.action=keys", f"doctor.output={path}"]
+    assert run(argv) == 0
+    said = capsys.readouterr().out
+    assert f"network.keys={path}" in said
+    keys = read_key_file(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keys.secret.decode() not in said
+    assert run(argv) == 5
+    assert "keys are never replaced" in capsys.readouterr().err
+    assert read_key_file(path) == keys
