@@ -11,6 +11,7 @@ from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 _NUMPY: dict[Dtype, np.dtype[Any]] = {
     Dtype.FLOAT32: np.dtype("<f4"),
+    Dtype.FLOAT64: np.dtype("<f8"),
     Dtype.FLOAT16: np.dtype("<f2"),
     Dtype.INT32: np.dtype("<i4"),
     Dtype.INT64: np.dtype("<i8"),
@@ -24,7 +25,7 @@ def dense(tensor: int, array: NDArray[Any]) -> Section:
 
     Args:
         tensor: number of the tensor.
-        array: any shape; float32, float16, int32, int64 or uint8.
+        array: any shape; float64, float32, float16, int64, int32 or uint8.
 
     Raises:
         ValueError: another element type.

@@ -27,6 +27,7 @@ class Dtype(IntEnum):
     INT32 = 4
     INT64 = 5
     UINT8 = 6
+    FLOAT64 = 7
 
 
 ELEMENT_BYTES = {
@@ -36,6 +37,7 @@ ELEMENT_BYTES = {
     Dtype.INT32: 4,
     Dtype.INT64: 8,
     Dtype.UINT8: 1,
+    Dtype.FLOAT64: 8,
 }
 FLOATS = frozenset((Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16))
 ENCODINGS = {int(encoding): encoding for encoding in Encoding}
