@@ -34,7 +34,10 @@ def run(request: Request) -> int:
     config = validate(facts["config"])
     rows = prepared_rows(config, terminal)
     task = EvaluateTask(
-        checkpoint=str(checkpoint), prepared=str(rows), batch_size=options.batch_size
+        checkpoint=str(checkpoint),
+        prepared=str(rows),
+        batch_size=options.batch_size,
+        masked=request.config.activation.evaluate_masked,
     )
     found: list[Event] = []
     with TemporaryDirectory(prefix="dlrm_hybrid-") as logs:

@@ -20,6 +20,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
@@ -50,7 +51,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
         sink.write(started(config, shards, plan, progress))
         parts = Parts(
             learn=engine.learn,
-            meet=lambda progress: _check(stop, progress),
+            meet=lambda progress: _meet(progress, plan, engine, stop),
             evaluate=lambda: engine.evaluate(stop.check),
             save=lambda progress: checkpoint.save(
                 folder / CHECKPOINTS,
@@ -77,11 +78,18 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     if facts["rows"] != rows_identity(shards):
         raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")
     options = replace(config.evaluate, batch_size=task.batch_size)
-    whole = replace(config, parallel=SINGLE, evaluate=options)  # a checkpoint has no layout
+    whole = replace(config, parallel=_lone(config, task.masked), evaluate=options)
     engine = build_engine.engine(whole, shards, steps=1)
     checkpoint.load(folder, checkpoint_groups(engine.tensors()))
     scores = engine.evaluate(stop.check)
     report(Event(Kind.EVALUATED, facts["step"], time.time(), asdict(scores)))
+
+
+def _lone(config: Config, masked: bool) -> ParallelConfig:
+    """One trainer, for a checkpoint has no layout; its stages where something lies between them."""
+    if config.activation.name == "none" or not masked:
+        return SINGLE
+    return replace(config.parallel, trainers=1, servers=0, world="in_process")
 
 
 def rows_identity(shards: Shards) -> list[str]:
@@ -152,9 +160,13 @@ def open_sink(folder: Path, config: Config, report: Report, first_samples: int) 
     return Fanout(sinks)
 
 
-def _check(stop: StopWish, progress: Progress) -> Progress:
-    stop.check()
-    return progress
+def _meet(progress: Progress, plan: Plan, engine: Engine, stop: StopWish) -> tuple[Progress, int]:
+    """See `Parts.meet`; nobody else is there."""
+    severity = stop.severity
+    if severity or plan.anything_due(progress.step):
+        compressed = Interval(compression=engine.compression())
+        progress = replace(progress, interval=progress.interval.plus(compressed))
+    return progress, severity
 
 
 def started(config: Config, shards: Shards, plan: Plan, progress: Progress) -> Event:

@@ -151,7 +151,7 @@ def _serve(job: _Job, index: int) -> None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
         start = facts["step"]
-        for outgoing in server.restart(start, checkpoint.read(folder, "dense")):
+        for outgoing in server.restart(start, checkpoint.read_all(folder, ("dense", "versions"))):
             job.channel.send(*outgoing)
     asked = AskedServer(server, job.task.rank, job.task.attempt, job.meter, start)
     workers = range(job.layout.topology.num_workers)

@@ -56,8 +56,10 @@ class EvaluateTask:
         checkpoint: the folder of one checkpoint.
         prepared: the folder of shards.
         batch_size: rows predicted at once.
+        masked: compress activations as in training.
     """
 
     checkpoint: str
     prepared: str
     batch_size: int
+    masked: bool

@@ -8,6 +8,8 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config import build_model, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.embedding_codecs import Rounding
+from dlrm_hybrid.model.sharding_options import CommPrecision
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.in_process import InProcessWorld
 from dlrm_hybrid.parallel.tables import SharedTables
@@ -57,34 +59,22 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
     channels = [
         MeteredChannel(channel, TrafficCounter()) for channel in in_process_channels(topology.size)
     ]
-    models = [
-        build_world.stage_model(config, layout, rank % topology.stages)
+    parts = [
+        build_world.worker(config, layout, rank, channels[rank].send)
         for rank in range(topology.num_workers)
-    ]
-    clients = [build_world.client(config, layout, rank, model) for rank, model in enumerate(models)]
-    workers = [
-        build_world.worker(config, layout, rank, model, clients[rank], channels[rank].send)
-        for rank, model in enumerate(models)
     ]
     servers = [
         (channels[topology.server(index)], build_world.server(config, layout, index))
         for index in range(topology.servers)
     ]
     embeddings = build_model.embeddings(config, layout.spec)
-    tables = SharedTables(embeddings)
+    tables = SharedTables(embeddings, Rounding(CommPrecision(config.embedding.comm_precision)))
     mailboxes = {
         rank: Mailbox(channels[rank], layout.attempt, MAILBOX_CAPACITY)
         for rank in range(topology.num_workers)
     }
     evaluators = [
-        build_world.worker(
-            config,
-            layout,
-            rank,
-            build_world.stage_model(config, layout, rank),
-            clients[rank],
-            channels[rank].send,
-        )
+        build_world.evaluator(config, layout, rank, parts[rank].client, channels[rank].send)
         for rank in range(topology.stages)
     ]
     world = InProcessWorld(
@@ -100,7 +90,13 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
         interaction_group=topology.interaction_group[:1],
     )
     return InProcessEngine(
-        ranks=Ranks(workers=workers, clients=clients, servers=servers, tables=embeddings),
+        ranks=Ranks(
+            workers=[one.worker for one in parts],
+            clients=[one.client for one in parts],
+            compressions=[one.compression for one in parts],
+            servers=servers,
+            tables=embeddings,
+        ),
         world=world,
         loaders=[
             build_model.loader(config, shards, trainer) for trainer in range(topology.trainers)

@@ -90,12 +90,13 @@ class BuiltWorker:
 
     def gather(self) -> dict[str, Tensor]:
         """All that a checkpoint must hold, at the leader; all workers call it together."""
-        tensors = self.rank.dense_tensors()
+        tensors = {**self.rank.dense_tensors(), **self.rank.remembered_tensors()}
         return tensors if self.tables is None else {**tensors, **self.tables.gather()}
 
     def restart(self, step: int, folder: Path) -> None:
         """Go on after `step` steps from the checkpoint in `folder`."""
-        self.rank.restart(step, checkpoint.read(folder, "dense"))
+        groups = ("dense", "versions", "compressor")
+        self.rank.restart(step, checkpoint.read_all(folder, groups))
         if self.tables is not None:
             self.tables.load(folder)
 
@@ -155,23 +156,22 @@ def _worker(
     evaluation_around: Surroundings,
 ) -> WorkerRank:
     rank, stages = talk.rank, layout.topology.stages
-    model = build_world.stage_model(config, layout, rank % stages)
-    client = build_world.client(config, layout, rank, model)
-    twin = build_world.stage_model(config, layout, rank % stages)
     send = talk.channel.send
+    parts = build_world.worker(config, layout, rank, send)
     evaluation = WorldEvaluation(
         topology=layout.topology,
         talk=talk,
         around=evaluation_around,
-        evaluator=build_world.worker(config, layout, rank, twin, client, send),
+        evaluator=build_world.evaluator(config, layout, rank, parts.client, send),
         test=test_part(config, shards),
     )
     return WorkerRank(
         topology=layout.topology,
         talk=talk,
         around=around,
-        worker=build_world.worker(config, layout, rank, model, client, send),
-        client=client,
+        worker=parts.worker,
+        client=parts.client,
+        compression=parts.compression,
         loader=build_model.loader(config, shards, rank // stages),
         schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
         evaluation=evaluation,

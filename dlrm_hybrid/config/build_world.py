@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.own_address import own_address
-from dlrm_hybrid.compress.activation.dense import DenseCodec
-from dlrm_hybrid.config import build, build_model
+from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.config import build, build_compress, build_model
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.partition import Partition
+from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
@@ -76,11 +79,27 @@ def policy(config: Config) -> Policy:
 
 
 def learning(config: Config, plan: Layout) -> Learning:
-    """How dense weights learn."""
-    return Learning(
-        optimizer=build_model.dense_optimizer(config),
-        schedule=build_model.schedule(config, config.optimizer.lr, plan.steps),
-    )
+    """How dense weights learn from what is pushed: gradients, or finished updates."""
+    schedule = build_model.schedule(config, config.optimizer.lr, plan.steps)
+    if config.gradient.residual == "update":
+        schedule = Constant(base_lr=1.0)
+    return Learning(optimizer=build_model.dense_optimizer(config), schedule=schedule)
+
+
+def compression(config: Config, plan: Layout, rank: int) -> Compression:
+    """All that the worker with this rank compresses with."""
+    trainer, stage = divmod(rank, plan.topology.stages)
+    gradients = None
+    if plan.topology.servers:
+        specs = [
+            Spec(tensor.id, tensor.name, tensor.shape)
+            for tensor in plan.tensors
+            if tensor.stage == stage
+        ]
+        lr = build_model.schedule(config, config.optimizer.lr, plan.steps).lr
+        gradients = build_compress.gradients(config, specs, trainer, lr)
+    activations = build_compress.activations(config, plan.partition.stages[stage])
+    return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
 def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
@@ -89,30 +108,62 @@ def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
     return StageModel(plan.spec, part, Precision(config.precision), config.train.seed)
 
 
-def client(
-    config: Config, plan: Layout, rank: int, model: StageModel
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """A worker, its tie to the owners of its weights, and all that it compresses with."""
+
+    worker: Worker
+    client: ServerClient | LocalClient
+    compression: Compression
+
+
+def worker(config: Config, plan: Layout, rank: int, send: Send) -> WorkerParts:
+    """The worker with this rank, with initial values."""
+    model = stage_model(config, plan, rank % plan.topology.stages)
+    own = compression(config, plan, rank)
+    owner = _client(config, plan, rank, model, own)
+    return WorkerParts(
+        worker=_worker(config, plan, rank, model, own.activations, owner, send),
+        client=owner,
+        compression=own,
+    )
+
+
+def evaluator(config: Config, plan: Layout, rank: int, owner: Client, send: Send) -> Worker:
+    """The same stage with weights of its own, to predict with."""
+    model = stage_model(config, plan, rank % plan.topology.stages)
+    codec = build_compress.evaluation_activations(config, model.part)
+    return _worker(config, plan, rank, model, codec, owner, send)
+
+
+def _client(
+    config: Config, plan: Layout, rank: int, model: StageModel, own: Compression
 ) -> ServerClient | LocalClient:
-    """A worker's tie to the owners of its weights."""
-    if plan.topology.servers == 0:
-        name = plan.topology.name(rank)
-        return LocalClient(name, model.dense_parameters(), learning(config, plan))
-    replica = model.dense_parameters()
-    return ServerClient(plan.topology, rank, plan.tensors, replica, policy(config), plan.attempt)
+    weights = model.dense_parameters()
+    if own.gradients is None:
+        return LocalClient(plan.topology.name(rank), weights, learning(config, plan))
+    return ServerClient(
+        plan.topology, rank, plan.tensors, weights, policy(config), plan.attempt, own.gradients
+    )
 
 
-def worker(
-    config: Config, plan: Layout, rank: int, model: StageModel, owner: Client, send: Send
+def _worker(
+    config: Config,
+    plan: Layout,
+    rank: int,
+    model: StageModel,
+    codec: ActivationCodec,
+    owner: Client,
+    send: Send,
 ) -> Worker:
-    """The worker with this rank."""
-    stage = rank % plan.topology.stages
-    ops = SCHEDULES[config.schedule.name](stage, plan.topology.stages, config.schedule.microbatches)
+    stages = plan.topology.stages
     base_lr = config.embedding.lr or config.optimizer.lr
     return Worker(
         rank=rank,
         attempt=plan.attempt,
         model=model,
-        codec=DenseCodec(),
-        ops=ops,
+        codec=codec,
+        ops=SCHEDULES[config.schedule.name](rank % stages, stages, config.schedule.microbatches),
         client=owner,
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
         send=send,
@@ -126,7 +177,10 @@ def server(config: Config, plan: Layout, index: int) -> ParameterServer:
     }
     draw_dense(values, config.train.seed)
     options = ServerOptions(
-        policy=policy(config), check_every=config.sync.check_every, attempt=plan.attempt
+        policy=policy(config),
+        check_every=config.sync.check_every,
+        attempt=plan.attempt,
+        pull=build_compress.dtype(config.pull.precision),
     )
     return ParameterServer(
         plan.topology, index, plan.tensors, values, learning(config, plan), options

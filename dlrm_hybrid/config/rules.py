@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from dlrm_hybrid.config.compression_rules import activation_rules, gradient_rules, pull_rules
 from dlrm_hybrid.config.schema import Config
 
 NUM_DENSE = 13
@@ -143,7 +144,7 @@ def _tables(config: Config) -> Iterator[str]:
             continue
         if parallel.trainers == 1:
             yield f"embedding.{key} = {value!r}: needs parallel.trainers of 2 or more"
-        elif parallel.world == "in_process":
+        elif parallel.world == "in_process" and key == "sharding":
             yield f"embedding.{key} = {value!r}: parallel.world=in_process has one set of tables"
     if embedding.sharding == "column_wise" and embedding.optimizer == "rowwise_adagrad":
         yield (
@@ -158,4 +159,7 @@ def _network(config: Config) -> Iterator[str]:
         yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
 
 
-RULES: tuple[Rule, ...] = (_data, _model, _optimizer, _parallel, _pipeline, _tables, _network)
+RULES: tuple[Rule, ...] = (
+    *(_data, _model, _optimizer, _parallel, _pipeline, _tables, _network),
+    *(gradient_rules, pull_rules, activation_rules),
+)

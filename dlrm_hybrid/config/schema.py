@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Path = Annotated[str, Field(min_length=1)]
+from dlrm_hybrid.config.bounds import STRICT, Count, Name, Path, Positive, Precision, Rate, Seed
+from dlrm_hybrid.config.compression_schema import ActivationConfig, GradientConfig, PullConfig
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -105,7 +99,7 @@ class EmbeddingConfig:
     lr: Rate | None
     eps: Rate
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
-    comm_precision: Literal["float32", "float16", "bfloat16"]
+    comm_precision: Precision
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -190,6 +184,9 @@ class Config:
     data: DataConfig
     model: ModelConfig
     parallel: ParallelConfig
+    gradient: GradientConfig
+    activation: ActivationConfig
+    pull: PullConfig
     sync: SyncConfig
     schedule: ScheduleConfig
     embedding: EmbeddingConfig

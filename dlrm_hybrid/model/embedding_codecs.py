@@ -64,6 +64,28 @@ _CODECS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
 }
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What pooled rows and their gradients become on the way, for tables that do not travel."""
+
+    precision: CommPrecision
+
+    def pooled(self, pooled_BFD: Tensor) -> Tensor:
+        """Rows as the trainers see them."""
+        return self._there_and_back(pooled_BFD, 0)
+
+    def gradient(self, gradient_BFD: Tensor) -> Tensor:
+        """A trainer's part of the gradient as the tables see it."""
+        return self._there_and_back(gradient_BFD, 1)
+
+    def _there_and_back(self, tensor: Tensor, direction: int) -> Tensor:
+        if self.precision is CommPrecision.FLOAT32:
+            return tensor
+        cast = _CODECS[self.precision][direction]
+        return cast.decode(cast.encode(tensor))
+
+
 def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
     """What TorchRec's sharder takes; None for float32."""
     if precision is CommPrecision.FLOAT32:

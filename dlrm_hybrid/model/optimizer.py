@@ -24,6 +24,11 @@ class DenseOptimizer(Protocol):
         """Names of the state tensors; all begin as zeros."""
         ...
 
+    @property
+    def moves_all(self) -> bool:
+        """Whether an element whose gradient is zero may move: it has to be part of every update."""
+        ...
+
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Move `weight` and `state` in place; all shapes equal, float32."""
         ...
@@ -38,6 +43,11 @@ class Sgd:
     def slots(self) -> tuple[str, ...]:
         """None."""
         return ()
+
+    @property
+    def moves_all(self) -> bool:
+        """Its gradient is all that moves an element."""
+        return False
 
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Move `weight` in place."""
@@ -55,6 +65,11 @@ class Momentum:
     def slots(self) -> tuple[str, ...]:
         """The running sum of gradients."""
         return ("momentum",)
+
+    @property
+    def moves_all(self) -> bool:
+        """The running sum goes on moving it."""
+        return True
 
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Move `weight` and `momentum` in place."""
@@ -74,6 +89,11 @@ class Adagrad:
     def slots(self) -> tuple[str, ...]:
         """The sum of squares."""
         return ("sum",)
+
+    @property
+    def moves_all(self) -> bool:
+        """Its gradient is all that moves an element."""
+        return False
 
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Move `weight` and `sum` in place."""

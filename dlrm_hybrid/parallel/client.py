@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
-import numpy as np
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
+from dlrm_hybrid.parallel.changes import changes_of, follow
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.master import Learning, Master, copy_into
 from dlrm_hybrid.parallel.mean import check_finite
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.published import SUFFIX, adds
 from dlrm_hybrid.parallel.sections import (
-    arrays_of,
+    check_tensors,
     digest_of,
     flat_views,
-    sections_of,
     split_digest,
     unit_bytes,
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import Frame, Kind, Section
 
 
 class Client(Protocol):
@@ -56,6 +57,7 @@ class ServerClient:
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
         policy: the version each step is computed with.
         attempt: how often the run has been restarted.
+        compressor: made for `own_specs(tensors, stage)`.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class ServerClient:
         replica: Mapping[str, Tensor],
         policy: Policy,
         attempt: int,
+        compressor: GradientCompressor,
     ) -> None:
         self._topology = topology
         self._rank = rank
         self._stage = rank % topology.stages
         self._policy = policy
         self._attempt = attempt
+        self._compressor = compressor
         self._units: dict[int, list[DenseTensor]] = {}
         for tensor in tensors:
             if tensor.stage == self._stage:
@@ -89,6 +93,7 @@ class ServerClient:
 
         Raises:
             DlrmError: `step` is not due, or the replica is not of the version it needs.
+            DivergedError: a gradient is not finite.
         """
         needed = self._policy.version(step)
         if step != self._pushed or any(have != needed for have in self._applied.values()):
@@ -97,7 +102,9 @@ class ServerClient:
                 f"step {self._pushed} is due, with version {needed}"
             )
         self._pushed += 1
-        return [self._push(owner, step, gradients) for owner in self._units]
+        own = {name: gradients[name].detach().contiguous() for name in self._replica}
+        sections = self._compressor.encode(own, step)
+        return [self._push(owner, step, sections) for owner in self._units]
 
     def wants(self, step: int) -> list[Receive]:
         """Every version not yet applied up to the one that `step` is computed with."""
@@ -124,8 +131,9 @@ class ServerClient:
                 f"{what}, attempt {frame.attempt}: version {due} of attempt {self._attempt} is due"
             )
         sections, digest = split_digest(frame.sections)
-        for tensor, array in zip(unit, arrays_of(sections, unit, what), strict=True):
-            np.copyto(self._flat[tensor.name], array)
+        check_tensors(sections, unit, what)
+        for tensor, section in zip(unit, sections, strict=True):
+            follow(self._flat[tensor.name], changes_of(section, what), adds=adds(section))
         self._applied[frame.sender] = due
         if digest is not None and digest != self.digest(frame.sender):
             raise DlrmError(
@@ -147,6 +155,8 @@ class ServerClient:
         """
         version = self._policy.version(step)
         end = f".behind{step - version}" if version < step else ""
+        if not end and any(f"{name}{SUFFIX}" in values for name in self._replica):
+            end = SUFFIX
         copy_into(self._replica, {name: values[name + end] for name in self._replica})
         self._applied = dict.fromkeys(self._units, version)
         self._pushed = step
@@ -155,9 +165,8 @@ class ServerClient:
     def _name(self) -> str:
         return f"{self._topology.name(self._rank)} (rank {self._rank})"
 
-    def _push(self, owner: int, step: int, gradients: Mapping[str, Tensor]) -> Outgoing:
+    def _push(self, owner: int, step: int, sections: Mapping[str, Section]) -> Outgoing:
         unit = self._units[owner]
-        own = {one.name: gradients[one.name].detach().contiguous() for one in unit}
         frame = Frame(
             kind=Kind.PUSH,
             sender=self._rank,
@@ -165,7 +174,7 @@ class ServerClient:
             step=step,
             boundary=0,
             microbatch=0,
-            sections=tuple(sections_of(unit, flat_views(own))),
+            sections=tuple(sections[tensor.name] for tensor in unit),
         )
         return Outgoing(owner, frame, unit_bytes(unit))
 

@@ -32,6 +32,7 @@ class Topic(IntEnum):
     LOGITS = 5
     STOP_WISH = 6
     STOP_DECISION = 7
+    REMEMBERED = 8
 
 
 def control(
@@ -42,7 +43,7 @@ def control(
     values: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Frame:
-    """A frame with values, and contiguous float32 tensors whose memory it shows."""
+    """A frame with values, and contiguous tensors whose memory it shows."""
     held = tensors or {}
     text = json.dumps({**values, NAMES: {name: list(held[name].shape) for name in held}})
     sections = [dense(0, np.frombuffer(text.encode(), np.uint8))]
@@ -79,5 +80,5 @@ def tensors_of(frame: Frame) -> dict[str, Tensor]:
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Of float32 tensors."""
-    return sum(4 * tensor.numel() for tensor in tensors.values())
+    """Of the elements of all tensors."""
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -41,6 +41,32 @@ class Master:
         lr = learning.schedule.lr(step)
         learning.optimizer.apply(self.weights[name], gradient, self._state[name], lr)
 
+    def learn_at(self, name: str, index_K: Tensor, gradient_K: Tensor, step: int) -> None:
+        """As `learn` with zeros but at K elements of the flat weight.
+
+        Args:
+            name: of the weight.
+            index_K: int64, each element once.
+            gradient_K: float32.
+            step: of the learning rate.
+
+        The optimizer must leave elements alone whose gradient is zero.
+        """
+        learning = self._learning
+        weight_N = self.weights[name].view(-1)
+        state_N = {slot: tensor.view(-1) for slot, tensor in self._state[name].items()}
+        weight_K = weight_N[index_K]
+        state_K = {slot: tensor[index_K] for slot, tensor in state_N.items()}
+        learning.optimizer.apply(weight_K, gradient_K, state_K, learning.schedule.lr(step))
+        weight_N[index_K] = weight_K
+        for slot, tensor in state_K.items():
+            state_N[slot][index_K] = tensor
+
+    @property
+    def moves_all(self) -> bool:
+        """Whether elements move whose gradient is zero."""
+        return self._learning.optimizer.moves_all
+
     def tensors(self) -> dict[str, Tensor]:
         """Views of all weights, and of the optimizer's memory as `<name>.<slot>`."""
         slots = {

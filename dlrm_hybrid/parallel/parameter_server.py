@@ -16,22 +16,23 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.parallel import server
+from dlrm_hybrid.parallel.aggregate import Aggregate
+from dlrm_hybrid.parallel.changes import Array, Changes, changes_of, whole
 from dlrm_hybrid.parallel.master import Learning, Master, copy_into
-from dlrm_hybrid.parallel.mean import check_finite, mean_into
+from dlrm_hybrid.parallel.mean import check_finite
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.published import Published
 from dlrm_hybrid.parallel.sections import (
-    Array,
-    arrays_of,
+    check_tensors,
     digest_of,
     digest_section,
-    flat_views,
     sections_of,
     unit_bytes,
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import Dtype, Frame, Kind, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,13 @@ class ServerOptions:
         policy: the workers' policy.
         check_every: versions between two comparisons of the replicas with the published copy.
         attempt: how often the run has been restarted.
+        pull: type of the values that workers are told.
     """
 
     policy: Policy
     check_every: int
     attempt: int
+    pull: Dtype
 
 
 @final
@@ -80,13 +83,13 @@ class ParameterServer:
                 self._units.setdefault(tensor.stage, []).append(tensor)
         names = [tensor.name for unit in self._units.values() for tensor in unit]
         self._master = Master({name: values[name].detach().clone() for name in names}, learning)
-        self._published = flat_views(self._master.weights)
-        self._older: dict[int, deque[dict[str, Tensor]]] = {
+        self._published = Published(self._master.weights, options.pull)
+        self._older: dict[int, deque[dict[str, Array]]] = {
             stage: deque(self._copy(stage) for _ in range(options.policy.staleness))
             for stage in self._units
         }
-        self._means = {name: np.empty_like(array) for name, array in self._published.items()}
-        self._pushed: dict[tuple[int, int], list[Array]] = {}
+        self._means = {name: Aggregate(values[name].numel()) for name in names}
+        self._pushed: dict[tuple[int, int], list[Changes]] = {}
         self._state = self._start(0)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
@@ -104,32 +107,35 @@ class ParameterServer:
         self._state, actions = server.step(self._state, server.Push(frame.sender, frame.step))
         self._pushed[frame.sender, frame.step] = self._gradients(frame)
         outgoing: list[Outgoing] = []
+        changed: list[Section] = []
         for action in actions:
             match action:
                 case server.MakeVersion(stage, step):
-                    self._learn(stage, step)
+                    changed = self._learn(stage, step)
                 case server.SendVersion(stage, version, to):
-                    frame = self._frame(version, self._published, stage)
-                    outgoing += self._address(stage, frame, to)
+                    told = self._frame(version, changed, stage, self._published.values)
+                    outgoing += self._address(stage, told, to)
         return outgoing
 
     def digest(self, stage: int) -> int:
         """Of what is published of a stage, to compare with `Client.digest`."""
-        return digest_of(self._units[stage], self._published)
+        return digest_of(self._units[stage], self._published.values)
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold.
 
-        Weights by name, the optimizer's memory as `<name>.<slot>`, and with a staleness s the
+        Weights by name, the optimizer's memory as `<name>.<slot>`; where workers are told rounded
+        values, what they were told as `<name>.published`; and with a staleness s that of the
         versions 1 … s before as `<name>.behind<n>`: a worker may still have to compute with them.
         """
+        weights = self._master.weights
         older = {
-            f"{name}.behind{behind}": tensor
+            f"{name}.behind{behind}": torch.from_numpy(array).view(weights[name].shape)
             for copies in self._older.values()
             for behind, copy in enumerate(copies, start=1)
-            for name, tensor in copy.items()
+            for name, array in copy.items()
         }
-        return {**self._master.tensors(), **older}
+        return {**self._master.tensors(), **self._published.tensors(), **older}
 
     def weights(self, stage: int) -> dict[str, Tensor]:
         """Views of the weights of one stage, by name; empty if this server owns none of them."""
@@ -160,43 +166,66 @@ class ParameterServer:
             to = self._topology.stage_group(stage)
             for version in range(self._options.policy.version(step) + 1, step + 1):
                 behind = step - version
-                held = flat_views(copies[behind - 1]) if behind else self._published
-                outgoing += self._address(stage, self._frame(version, held, stage), to)
+                held = copies[behind - 1] if behind else self._published.values
+                sections = sections_of(self._units[stage], held)
+                outgoing += self._address(stage, self._frame(version, sections, stage, held), to)
         return outgoing
 
     def _start(self, step: int) -> server.State:
         groups = {stage: self._topology.stage_group(stage) for stage in self._units}
         return server.start(self._options.policy, groups, step)
 
-    def _gradients(self, frame: Frame) -> list[Array]:
-        """Views of the pushed gradients, in the order of the unit's tensors."""
+    def _gradients(self, frame: Frame) -> list[Changes]:
+        """The pushed gradients, in the order of the unit's tensors."""
         stage = frame.sender % self._topology.stages
-        unit = self._units[stage]
         what = f"push of {self._name(frame.sender)} for step {frame.step}"
-        return arrays_of(frame.sections, unit, what)
+        check_tensors(frame.sections, self._units[stage], what)
+        return [changes_of(section, what) for section in frame.sections]
 
-    def _learn(self, stage: int, step: int) -> None:
-        """Make version `step + 1` of a stage."""
+    def _learn(self, stage: int, step: int) -> list[Section]:
+        """Make version `step + 1` of a stage; the sections that say what has changed."""
         copies = self._older[stage]
         if copies:
             copies.rotate()
-            copy_into(copies[0], self._master.weights)
+            for name, array in copies[0].items():
+                np.copyto(array, self._published.values[name])
         group = self._topology.stage_group(stage)
         pushes = [self._pushed.pop((worker, step)) for worker in group]
-        for tensor, gradients in zip(self._units[stage], zip(*pushes, strict=True), strict=True):
-            mean = self._means[tensor.name]
-            mean_into(mean, gradients)
-            check_finite(
-                tensor.name, step, mean, gradients, lambda trainer: self._name(group[trainer])
-            )
-            self._master.learn(tensor.name, torch.from_numpy(mean).view(tensor.shape), step)
+        return [
+            self._learn_tensor(tensor, gradients, step)
+            for tensor, gradients in zip(self._units[stage], zip(*pushes, strict=True), strict=True)
+        ]
 
-    def _frame(self, version: int, values: Mapping[str, Array], stage: int) -> Frame:
-        """One frame for all trainers; after a dense push every element may have changed."""
-        unit = self._units[stage]
-        sections = sections_of(unit, values)
+    def _learn_tensor(
+        self, tensor: DenseTensor, gradients: Sequence[Changes], step: int
+    ) -> Section:
+        group = self._topology.stage_group(tensor.stage)
+        mean = self._means[tensor.name].mean(gradients)
+        check_finite(
+            tensor.name,
+            step,
+            mean.values_K,
+            [gradient.values_K for gradient in gradients],
+            lambda trainer: self._name(group[trainer]),
+        )
+        indices_K = mean.indices_K
+        if indices_K is not None and self._master.moves_all:
+            mean, indices_K = whole(mean, tensor.count), None
+        gradient_K = torch.from_numpy(mean.values_K)
+        if indices_K is None:
+            self._master.learn(tensor.name, gradient_K.view(tensor.shape), step)
+        elif len(indices_K):
+            index_K = torch.from_numpy(indices_K).long()
+            self._master.learn_at(tensor.name, index_K, gradient_K, step)
+        return self._published.tell(tensor, indices_K)
+
+    def _frame(
+        self, version: int, sections: list[Section], stage: int, values: Mapping[str, Array]
+    ) -> Frame:
+        """One frame for all trainers; `values` are what a replica then holds."""
         if version % self._options.check_every == 0:
-            sections.append(digest_section(digest_of(unit, values)))
+            digest = digest_of(self._units[stage], values)
+            sections = [*sections, digest_section(digest)]
         return Frame(
             kind=Kind.PARAMETERS,
             sender=self._rank,
@@ -211,9 +240,9 @@ class ParameterServer:
         num_bytes = unit_bytes(self._units[stage])
         return [Outgoing(worker, frame, num_bytes) for worker in to]
 
-    def _copy(self, stage: int) -> dict[str, Tensor]:
-        weights = self._master.weights
-        return {tensor.name: weights[tensor.name].clone() for tensor in self._units[stage]}
+    def _copy(self, stage: int) -> dict[str, Array]:
+        values = self._published.values
+        return {tensor.name: values[tensor.name].copy() for tensor in self._units[stage]}
 
     def _name(self, rank: int) -> str:
         known = 0 <= rank < self._topology.size

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
 
 DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
@@ -33,23 +33,16 @@ def sections_of(unit: Sequence[DenseTensor], values: Mapping[str, Array]) -> lis
     return [dense(tensor.id, values[tensor.name]) for tensor in unit]
 
 
-def arrays_of(sections: Sequence[Section], unit: Sequence[DenseTensor], what: str) -> list[Array]:
-    """Views of the tensors of a unit, flat, in its order.
+def check_tensors(sections: Sequence[Section], unit: Sequence[DenseTensor], what: str) -> None:
+    """Refuse sections that are not those of the unit, in its order.
 
     Raises:
-        DlrmError: the sections are not those of the unit; the message begins with `what`.
+        DlrmError: the message begins with `what`.
     """
     found = [(section.tensor, section.count) for section in sections]
     expected = [(tensor.id, tensor.count) for tensor in unit]
     if found != expected:
         raise DlrmError(f"{what}: holds tensors and sizes {found}, expected {expected}")
-    for section in sections:
-        if section.encoding is not Encoding.DENSE or section.dtype is not Dtype.FLOAT32:
-            raise DlrmError(
-                f"{what}: tensor {section.tensor} is {section.encoding.name} {section.dtype.name}, "
-                "expected DENSE FLOAT32"
-            )
-    return [array_of(section) for section in sections]
 
 
 def digest_of(unit: Sequence[DenseTensor], values: Mapping[str, Array]) -> int:

@@ -29,6 +29,18 @@ class EmbeddingTables(Protocol):
         ...
 
 
+class Rounding(Protocol):
+    """What the way between processes does to rows and gradients; tensors are float32 (B, F, D)."""
+
+    def pooled(self, pooled_BFD: Tensor) -> Tensor:
+        """Rows as the trainers see them."""
+        ...
+
+    def gradient(self, gradient_BFD: Tensor) -> Tensor:
+        """A trainer's part of the gradient as the tables see it."""
+        ...
+
+
 @final
 class OwnTables:
     """Tables of one trainer's process; sharded ones answer all trainers together by themselves."""
@@ -53,10 +65,16 @@ class OwnTables:
 
 @final
 class SharedTables:
-    """One set of tables for all trainers; rows come in trainer order."""
+    """One set of tables for all trainers; rows come in trainer order.
 
-    def __init__(self, embeddings: EmbeddingTables) -> None:
+    Args:
+        embeddings: the tables.
+        rounding: of what would travel between processes.
+    """
+
+    def __init__(self, embeddings: EmbeddingTables, rounding: Rounding) -> None:
         self._embeddings = embeddings
+        self._rounding = rounding
         self._pooled_BFD: Tensor | None = None
 
     def lookup(self, effects: Sequence[Lookup]) -> list[Tensor]:
@@ -65,14 +83,18 @@ class SharedTables:
         ids_FB = torch.cat([effect.ids_FB for effect in effects], dim=1)
         self._pooled_BFD = self._embeddings(ids_FB)
         rows = [effect.ids_FB.shape[1] for effect in effects]
-        parts: tuple[Tensor, ...] = torch.split(self._pooled_BFD.detach(), rows)
+        pooled_BFD = self._rounding.pooled(self._pooled_BFD.detach())
+        parts: tuple[Tensor, ...] = torch.split(pooled_BFD, rows)
         return [part.clone() for part in parts]
 
     def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
         """Learn from all trainers' gradients of what was looked up last."""
         pooled_BFD, self._pooled_BFD = self._pooled_BFD, None
         assert pooled_BFD is not None, "a lookup comes before its gradient"
-        parts = [mean_part(effect.gradient_BFD, len(effects)) for effect in effects]
+        parts = [
+            self._rounding.gradient(mean_part(effect.gradient_BFD, len(effects)))
+            for effect in effects
+        ]
         pooled_BFD.backward(torch.cat(parts))
 
 

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     STARTED = "started"
     TICK = "tick"
     PROGRESS = "progress"
+    COMPRESSION = "compression"
     EVALUATED = "evaluated"
     SAVED = "saved"
     RANK = "rank"
@@ -37,6 +38,8 @@ class Event:
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
                 interval), lr, and timed_rows, timed_seconds, timed_cpu_seconds of the training
                 steps in it that belong to no warm-up.
+            compression: samples, and under `of` by tensor and boundary the elements, those sent,
+                density and mean threshold of the interval that ends here.
             evaluated: samples, seconds and the test scores.
             saved: path, num_bytes, seconds.
             rank: rank, role, received_bytes, and by phase seconds, cpu_seconds and traffic, of one

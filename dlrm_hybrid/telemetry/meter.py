@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dlrm_hybrid.telemetry.compression import Counts, merged
 
 WARMUP_STEPS = 5
 
@@ -16,6 +18,17 @@ class Interval:
     rows: int = 0
     loss_sum: float = 0.0
     correct: int = 0
+    compression: Counts = field(default_factory=dict[str, dict[str, float]])
+
+    def plus(self, *others: Interval) -> Interval:
+        """The sums of several workers, or of intervals that follow each other."""
+        several = (self, *others)
+        return Interval(
+            rows=sum(one.rows for one in several),
+            loss_sum=sum(one.loss_sum for one in several),
+            correct=sum(one.correct for one in several),
+            compression=merged(one.compression for one in several),
+        )
 
 
 @dataclass(slots=True)

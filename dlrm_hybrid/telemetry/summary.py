@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.telemetry.world_summary import NETWORK_UNMEASURED, world_network, world_roles
@@ -27,6 +28,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]
     ranks = [event.values for event in record if event.kind is Kind.RANK]
+    compressed = [event.values["of"] for event in record if event.kind is Kind.COMPRESSION]
     rows = sum(point.values["timed_rows"] for point in points)
     seconds = sum(point.values["timed_seconds"] for point in points)
     cpu_seconds = sum(point.values["timed_cpu_seconds"] for point in points)
@@ -50,7 +52,10 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
             "seconds": cpu_seconds or None,
         },
         "roles": world_roles(ranks) if ranks else _role(record, seconds, cpu_seconds),
-        "compression": {"gradient_density": None, "activation_density": None},
+        "compression": {
+            "gradient_density": compression.density(compressed, compression.GRADIENT),
+            "activation_density": compression.density(compressed, compression.ACTIVATION),
+        },
         "restarts": max(0, len(attempts) - 1),
     }
 

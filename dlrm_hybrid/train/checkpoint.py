@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -74,6 +74,16 @@ def load(folder: Path, groups: Groups) -> None:
             raise DataError(f"{path}: not in this checkpoint, which has {', '.join(files)}")
         _verify(path, files[path.name])
         _copy_into(path, tensors)
+
+
+def read_all(folder: Path, groups: Sequence[str]) -> dict[str, Tensor]:
+    """All tensors of those of the files that a checkpoint has; raises DataError as `load`."""
+    files: Mapping[str, Mapping[str, Any]] = read_facts(folder)["files"]
+    tensors: dict[str, Tensor] = {}
+    for group in groups:
+        if f"{group}.safetensors" in files:
+            tensors |= read(folder, group)
+    return tensors
 
 
 def read(folder: Path, group: str) -> dict[str, Tensor]:

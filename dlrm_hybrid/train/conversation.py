@@ -47,7 +47,7 @@ class Conversation:
         self.channel.send(to, control(self.rank, self.attempt, step, topic, values), 0)
 
     def give(self, to: int, step: int, topic: Topic, tensors: Mapping[str, Tensor]) -> None:
-        """Send contiguous float32 tensors."""
+        """Send contiguous tensors."""
         frame = control(self.rank, self.attempt, step, topic, {}, tensors)
         self.channel.send(to, frame, num_bytes(tensors))
 

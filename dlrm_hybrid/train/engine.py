@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState
+from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
+from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.parts import Learned
 
 EMBEDDING_PREFIX = "embedding."
+VERSION_SUFFIX = re.compile(r"\.(published|behind[0-9]+)$")
 
 
 class Engine(Protocol):
@@ -29,15 +33,30 @@ class Engine(Protocol):
         """Views of all that a checkpoint must hold; copying into them loads one."""
         ...
 
+    def compression(self) -> Counts:
+        """What was compressed since the last call."""
+        ...
+
     def restart(self, step: int) -> None:
         """Go on after `step` steps, with what was copied into `tensors`."""
         ...
 
 
 def checkpoint_groups(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by file: those of the tables apart from the dense ones."""
+    """The tensors of a checkpoint by file.
+
+    `dense` and `embeddings` are there in every checkpoint, the others where the layout of the world
+    needs them: `versions` that workers have of weights, and what a `compressor` remembers.
+    """
     groups: dict[str, dict[str, Tensor]] = {"dense": {}, "embeddings": {}}
     for name, tensor in tensors.items():
-        group = "embeddings" if name.startswith(EMBEDDING_PREFIX) else "dense"
-        groups[group][name] = tensor
+        groups.setdefault(_group(name), {})[name] = tensor
     return groups
+
+
+def _group(name: str) -> str:
+    if name.startswith(COMPRESSOR_PREFIX):
+        return "compressor"
+    if name.startswith(EMBEDDING_PREFIX):
+        return "embeddings"
+    return "versions" if VERSION_SUFFIX.search(name) else "dense"

@@ -15,11 +15,13 @@ from dlrm_hybrid.data.loader import Loader, LoaderState
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.effects import Effect
 from dlrm_hybrid.parallel.in_process import InProcessWorld
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
+from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.parts import Learned
@@ -33,12 +35,14 @@ class Ranks:
     Attributes:
         workers: by rank, trainer after trainer.
         clients: of the workers, in the same order.
+        compressions: of the workers, in the same order.
         servers: with their channels.
         tables: of all trainers.
     """
 
     workers: Sequence[Worker]
     clients: Sequence[ServerClient | LocalClient]
+    compressions: Sequence[Compression]
     servers: Sequence[tuple[Channel, ParameterServer]]
     tables: Embeddings
 
@@ -104,7 +108,16 @@ class InProcessEngine:
     def tensors(self) -> Mapping[str, Tensor]:
         """See `Engine`; named as those of a single process."""
         tables = self.ranks.tables
-        return {**self._dense(), **tables.weights(), **tables.optimizer_state()}
+        remembered = {
+            name: tensor
+            for compression in self.ranks.compressions
+            for name, tensor in compression.tensors().items()
+        }
+        return {**self._dense(), **tables.weights(), **tables.optimizer_state(), **remembered}
+
+    def compression(self) -> Counts:
+        """See `Engine`; of all workers."""
+        return merged(compression.counts() for compression in self.ranks.compressions)
 
     def restart(self, step: int) -> None:
         """See `Engine`."""

@@ -19,9 +19,11 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
+from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval, Stopwatch
 from dlrm_hybrid.train.parts import Parts, Plan, Progress, is_due
+from dlrm_hybrid.train.signals import obey
 from dlrm_hybrid.types import DivergedError, PreemptedError
 
 TICK_SECONDS = 0.5
@@ -60,7 +62,8 @@ class _Run:
         """All steps that are left, with what falls due between them."""
         plan = self._plan
         while True:
-            self.progress = self._parts.meet(self.progress)
+            self.progress, severity = self._parts.meet(self.progress)
+            obey(severity)
             step = self.progress.step
             at_end = step >= plan.steps
             if at_end or is_due(step, plan.report_every):
@@ -104,6 +107,8 @@ class _Run:
             timed_seconds=seconds,
             timed_cpu_seconds=cpu_seconds,
         )
+        if interval.compression:
+            self._emit(Kind.COMPRESSION, of=compression.values_of(interval.compression))
         self.progress = replace(self.progress, interval=Interval())
 
     def save(self) -> None:
@@ -136,7 +141,8 @@ class _Run:
             step=progress.step + 1,
             samples=progress.samples + samples,
             loader=after,
-            interval=Interval(
+            interval=replace(
+                interval,
                 rows=interval.rows + learned.rows,
                 loss_sum=interval.loss_sum + learned.loss_sum,
                 correct=interval.correct + learned.correct,

@@ -88,7 +88,7 @@ class Parts:
         learn: makes the step with this number from the batch at this position; returns what it
             taught and the position of the next batch.
         meet: called before every step and at the end; may bring in what other processes know, and
-            raises when a signal has asked to stop.
+            says how much somebody wants to stop: a `StopWish.severity`.
         evaluate: scores the model on the test part; None in a process that does not tell them.
         save: writes a checkpoint with this progress; None in a process that does not tell it.
         sink: takes the events on record.
@@ -96,7 +96,7 @@ class Parts:
     """
 
     learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
-    meet: Callable[[Progress], Progress]
+    meet: Callable[[Progress], tuple[Progress, int]]
     evaluate: Callable[[], BinaryScores | None]
     save: Callable[[Progress], Saved | None]
     sink: Sink

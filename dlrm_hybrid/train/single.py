@@ -12,6 +12,7 @@ from torch import Tensor
 from dlrm_hybrid.data.loader import Loader, LoaderState
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.step import Trainer
+from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.evaluation import TestPart, evaluate
 from dlrm_hybrid.train.parts import Learned
@@ -60,6 +61,10 @@ class SingleEngine:
     def tensors(self) -> Mapping[str, Tensor]:
         """See `Engine`."""
         return self.trainer.tensors()
+
+    def compression(self) -> Counts:
+        """See `Engine`; nothing travels."""
+        return {}
 
     def restart(self, step: int) -> None:
         """See `Engine`; nothing else remembers steps."""

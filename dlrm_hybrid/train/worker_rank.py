@@ -16,6 +16,7 @@ from torch import Tensor
 from dlrm_hybrid.data.loader import Loader, LoaderState
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.control import Topic
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.topology import Topology
@@ -42,6 +43,7 @@ class WorkerRank:
         around: answers what the worker's steps ask.
         worker: its stage.
         client: its tie to the owners of its weights.
+        compression: all that it compresses with.
         loader: training batches of its trainer.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
@@ -53,6 +55,7 @@ class WorkerRank:
     around: Surroundings
     worker: Worker
     client: ServerClient | LocalClient
+    compression: Compression
     loader: Loader
     schedule: Schedule
     evaluation: WorldEvaluation
@@ -82,24 +85,22 @@ class WorkerRank:
         )
         return learned, after
 
-    def meet(self, progress: Progress, plan: Plan, stop: StopWish) -> Progress:
-        """Bring the sums of all workers to the leader; stop together if one of them must.
+    def meet(self, progress: Progress, plan: Plan, stop: StopWish) -> tuple[Progress, int]:
+        """Bring the sums of all workers to the leader; see `Parts.meet`.
 
-        Raises:
-            PreemptedError, InterruptedRunError: in all workers at the same step.
+        The severity is the same in all workers at the same step.
         """
         step = progress.step
         if not (plan.anything_due(step) or step % AGREE_EVERY == 0):
-            return progress
+            return progress, 0
+        compressed = Interval(compression=self.compression.counts())
+        progress = replace(progress, interval=progress.interval.plus(compressed))
         if self.leads:
-            progress, severity = self._hear_all(progress, stop.severity)
-        else:
-            report = {"interval": asdict(progress.interval), "severity": stop.severity}
-            self.talk.tell(self.leader, step, Topic.REPORT, report)
-            severity = self.talk.hear(self.leader, step, Topic.DECISION)["severity"]
-            progress = replace(progress, interval=Interval())
-        obey(severity)
-        return progress
+            return self._hear_all(progress, stop.severity)
+        report = {"interval": asdict(progress.interval), "severity": stop.severity}
+        self.talk.tell(self.leader, step, Topic.REPORT, report)
+        severity: int = self.talk.hear(self.leader, step, Topic.DECISION)["severity"]
+        return replace(progress, interval=Interval()), severity
 
     def evaluate(self, stop: StopWish) -> BinaryScores | None:
         """Scores of the master weights, at the leader; see `Parts.evaluate`.
@@ -131,9 +132,20 @@ class WorkerRank:
             tensors |= self.talk.take(rank, self.step, Topic.TENSORS)
         return tensors
 
+    def remembered_tensors(self) -> dict[str, Tensor]:
+        """What all workers' compressors remember; empty but at the leader."""
+        tensors = self.compression.tensors()
+        if not self.leads:
+            self.talk.give(self.leader, self.step, Topic.REMEMBERED, tensors)
+            return {}
+        for rank in self._others():
+            tensors |= self.talk.take(rank, self.step, Topic.REMEMBERED)
+        return tensors
+
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Go on after `step` steps from the dense tensors of a checkpoint."""
+        """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
         self.step = step
+        self.compression.load(values)
         if isinstance(self.client, ServerClient):
             self.client.restart(step, values)
         else:
@@ -159,16 +171,9 @@ class WorkerRank:
 
     def _hear_all(self, progress: Progress, severity: int) -> tuple[Progress, int]:
         """The leader's side of an agreement."""
-        interval = progress.interval
-        for rank in self._others():
-            report = self.talk.hear(rank, progress.step, Topic.REPORT)
-            other = Interval(**report["interval"])
-            severity = max(severity, report["severity"])
-            interval = Interval(
-                rows=interval.rows + other.rows,
-                loss_sum=interval.loss_sum + other.loss_sum,
-                correct=interval.correct + other.correct,
-            )
+        reports = [self.talk.hear(rank, progress.step, Topic.REPORT) for rank in self._others()]
+        severity = max([severity, *(report["severity"] for report in reports)])
+        interval = progress.interval.plus(*(Interval(**report["interval"]) for report in reports))
         for rank in self._others():
             self.talk.tell(rank, progress.step, Topic.DECISION, {"severity": severity})
         return replace(progress, interval=interval), severity

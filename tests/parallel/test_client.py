@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_world import uncompressed
 from torch import Tensor
 
 from dlrm_hybrid.model.optimizer import Momentum, Sgd, init_state
@@ -15,6 +16,7 @@ from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
+from dlrm_hybrid.wire.section import Dtype
 
 SHAPES = {"bottom.1.weight": (6, 4), "bottom.1.bias": (6,), "top.1.weight": (1, 6)}
 STAGE_OF = {"bottom.1.weight": 0, "bottom.1.bias": 0, "top.1.weight": 1}
@@ -30,12 +32,12 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 
 def client(replica: dict[str, Tensor], policy: Policy) -> ServerClient:
-    return ServerClient(TOPOLOGY, 0, TENSORS, replica, policy, attempt=1)
+    return ServerClient(TOPOLOGY, 0, TENSORS, replica, policy, 1, uncompressed(TENSORS, 0))
 
 
 def versions(steps: int) -> list[Frame]:
     """Frames of server 0 for the first stage: versions 1 to `steps`."""
-    options = ServerOptions(policy=Sync(), check_every=2, attempt=1)
+    options = ServerOptions(policy=Sync(), check_every=2, attempt=1, pull=Dtype.FLOAT32)
     server = ParameterServer(TOPOLOGY, 0, TENSORS, drawn(0), LEARNING, options)
     pusher = client(drawn(0), Sync())
     frames: list[Frame] = []

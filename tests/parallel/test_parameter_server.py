@@ -1,5 +1,5 @@
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.dense import NoCompression
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
 from dlrm_hybrid.model.schedule import Linear
 from dlrm_hybrid.parallel.client import ServerClient
@@ -21,6 +23,7 @@ from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
+from dlrm_hybrid.wire.section import Dtype
 
 SHAPES = {"bottom.1.weight": (33, 13), "bottom.1.bias": (33,), "top.1.weight": (1, 5)}
 OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
@@ -58,7 +61,11 @@ class World:
         servers: int = 1,
         stages: int = 1,
         check_every: int = 1,
+        pull: Dtype = Dtype.FLOAT32,
+        make: Callable[[Sequence[Spec]], GradientCompressor] = NoCompression,
     ) -> None:
+        self.pull_dtype = pull
+        self.make = make
         self.topology = Topology(
             trainers=trainers, stages=stages, servers=servers, interaction_stage=0
         )
@@ -74,12 +81,18 @@ class World:
         self.mail: list[Outgoing] = []
 
     def server(self, index: int, check_every: int = 1) -> ParameterServer:
-        options = ServerOptions(policy=self.policy, check_every=check_every, attempt=0)
+        options = ServerOptions(
+            policy=self.policy, check_every=check_every, attempt=0, pull=self.pull_dtype
+        )
         return ParameterServer(self.topology, index, self.tensors, drawn(0), self.learning, options)
 
     def client(self, rank: int) -> ServerClient:
         replica = self.replicas[rank // self.topology.stages]
-        return ServerClient(self.topology, rank, self.tensors, replica, self.policy, attempt=0)
+        stage = rank % self.topology.stages
+        own = [Spec(one.id, one.name, one.shape) for one in self.tensors if one.stage == stage]
+        return ServerClient(
+            self.topology, rank, self.tensors, replica, self.policy, 0, self.make(own)
+        )
 
     def push(self, rank: int, step: int) -> list[Outgoing]:
         gradients = gradients_of(rank // self.topology.stages, step)
@@ -291,7 +304,7 @@ def break_type(frame: Frame) -> Frame:
         (lambda frame: replace(frame, attempt=2), r"worker-0.0 \(rank 0\), step 0: .* attempt 2"),
         (lambda frame: replace(frame, kind=Kind.HELLO), "HELLO of attempt 0, expected PUSH"),
         (break_sections, r"push of worker-0.0 \(rank 0\) for step 0: holds tensors"),
-        (break_type, "tensor 0 is DENSE INT32"),
+        (break_type, r"push of worker-0.0 \(rank 0\) for step 0: tensor 0: .* DENSE int32"),
     ],
 )
 def test_frames_that_do_not_fit_are_refused(change, message: str):
@@ -310,7 +323,7 @@ def test_a_server_owns_its_memory():
         world.tensors,
         values,
         world.learning,
-        ServerOptions(policy=Sync(), check_every=1, attempt=0),
+        ServerOptions(policy=Sync(), check_every=1, attempt=0, pull=Dtype.FLOAT32),
     )
     before = server.digest(0)
     values["bottom.1.bias"].zero_()

@@ -1,7 +1,7 @@
 """All ranks of a world in one thread: generators in turns, frames as bytes, one set of tables."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.compress.gradient.dense import NoCompression
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.mlp import Precision
@@ -25,9 +27,10 @@ from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.policy import Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.stage import Inputs
-from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
 from dlrm_hybrid.wire.frame import Frame, decode, encode
+from dlrm_hybrid.wire.section import Dtype
 
 SMALL = ModelSpec(
     embedding_dim=4, bottom=(13, 32, 16, 8, 4), top=(32, 16, 8, 1), table_rows=(30,) * 26
@@ -102,7 +105,10 @@ class TinyWorld:
             model = StageModel(spec, part, precision, SEED)
             weights = model.dense_parameters()
             client = (
-                ServerClient(self.topology, rank, tensors, weights, layout.policy, ATTEMPT)
+                ServerClient(
+                    *(self.topology, rank, tensors, weights, layout.policy, ATTEMPT),
+                    uncompressed(tensors, part.index),
+                )
                 if layout.servers
                 else LocalClient(self.topology.name(rank), weights, learning)
             )
@@ -127,7 +133,9 @@ class TinyWorld:
                     spec, Partition.of(spec, ()).stages[0], precision, SEED
                 ).dense_parameters(),
                 learning,
-                ServerOptions(policy=layout.policy, check_every=1, attempt=ATTEMPT),
+                ServerOptions(
+                    policy=layout.policy, check_every=1, attempt=ATTEMPT, pull=Dtype.FLOAT32
+                ),
             )
             for index in range(layout.servers)
         ]
@@ -223,6 +231,13 @@ class TinyWorld:
             self._pooled.backward(gradient / len(group))
             return dict.fromkeys(group)
         return {}
+
+
+def uncompressed(tensors: Sequence[DenseTensor], stage: int) -> NoCompression:
+    """Of all tensors of a stage."""
+    return NoCompression(
+        [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
+    )
 
 
 def draw_batch(spec: ModelSpec, rows: int, seed: int) -> Inputs:

@@ -1,0 +1,19 @@
+"""Ranges that configuration keys share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Rate = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["float32", "bfloat16", "float16"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Path = Annotated[str, Field(min_length=1)]

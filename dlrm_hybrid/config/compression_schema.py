@@ -1,0 +1,46 @@
+"""Types and bounds of the keys that say what is compressed and how; see `schema`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Precision
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class GradientConfig:
+    """How dense gradients travel to the servers; see conf/gradient/.
+
+    What only a method with a residual reads is null in `none`.
+    """
+
+    name: Literal["none", "dct"]
+    sparsity: Fraction
+    threshold: Literal["exact", "histogram"] | None
+    lifespan: Positive | None
+    renewal: Literal["controlled", "fixed"] | None
+    staggered: bool | None
+    residual: Literal["gradient", "update"] | None
+    precision: Precision
+    drain: Literal["none", "discard", "flush"] | None
+    drain_every: Positive | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ActivationConfig:
+    """How activations and their gradients travel between stages; see conf/activation/."""
+
+    name: Literal["none", "dct", "sketch", "gradient_topk"]
+    sparsity: BelowOne | tuple[BelowOne, ...]
+    precision: Precision
+    evaluate_masked: bool
+    observe: BelowOne | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class PullConfig:
+    """How new weights travel from the servers."""
+
+    precision: Precision
