@@ -49,7 +49,11 @@ def test_every_choice_holds(choice: str) -> None:
         ("train=5", "train = 5: must be an object"),
         ("precision=float64", "precision = 'float64': must be 'float32' or 'bfloat16'"),
         ("model=huge", "model=huge: no such choice; there are dlrm_paper, dlrm_small"),
-        ("+experiment=nope", "+experiment=nope: no such choice; there are baseline"),
+        (
+            "+experiment=nope",
+            "+experiment=nope: no such choice; there are baseline, dct_dp, "
+            "dct_hybrid, dct_mp, paper_table1, paper_table2, paper_table3, paper_table6, paper_table7",
+        ),
         ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),
         (
             "model.bottom=[12,16]",
@@ -132,8 +136,8 @@ def test_help_is_left_to_hydra() -> None:
             "embedding.sharding = 'row_wise': needs parallel.trainers of 2 or more",
         ),
         (
-            ["parallel=hybrid", "parallel.world=in_process", "embedding.comm_precision=float16"],
-            "embedding.comm_precision = 'float16': parallel.world=in_process has one set of tables",
+            ["parallel=hybrid", "parallel.world=in_process", "embedding.sharding=row_wise"],
+            "embedding.sharding = 'row_wise': parallel.world=in_process has one set of tables",
         ),
         (
             [

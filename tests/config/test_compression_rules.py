@@ -1,0 +1,89 @@
+import pytest
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.compression_rules import sparsity_per_cut
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.types import ConfigError
+
+HYBRID = "parallel=hybrid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["gradient=dct"], "gradient = 'dct': needs parallel.servers of 1 or more to send to"),
+        (["gradient.sparsity=0.9"], "gradient.sparsity = 0.9: belongs to gradient=dct"),
+        (["gradient.lifespan=10"], "gradient.lifespan = 10: belongs to gradient=dct"),
+        (
+            ["gradient.precision=bfloat16"],
+            "gradient.precision = 'bfloat16': gradient=none sends float32",
+        ),
+        (
+            [HYBRID, "gradient=dct", "gradient.lifespan=null"],
+            "gradient.lifespan = null: gradient=dct needs a value",
+        ),
+        ([HYBRID, "gradient=dct", "gradient.sparsity=1.5"], "gradient.sparsity = 1.5: must"),
+        (
+            [HYBRID, "gradient=dct", "gradient.staggered=true"],
+            "gradient.staggered = True: belongs to gradient.renewal=fixed",
+        ),
+        (
+            [HYBRID, "gradient=dct", "gradient.residual=update", "optimizer=adagrad"],
+            "gradient.residual = 'update': optimizer=adagrad must see gradients",
+        ),
+        (
+            ["pull.precision=bfloat16"],
+            "pull.precision = 'bfloat16': needs parallel.servers of 1 or more",
+        ),
+        (["activation=dct"], "activation = 'dct': needs parallel.cuts to lie between"),
+        (["activation.sparsity=0.5"], "activation.sparsity = 0.5: belongs to activation=dct"),
+        (
+            [HYBRID, "activation=dct", "activation.sparsity=[0.5]"],
+            "activation.sparsity = [0.5]: one number, or one for each of "
+            "parallel.cuts = [bottom.2, top.2]",
+        ),
+        (
+            [HYBRID, "activation=dct", "activation.observe=0.9"],
+            "activation.observe = 0.9: belongs to activation=none",
+        ),
+        (
+            [HYBRID, "activation=sketch", "activation.precision=float16"],
+            "activation.precision = 'float16': activation=sketch sends float32",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        values_of(overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "compressed"),
+    [
+        ("baseline", ("none", "none", "float32")),
+        ("dct_dp", ("dct", "none", "float32")),
+        ("dct_mp", ("none", "dct", "float32")),
+        ("dct_hybrid", ("dct", "dct", "bfloat16")),
+        ("paper_table1", ("none", "dct", "float32")),
+        ("paper_table2", ("dct", "none", "float32")),
+        ("paper_table3", ("dct", "dct", "float32")),
+        ("paper_table6", ("none", "sketch", "float32")),
+        ("paper_table7", ("none", "gradient_topk", "float32")),
+    ],
+)
+def test_experiments_compress_what_their_names_say(
+    name: str, compressed: tuple[str, str, str]
+) -> None:
+    config = validate(values_of([f"+experiment={name}"]))
+    assert config.name == name
+    assert (config.gradient.name, config.activation.name, config.pull.precision) == compressed
+    world = "in_process" if name.startswith("paper") else "processes"
+    assert (config.parallel.name, config.parallel.world) == ("hybrid", world)
+
+
+def test_one_sparsity_serves_all_cuts() -> None:
+    config = validate(values_of([HYBRID, "activation=dct"]))
+    assert sparsity_per_cut(config) == (0.9, 0.9)
+    several = values_of([HYBRID, "activation=dct", "activation.sparsity=[0.5,0.75]"])
+    assert sparsity_per_cut(validate(several)) == (0.5, 0.75)
