@@ -9,6 +9,7 @@ import torch
 from dlrm_hybrid.bench.kernels_activation import measure_activation
 from dlrm_hybrid.bench.kernels_encode import accumulated, dlrm_gradients, measure_encode
 from dlrm_hybrid.bench.kernels_gradient import SELECT_SIZES, measure_select, measure_threshold
+from dlrm_hybrid.bench.kernels_wire import measure_wire
 from dlrm_hybrid.bench.table import Row, render, section
 from dlrm_hybrid.telemetry.machine import Machine
 
@@ -22,6 +23,9 @@ The threshold that k elements reach, against `torch.topk` of the magnitudes."""
 ENCODE = """\
 The paper's 8 layers, 508,753 parameters, sparsity 0.99, on gradients of a plain DLRM that learns
 from random rows, batch 128: add, select, round, encode for the wire."""
+WIRE = """\
+Sections of random indices among 4 M elements. Entropy is that of indices drawn one by one; indices
+are the coder alone, a section is all of a push from chosen float32 values to bytes, and back."""
 ACTIVATION = """\
 Rows of 256 activations. The layer is the product of the rows with 256 x 256 weights."""
 
@@ -66,6 +70,7 @@ def measure_kernels(bench: KernelsBench) -> list[Group]:
             Group("Select", measure_select(bench.select_sizes, bench.repeats), NOTE),
             Group("Threshold", thresholds, THRESHOLD),
             Group("Gradients of a step", measure_encode(gradients), ENCODE),
+            Group("Sections", measure_wire(bench.repeats), WIRE),
             Group("Activations", measure_activation(bench.repeats), ACTIVATION),
         ]
     finally:
