@@ -47,6 +47,7 @@ def test_a_tensor_is_sent_from_its_own_memory():
         (),
         (Section(0, Encoding.DENSE, Dtype.FLOAT32, 5, bytes(20)),),
         (Section(0, Encoding.DENSE, Dtype.INT32, 6, bytes(24)),),
+        (Section(0, Encoding.INDEX32, Dtype.FLOAT32, 6, bytes(24)),),
         (Section(0, Encoding.DENSE, Dtype.FLOAT32, 6, bytes(24)),) * 2,
     ],
 )
