@@ -94,7 +94,10 @@ def _activations(
 ) -> ActivationCodec:
     options = config.activation
     if options.name == "dct":
-        return ThresholdCodec(sparsity=sparsity, dtype=dtype(options.precision), allow_rice=False)
+        assert options.allow_rice is not None
+        return ThresholdCodec(
+            sparsity=sparsity, dtype=dtype(options.precision), allow_rice=options.allow_rice
+        )
     if options.name == "sketch":
         return SketchCodec(sparsity=sparsity, seed=config.train.seed)
     microbatches = config.schedule.microbatches

@@ -58,6 +58,10 @@ def pull_rules(config: Config) -> Iterator[str]:
 def activation_rules(config: Config) -> Iterator[str]:
     """Faults of `activation`."""
     activation, cuts = config.activation, config.parallel.cuts
+    if activation.name == "dct" and activation.allow_rice is None:
+        yield "activation.allow_rice = null: activation=dct needs true or false"
+    if activation.name != "dct" and activation.allow_rice is not None:
+        yield f"activation.allow_rice = {activation.allow_rice}: belongs to activation=dct"
     if activation.name == "none":
         if activation.sparsity != 0:
             yield f"activation.sparsity = {activation.sparsity}: belongs to activation=dct"

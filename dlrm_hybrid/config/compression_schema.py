@@ -30,11 +30,15 @@ class GradientConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ActivationConfig:
-    """How activations and their gradients travel between stages; see conf/activation/."""
+    """How activations and their gradients travel between stages; see conf/activation/.
+
+    `allow_rice` belongs to `dct`, `observe` to `none`; null elsewhere.
+    """
 
     name: Literal["none", "dct", "sketch", "gradient_topk"]
     sparsity: BelowOne | tuple[BelowOne, ...]
     precision: Precision
+    allow_rice: bool | None
     evaluate_masked: bool
     observe: BelowOne | None
 
