@@ -77,7 +77,7 @@ def run(launch: Launch, arguments: list[str]) -> int:
         DlrmError: the run failed, for a reason that others have not told on this machine.
     """
     die_with_parent(os.getppid())
-    board = _board(launch)
+    board = open_board(launch)
     patience_seconds = LEAVE_SECONDS
     try:
         try:
@@ -100,10 +100,23 @@ def run(launch: Launch, arguments: list[str]) -> int:
         _leave(launch, board, patience_seconds)
 
 
-def _board(launch: Launch) -> StoreBoard:
+def open_board(launch: Launch) -> StoreBoard:
+    """Where the ranks of this start leave texts for each other; rank 0 may have to serve it.
+
+    Raises:
+        ConfigError: other machines could not reach it.
+        ResourceError: it cannot be served.
+        DeadlineError: nobody serves it.
+    """
     prefix = f"dlrm_hybrid/{launch.restarts}"
     if launch.serves_store:
-        return serve_board(launch.host, launch.port, prefix, _go_on)
+        board = serve_board(launch.host, launch.port, prefix, _go_on)
+        if launch.num_nodes > 1 and board.place.startswith("127."):
+            raise ConfigError(
+                f"MASTER_ADDR = {launch.host}: is loopback on rank 0's machine, where other "
+                "machines do not come; set it to an address of the network between them"
+            )
+        return board
     return reach_board(launch.host, launch.port, prefix, _go_on, CONNECT_SECONDS)
 
 

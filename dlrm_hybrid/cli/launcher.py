@@ -78,7 +78,9 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
     """Torchrun, or what sets the same variables without serving a store."""
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     local_rank = _number(environ, "LOCAL_RANK", 0)
-    local_size = _number(environ, "LOCAL_WORLD_SIZE", 1)
+    host = environ["MASTER_ADDR"]
+    is_local = host == "localhost" or host.startswith("127.")
+    local_size = _number(environ, "LOCAL_WORLD_SIZE", size if is_local else 1)
     return Launch(
         size_key="WORLD_SIZE",
         rank=rank,
@@ -86,7 +88,7 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
         local_rank=local_rank,
         node=environ.get("GROUP_RANK", str(rank - local_rank)),
         num_nodes=-(-size // max(1, local_size)),
-        host=environ["MASTER_ADDR"],
+        host=host,
         port=_number(environ, "MASTER_PORT"),
         rank_0_serves=environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),

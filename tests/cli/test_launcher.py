@@ -6,7 +6,7 @@ import pytest
 
 from dlrm_hybrid.__main__ import run
 from dlrm_hybrid.cli.launch_rules import check_world
-from dlrm_hybrid.cli.launched import own_network
+from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.launcher import Launch, find_launch
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -69,6 +69,14 @@ def test_an_operator_sets_the_same_variables_and_serves_no_store() -> None:
         (True, 0, "0"),
         (False, 0, "6"),
     ]
+
+
+def test_ranks_that_meet_on_loopback_are_on_one_machine() -> None:
+    keys = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    environ = {key: TORCHRUN[key] for key in keys} | {"MASTER_ADDR": "127.0.0.1"}
+    found = find_launch(environ)
+    assert found is not None
+    assert found.num_nodes == 1
 
 
 def test_slurm_says_who_is_who() -> None:
@@ -164,6 +172,13 @@ def test_the_network_is_each_machines_own() -> None:
     own = own_network(given, ["parallel.trainers=9", "network.bind=10.0.0.2"])
     assert (own.network.bind, own.network.keys) == ("10.0.0.2", "keys.json")
     assert own.parallel == given.parallel
+
+
+def test_a_store_on_loopback_is_refused_for_several_machines() -> None:
+    found = find_launch({**SLURM, "MASTER_ADDR": "localhost", "MASTER_PORT": "0"})
+    assert found is not None
+    with pytest.raises(ConfigError, match="MASTER_ADDR = localhost: is loopback"):
+        open_board(found)
 
 
 def test_one_process_of_a_launcher_is_refused_a_world_of_several(
