@@ -25,6 +25,7 @@ FREE = (
     "data.parquet",
     "train.evaluate_every",
     "network",
+    *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
     "parallel.world",
     "sync.check_every",
 )
@@ -34,6 +35,8 @@ FREE_IN_A_NEW_RUN = (
     *("embedding.sharding", "embedding.comm_precision"),
 )
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
+# Not where gradients wait in residuals: each trainer has its own.
+FIXED_WITH_RESIDUALS = ("parallel.trainers",)
 
 
 def config_hash(values: Mapping[str, Any]) -> str:
@@ -51,15 +54,15 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         new_run: a run folder of its own; False to go on in the old one.
     """
     before, after = dict(_kept(saved)), dict(_kept(now))
+    fixed = FIXED_IN_A_NEW_RUN
+    if before.get("gradient.name", "none") != "none":
+        fixed += FIXED_WITH_RESIDUALS
     return [
         f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not (new_run and _free_in_a_new_run(key))
+        if before.get(key) != after.get(key)
+        and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
     ]
-
-
-def _free_in_a_new_run(key: str) -> bool:
-    return _below(key, FREE_IN_A_NEW_RUN) and key not in FIXED_IN_A_NEW_RUN
 
 
 def _kept(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -37,3 +37,14 @@ def test_a_new_run_may_be_longer_and_learn_at_another_rate() -> None:
     assert differences(SAVED, changed("optimizer", name="adagrad"), new_run=True) == [
         "optimizer.name = adagrad: the checkpoint was made with sgd"
     ]
+
+
+def test_residuals_stay_with_their_trainers() -> None:
+    one = {"parallel": {"trainers": 2, "servers": 1}, "gradient": {"name": "dct"}}
+    fewer = {**one, "parallel": {"trainers": 1, "servers": 1}}
+    assert differences(one, fewer, new_run=True) == [
+        "parallel.trainers = 1: the checkpoint was made with 2"
+    ]
+    assert differences(one, {**one, "parallel": {"trainers": 2, "servers": 3}}, new_run=True) == []
+    plain = {"gradient": {"name": "none"}}
+    assert differences({**one, **plain}, {**fewer, **plain}, new_run=True) == []
