@@ -1,5 +1,4 @@
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -7,123 +6,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from server_world import SCHEDULE, SHAPES, World, arrived, assert_same, drawn, gradients_of, travel
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.dense import NoCompression
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
-from dlrm_hybrid.model.schedule import Linear
-from dlrm_hybrid.parallel.client import ServerClient
-from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.service import goodbye, serve
-from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
-from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
+from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype
 
-SHAPES = {"bottom.1.weight": (33, 13), "bottom.1.bias": (33,), "top.1.weight": (1, 5)}
 OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
-SCHEDULE = Linear(base_lr=0.1, steps=100)
-
-
-def drawn(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-
-
-def gradients_of(trainer: int, step: int) -> dict[str, Tensor]:
-    return drawn(1000 * trainer + step + 1)
-
-
-def travel(one: Outgoing) -> Frame:
-    """What the receiver sees."""
-    return decode(encode(one.frame))
-
-
-def arrived(outgoing: Sequence[Outgoing]) -> list[Outgoing]:
-    """Encoded at once, as a channel does: the frames show the sender's memory."""
-    return [one._replace(frame=travel(one)) for one in outgoing]
-
-
-class World:
-    """Trainers of one stage or two, servers, and lists instead of channels."""
-
-    def __init__(
-        self,
-        trainers: int,
-        policy: Policy,
-        *,
-        optimizer: DenseOptimizer | None = None,
-        servers: int = 1,
-        stages: int = 1,
-        check_every: int = 1,
-        pull: Dtype = Dtype.FLOAT32,
-        make: Callable[[Sequence[Spec]], GradientCompressor] = NoCompression,
-    ) -> None:
-        self.pull_dtype = pull
-        self.make = make
-        self.topology = Topology(
-            trainers=trainers, stages=stages, servers=servers, interaction_stage=0
-        )
-        stage_of = {name: stages - 1 if name.startswith("top") else 0 for name in SHAPES}
-        self.tensors = lay_out(SHAPES, stage_of, servers)
-        self.learning = Learning(optimizer=optimizer or Sgd(), schedule=SCHEDULE)
-        self.policy = policy
-        self.servers = {
-            self.topology.server(index): self.server(index, check_every) for index in range(servers)
-        }
-        self.replicas = [drawn(0) for _ in range(trainers)]
-        self.clients = {rank: self.client(rank) for rank in range(self.topology.num_workers)}
-        self.mail: list[Outgoing] = []
-
-    def server(self, index: int, check_every: int = 1) -> ParameterServer:
-        options = ServerOptions(
-            policy=self.policy, check_every=check_every, attempt=0, pull=self.pull_dtype
-        )
-        return ParameterServer(self.topology, index, self.tensors, drawn(0), self.learning, options)
-
-    def client(self, rank: int) -> ServerClient:
-        replica = self.replicas[rank // self.topology.stages]
-        stage = rank % self.topology.stages
-        own = [Spec(one.id, one.name, one.shape) for one in self.tensors if one.stage == stage]
-        return ServerClient(
-            self.topology, rank, self.tensors, replica, self.policy, 0, self.make(own)
-        )
-
-    def push(self, rank: int, step: int) -> list[Outgoing]:
-        gradients = gradients_of(rank // self.topology.stages, step)
-        return self.clients[rank].push(step, gradients)
-
-    def arrive(self, pushes: Sequence[Outgoing]) -> None:
-        for push in pushes:
-            self.mail += arrived(self.servers[push.to].handle(travel(push)))
-
-    def pull(self, rank: int, step: int) -> None:
-        for want in self.clients[rank].wants(step):
-            found = next(
-                one
-                for one in self.mail
-                if one.to == rank
-                and one.frame.sender == want.sender
-                and one.frame.step == want.step
-            )
-            self.mail.remove(found)
-            self.clients[rank].apply(found.frame)
-
-    def run(self, first: int, end: int) -> list[dict[str, Tensor]]:
-        """Steps of all trainers; what the last of them computed each step with."""
-        used: list[dict[str, Tensor]] = []
-        for step in range(first, end):
-            ranks = range(self.topology.num_workers)
-            for rank in ranks:
-                self.pull(rank, step)
-            used.append({name: tensor.clone() for name, tensor in self.replicas[-1].items()})
-            self.arrive([push for rank in ranks for push in self.push(rank, step)])
-        return used
 
 
 def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:
@@ -134,12 +29,6 @@ def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:
         for name, gradient in gradients_of(0, step).items():
             optimizer.apply(weights[name], gradient, state[name], SCHEDULE.lr(step))
     return weights
-
-
-def assert_same(ones: dict[str, Tensor], others: dict[str, Tensor]) -> None:
-    assert set(ones) == set(others)
-    for name, tensor in ones.items():
-        assert torch.equal(tensor, others[name]), name
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
@@ -223,16 +112,9 @@ def test_a_restarted_world_goes_on_bit_for_bit(policy: Policy, pause: int):
     optimizer = Momentum(momentum=0.9)
     unbroken = World(2, policy, optimizer=optimizer, servers=2, stages=2)
     unbroken.run(0, pause)
-    saved = {
-        name: tensor.clone()
-        for server in unbroken.servers.values()
-        for name, tensor in server.tensors().items()
-    }
+    saved = unbroken.held()
     resumed = World(2, policy, optimizer=optimizer, servers=2, stages=2)
-    for server in resumed.servers.values():
-        resumed.mail += arrived(server.restart(pause, saved))
-    for client in resumed.clients.values():
-        client.restart(pause, saved)
+    resumed.restart(pause, saved)
     expected = unbroken.run(pause, pause + 5)
     for found, used in zip(resumed.run(pause, pause + 5), expected, strict=True):
         assert_same(found, used)

@@ -1,0 +1,165 @@
+"""Servers and the clients of their workers, with lists instead of channels and made-up gradients."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.dense import NoCompression
+from dlrm_hybrid.model.optimizer import DenseOptimizer, Sgd
+from dlrm_hybrid.model.schedule import Linear
+from dlrm_hybrid.parallel.client import ServerClient
+from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.wire.frame import Frame, decode, encode
+from dlrm_hybrid.wire.section import Dtype
+
+SHAPES = {"bottom.1.weight": (33, 13), "bottom.1.bias": (33,), "top.1.weight": (1, 5)}
+SCHEDULE = Linear(base_lr=0.1, steps=100)
+
+Gradients = Callable[[int, int], dict[str, Tensor]]
+"""Of a trainer at a step."""
+
+
+def drawn(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def gradients_of(trainer: int, step: int) -> dict[str, Tensor]:
+    return drawn(1000 * trainer + step + 1)
+
+
+def gappy_gradients_of(trainer: int, step: int) -> dict[str, Tensor]:
+    """A few large elements, many small ones, and half of all are zero, now and then a tensor."""
+    rng = np.random.default_rng((trainer, step))
+    return {
+        name: torch.from_numpy(
+            (
+                rng.standard_t(2, shape) * (rng.random(shape) < rng.choice([0.0, 0.4, 0.7]))
+            ).astype(np.float32)
+        )
+        for name, shape in SHAPES.items()
+    }
+
+
+def travel(one: Outgoing) -> Frame:
+    """What the receiver sees."""
+    return decode(encode(one.frame))
+
+
+def arrived(outgoing: Sequence[Outgoing]) -> list[Outgoing]:
+    """Encoded at once, as a channel does: the frames show the sender's memory."""
+    return [one._replace(frame=travel(one)) for one in outgoing]
+
+
+class World:
+    """Trainers of one stage or two, servers, and lists instead of channels."""
+
+    def __init__(
+        self,
+        trainers: int,
+        policy: Policy,
+        *,
+        optimizer: DenseOptimizer | None = None,
+        servers: int = 1,
+        stages: int = 1,
+        check_every: int = 1,
+        pull: Dtype = Dtype.FLOAT32,
+        make: Callable[[Sequence[Spec]], GradientCompressor] = NoCompression,
+        gradients: Gradients = gradients_of,
+    ) -> None:
+        self.pull_dtype = pull
+        self.gradients = gradients
+        self.topology = Topology(
+            trainers=trainers, stages=stages, servers=servers, interaction_stage=0
+        )
+        stage_of = {name: stages - 1 if name.startswith("top") else 0 for name in SHAPES}
+        self.tensors = lay_out(SHAPES, stage_of, servers)
+        self.learning = Learning(optimizer=optimizer or Sgd(), schedule=SCHEDULE)
+        self.policy = policy
+        self.servers = {
+            self.topology.server(index): self.server(index, check_every) for index in range(servers)
+        }
+        self.replicas = [drawn(0) for _ in range(trainers)]
+        self.compressors = {
+            rank: make(self.specs(rank)) for rank in range(self.topology.num_workers)
+        }
+        self.clients = {rank: self.client(rank) for rank in self.compressors}
+        self.mail: list[Outgoing] = []
+
+    def server(self, index: int, check_every: int = 1) -> ParameterServer:
+        options = ServerOptions(
+            policy=self.policy, check_every=check_every, attempt=0, pull=self.pull_dtype
+        )
+        return ParameterServer(self.topology, index, self.tensors, drawn(0), self.learning, options)
+
+    def specs(self, rank: int) -> list[Spec]:
+        """Of the tensors of a worker's stage."""
+        stage = rank % self.topology.stages
+        return [Spec(one.id, one.name, one.shape) for one in self.tensors if one.stage == stage]
+
+    def client(self, rank: int) -> ServerClient:
+        replica = self.replicas[rank // self.topology.stages]
+        return ServerClient(
+            *(self.topology, rank, self.tensors, replica, self.policy, 0),
+            self.compressors[rank],
+        )
+
+    def push(self, rank: int, step: int) -> list[Outgoing]:
+        gradients = self.gradients(rank // self.topology.stages, step)
+        return self.clients[rank].push(step, gradients)
+
+    def arrive(self, pushes: Sequence[Outgoing]) -> None:
+        for push in pushes:
+            self.mail += arrived(self.servers[push.to].handle(travel(push)))
+
+    def pull(self, rank: int, step: int) -> None:
+        for want in self.clients[rank].wants(step):
+            found = next(
+                one
+                for one in self.mail
+                if one.to == rank
+                and one.frame.sender == want.sender
+                and one.frame.step == want.step
+            )
+            self.mail.remove(found)
+            self.clients[rank].apply(found.frame)
+
+    def run(self, first: int, end: int) -> list[dict[str, Tensor]]:
+        """Steps of all trainers; what the last of them computed each step with."""
+        used: list[dict[str, Tensor]] = []
+        for step in range(first, end):
+            ranks = range(self.topology.num_workers)
+            for rank in ranks:
+                self.pull(rank, step)
+            used.append({name: tensor.clone() for name, tensor in self.replicas[-1].items()})
+            self.arrive([push for rank in ranks for push in self.push(rank, step)])
+        return used
+
+    def held(self) -> dict[str, Tensor]:
+        """Copies of all that the servers' checkpoints hold."""
+        return {
+            name: tensor.clone()
+            for server in self.servers.values()
+            for name, tensor in server.tensors().items()
+        }
+
+    def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Servers and clients go on from what `held` gave after `step` steps."""
+        for server in self.servers.values():
+            self.mail += arrived(server.restart(step, values))
+        for client in self.clients.values():
+            client.restart(step, values)
+
+
+def assert_same(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """The same names, and the same bits."""
+    assert set(ones) == set(others)
+    for name, tensor in ones.items():
+        assert tensor.numpy().tobytes() == others[name].numpy().tobytes(), name
