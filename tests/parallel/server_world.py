@@ -1,4 +1,4 @@
-"""Servers and the clients of their workers, with lists instead of channels and made-up gradients."""
+"""Servers and their workers' clients, with lists instead of channels and made-up gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -40,9 +40,9 @@ def gappy_gradients_of(trainer: int, step: int) -> dict[str, Tensor]:
     rng = np.random.default_rng((trainer, step))
     return {
         name: torch.from_numpy(
-            (
-                rng.standard_t(2, shape) * (rng.random(shape) < rng.choice([0.0, 0.4, 0.7]))
-            ).astype(np.float32)
+            (rng.standard_t(2, shape) * (rng.random(shape) < rng.choice([0.0, 0.4, 0.7]))).astype(
+                np.float32
+            )
         )
         for name, shape in SHAPES.items()
     }

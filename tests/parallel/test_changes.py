@@ -20,9 +20,7 @@ DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
     st.sampled_from(DTYPES),
     st.booleans(),
 )
-def test_a_copy_follows_what_a_section_says(
-    chosen: tuple[int, set[int]], dtype: Dtype, adds: bool
-):
+def test_a_copy_follows_what_a_section_says(chosen: tuple[int, set[int]], dtype: Dtype, adds: bool):
     count, indices = chosen
     rng = np.random.default_rng(count)
     indices_K = np.array(sorted(indices), np.int32)

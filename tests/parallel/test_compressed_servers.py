@@ -1,0 +1,348 @@
+"""Servers that are sent parts of gradients, and tell what has changed, maybe rounded."""
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_world import (
+    SHAPES,
+    World,
+    arrived,
+    assert_same,
+    drawn,
+    gappy_gradients_of,
+    travel,
+)
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
+from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
+from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.schedule import Constant
+from dlrm_hybrid.parallel.master import Learning, Master
+from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.published import SUFFIX
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.frame import Frame
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.wire.sparse import sparse_of
+
+OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+STILL: list[DenseOptimizer] = [one for one in OPTIMIZERS if not one.moves_all]
+POLICIES: list[Policy] = [Sync(), Bounded(1), Bounded(2)]
+DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
+HALF_ULP = {Dtype.BFLOAT16: 2.0**-8, Dtype.FLOAT16: 2.0**-11}
+
+
+def kind(optimizer: DenseOptimizer) -> str:
+    return type(optimizer).__name__
+
+
+def sparsifier(
+    sparsity: float, *, dtype: Dtype = Dtype.FLOAT32, drain: DrainMode = DrainMode.NONE
+) -> Callable[[Sequence[Spec]], GradientCompressor]:
+    """Thresholds that change every few steps, residuals that are drained every few."""
+    options = SparsifierOptions(
+        sparsity=sparsity,
+        rule=Histogram(),
+        lifespan=LifeSpan(steps=4, renewal=Renewal.CONTROLLED, staggered=False),
+        dtype=dtype,
+        drain=Drain(mode=drain, every=5, seed=3, trainer=0),
+        scale=None,
+    )
+    return lambda specs: Sparsifier(specs, options)
+
+
+@pytest.mark.parametrize("optimizer", STILL, ids=kind)
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 15, 17, 33, 63, 65, 429, 1031])
+def test_to_learn_at_some_elements_is_to_learn_zeros_elsewhere(
+    optimizer: DenseOptimizer, count: int
+):
+    rng = np.random.default_rng(count)
+    weight_N = torch.from_numpy(rng.normal(size=count).astype(np.float32))
+    learning = Learning(optimizer=optimizer, schedule=Constant(base_lr=0.037))
+    sparse, dense = (Master({"w": weight_N.clone()}, learning) for _ in range(2))
+    for step in range(10):
+        index_K = torch.from_numpy(np.flatnonzero(rng.random(count) < rng.random()))
+        gradient_N = torch.zeros(count)
+        gradient_N[index_K] = torch.from_numpy(rng.normal(size=len(index_K)).astype(np.float32))
+        dense.learn("w", gradient_N, step)
+        sparse.learn_at("w", index_K, gradient_N[index_K], step)
+        assert_same(sparse.tensors(), dense.tensors())
+    assert not torch.equal(sparse.weights["w"], weight_N)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=kind)
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+def test_a_sparsity_of_0_is_no_compression_bit_for_bit(optimizer: DenseOptimizer, trainers: int):
+    layout = {"optimizer": optimizer, "servers": 2, "stages": 2, "gradients": gappy_gradients_of}
+    plain = World(trainers, Sync(), **layout)
+    compressed = World(trainers, Sync(), **layout, make=sparsifier(0.0))
+    sent: set[Encoding] = set()
+    for step in range(200):
+        (used,) = compressed.run(step, step + 1)
+        assert_same(used, plain.run(step, step + 1)[0])
+        sent |= {section.encoding for one in compressed.mail for section in one.frame.sections}
+    assert_same(compressed.held(), plain.held())
+    before = drawn(0)
+    moved = [float((used[name] - tensor).abs().max()) for name, tensor in before.items()]
+    assert min(moved) >= 1e-3
+    # Where every element moves all are told; elsewhere these are really other messages.
+    assert (sent == {Encoding.DENSE}) == optimizer.moves_all
+
+
+class Scrambled:
+    """A world whose workers compute, and whose frames arrive, in any order that can be."""
+
+    def __init__(self, world: World, choices: Random) -> None:
+        self.world, self._choices = world, choices
+        self._done = dict.fromkeys(world.clients, 0)
+        self._links: defaultdict[tuple[int, int], deque[Frame]] = defaultdict(deque)
+        self._published = {
+            (owner, stage, 0): self._values(owner, stage)
+            for owner in world.servers
+            for stage in range(world.topology.stages)
+        }
+        self._inboxes: dict[int, dict[tuple[int, int], Frame]] = {
+            rank: {} for rank in world.clients
+        }
+        self.pulls = 0
+
+    def run(self, steps: int) -> None:
+        while able := self._able(steps):
+            to, sender = self._choices.choice(able)
+            if sender is None:
+                self._compute(to)
+            else:
+                self._arrive(to, self._links[sender, to].popleft())
+
+    def _able(self, steps: int) -> list[tuple[int, int | None]]:
+        """Workers that have all they need, and links with a frame on the way."""
+        computing: list[tuple[int, int | None]] = [
+            (rank, None)
+            for rank, step in self._done.items()
+            if step < steps and self._wanted(rank, step) <= self._inboxes[rank].keys()
+        ]
+        return computing + [(to, sender) for (sender, to), frames in self._links.items() if frames]
+
+    def _wanted(self, rank: int, step: int) -> set[tuple[int, int]]:
+        return {(want.sender, want.step) for want in self.world.clients[rank].wants(step)}
+
+    def _compute(self, rank: int) -> None:
+        for wanted in sorted(self._wanted(rank, self._done[rank])):
+            frame = self._inboxes[rank].pop(wanted)
+            self.world.clients[rank].apply(frame)
+            self._check(rank, frame)
+        for push in arrived(self.world.push(rank, self._done[rank])):
+            self._links[rank, push.to].append(push.frame)
+        self._done[rank] += 1
+
+    def _arrive(self, to: int, frame: Frame) -> None:
+        if to in self.world.clients:
+            self._inboxes[to][frame.sender, frame.step] = frame
+            return
+        answers = arrived(self.world.servers[to].handle(frame))
+        for answer in answers:
+            self._links[to, answer.to].append(answer.frame)
+        if answers:
+            stage = frame.sender % self.world.topology.stages
+            self._published[to, stage, answers[0].frame.step] = self._values(to, stage)
+
+    def _check(self, rank: int, frame: Frame) -> None:
+        """The replica is what the server had published then."""
+        self.pulls += 1
+        stage = rank % self.world.topology.stages
+        replica = self.world.replicas[rank // self.world.topology.stages]
+        published = self._published[frame.sender, stage, frame.step]
+        assert_same({name: replica[name] for name in published}, published)
+
+    def _values(self, owner: int, stage: int) -> dict[str, Tensor]:
+        server = self.world.servers[owner]
+        held = server.tensors()
+        return {name: held.get(name + SUFFIX, held[name]).clone() for name in server.weights(stage)}
+
+
+@settings(max_examples=50)
+@given(
+    trainers=st.integers(1, 3),
+    servers=st.integers(1, 3),
+    stages=st.integers(1, 2),
+    policy=st.sampled_from(POLICIES),
+    pull=st.sampled_from(DTYPES),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    choices=st.randoms(use_true_random=False),
+)
+def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_same(
+    trainers: int,
+    servers: int,
+    stages: int,
+    policy: Policy,
+    pull: Dtype,
+    optimizer: DenseOptimizer,
+    choices: Random,
+):
+    def world() -> World:
+        return World(
+            trainers,
+            policy,
+            optimizer=optimizer,
+            servers=servers,
+            stages=stages,
+            pull=pull,
+            make=sparsifier(0.9, dtype=pull, drain=DrainMode.FLUSH),
+            gradients=gappy_gradients_of,
+        )
+
+    scrambled, orderly = Scrambled(world(), choices), world()
+    scrambled.run(6)
+    orderly.run(0, 6)
+    units = len({(one.stage, one.server) for one in orderly.tensors})
+    assert scrambled.pulls == (5 - policy.staleness) * trainers * units
+    assert_same(scrambled.world.held(), orderly.held())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=kind)
+@pytest.mark.parametrize("dtype", HALF_ULP)
+def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOptimizer):
+    world = World(
+        2,
+        Sync(),
+        optimizer=optimizer,
+        pull=dtype,
+        make=sparsifier(0.9),
+        gradients=gappy_gradients_of,
+    )
+    largest_step, distances = 0.0, []
+    before = world.held()
+    for step in range(100):
+        world.run(step, step + 1)
+        held = world.held()
+        steps = [float((held[name] - before[name]).abs().max()) for name in SHAPES]
+        largest_step = max(largest_step, *steps)
+        distances.append(
+            max(float((held[name] - held[name + SUFFIX]).abs().max()) for name in SHAPES)
+        )
+        before = held
+    # A difference told is an old one plus a step, and rounding leaves half an ulp of it.
+    half_ulp = HALF_ULP[dtype]
+    weights = max(float(held[name].abs().max()) for name in SHAPES)
+    assert 0 < max(distances) <= largest_step * half_ulp / (1 - half_ulp) + weights * 2.0**-23
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("pull", DTYPES)
+@pytest.mark.parametrize("drain", [DrainMode.DISCARD, DrainMode.FLUSH])
+def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
+    policy: Policy, pull: Dtype, drain: DrainMode
+):
+    def world() -> World:
+        return World(
+            2,
+            policy,
+            optimizer=Adagrad(eps=1e-10),
+            servers=2,
+            stages=2,
+            pull=pull,
+            make=sparsifier(0.9, dtype=pull, drain=drain),
+            gradients=gappy_gradients_of,
+        )
+
+    def remembered(one: World) -> dict[int, dict[str, Tensor]]:
+        return {
+            rank: {name: tensor.clone() for name, tensor in compressor.tensors().items()}
+            for rank, compressor in one.compressors.items()
+        }
+
+    unbroken = world()
+    states = [(unbroken.held(), remembered(unbroken))]
+    used: list[dict[str, Tensor]] = []
+    for step in range(12):
+        used += unbroken.run(step, step + 1)
+        states.append((unbroken.held(), remembered(unbroken)))
+    for pause, (held, memories) in enumerate(states[:-1]):
+        resumed = world()
+        for rank, memory in memories.items():
+            for name, tensor in resumed.compressors[rank].tensors().items():
+                tensor.copy_(memory[name])
+        resumed.restart(pause, held)
+        for found, expected in zip(resumed.run(pause, 12), used[pause:], strict=True):
+            assert_same(found, expected)
+        assert_same(resumed.held(), states[-1][0])
+        for rank, memory in remembered(resumed).items():
+            assert_same(memory, states[-1][1][rank])
+
+
+def elements(section: Section) -> set[int]:
+    return set(sparse_of(section).indices_K.tolist())
+
+
+def test_what_any_trainer_sent_is_told_and_nothing_else():
+    world = World(3, Sync(), stages=2, make=sparsifier(0.95), gradients=gappy_gradients_of)
+    shared = 0
+    for step in range(10):
+        pushed: defaultdict[int, list[set[int]]] = defaultdict(list)
+        for rank in world.clients:
+            world.pull(rank, step)
+        for rank in world.clients:
+            (push,) = world.push(rank, step)
+            world.arrive([push])
+            for section in travel(push).sections:
+                pushed[section.tensor].append(elements(section))
+        told = {
+            section.tensor: elements(section)
+            for one in world.mail
+            for section in one.frame.sections[:-1]
+        }
+        assert told == {tensor: set.union(*sets) for tensor, sets in pushed.items()}
+        shared += sum(
+            len(one & other)
+            for sets in pushed.values()
+            for one, other in itertools.combinations(sets, 2)
+        )
+    assert shared > 0, "no element came from two trainers"
+
+
+def broken(section: Section) -> Section:
+    """Its first index lies beyond the tensor, in whatever encoding."""
+    return replace(section, encoding=Encoding.INDEX32, payload=b"\xff" * 8)
+
+
+def replaced(frame: Frame, place: int) -> Frame:
+    sections = list(frame.sections)
+    sections[place] = broken(sections[place])
+    return replace(frame, sections=tuple(sections))
+
+
+def test_a_broken_section_names_who_sent_it_and_when():
+    world = World(2, Sync(), make=sparsifier(0.9), gradients=gappy_gradients_of)
+    world.run(0, 3)
+    pushes: list[Outgoing] = []
+    for rank in world.clients:
+        world.pull(rank, 3)
+        pushes += world.push(rank, 3)
+    server = world.servers[2]
+    with pytest.raises(
+        DlrmError, match=r"push of worker-1.0 \(rank 1\) for step 3: tensor 1: no INDEX32 section"
+    ):
+        server.handle(replaced(travel(pushes[1]), 1))
+
+
+def test_a_broken_answer_names_who_sent_it_and_which_version():
+    world = World(2, Sync(), make=sparsifier(0.9), gradients=gappy_gradients_of)
+    world.run(0, 3)
+    answer = next(one for one in world.mail if one.to == 1 and one.frame.step == 3)
+    with pytest.raises(
+        DlrmError, match=r"worker-1.0 \(rank 1\): PARAMETERS 3 of rank 2: tensor 0: no INDEX32"
+    ):
+        world.clients[1].apply(replaced(answer.frame, 0))
