@@ -13,7 +13,15 @@ from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode, encoded_bytes
 from dlrm_hybrid.wire.section import FLOATS, Dtype, Encoding, Section
 
-ITEM_BYTES = {"FLOAT32": 4, "BFLOAT16": 2, "FLOAT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1}
+ITEM_BYTES = {
+    "FLOAT32": 4,
+    "BFLOAT16": 2,
+    "FLOAT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "FLOAT64": 8,
+}
 SMALLEST = 40
 U32 = st.integers(0, 2**32 - 1)
 
@@ -92,7 +100,8 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         "RICE": 4,
         "ROWS": 5,
     }
-    assert {one.name: one.value for one in Dtype} == dict(zip(ITEM_BYTES, range(1, 7), strict=True))
+    numbers = range(1, len(ITEM_BYTES) + 1)
+    assert {one.name: one.value for one in Dtype} == dict(zip(ITEM_BYTES, numbers, strict=True))
 
 
 def test_every_truncation_is_told() -> None:
