@@ -1,4 +1,5 @@
-# Two commands: `make train` trains on made-up Criteo rows, `make test` runs everything that must pass.
+# Two commands: `make train` trains a hybrid world on made-up Criteo rows, everything it sends
+# compressed; `make test` runs everything that must pass.
 # A machine with a GPU: make FBGEMM= train
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ STAMP := $(VENV)/installed
 .PHONY: train test test-all install clean
 
 train: install
-	$(VENV)/bin/python -m dlrm_hybrid train
+	$(VENV)/bin/python -m dlrm_hybrid train +experiment=dct_hybrid
 
 test: install
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check.sh
