@@ -46,16 +46,16 @@ class Compression:
     def counts(self) -> dict[str, dict[str, float]]:
         """Since the last call; see `telemetry.compression`."""
         counts = {
-            f"{ACTIVATION}{boundary}": _counted(report.elements, report.kept, report.threshold)
+            f"{ACTIVATION}{boundary}": counted(
+                report.elements, report.kept, report.threshold_sum, report.thresholds
+            )
             for boundary, report in self.activations.report().items()
         }
         if self.gradients is None:
             return counts
         return counts | {
-            f"{GRADIENT}{name}": _counted(report.elements, report.sent, report.threshold)
+            f"{GRADIENT}{name}": counted(
+                report.elements, report.sent, report.threshold_sum, report.thresholds
+            )
             for name, report in self.gradients.report().items()
         }
-
-
-def _counted(elements: int, sent: int, threshold: float | None) -> dict[str, float]:
-    return counted(elements, sent, threshold or 0.0, int(threshold is not None))

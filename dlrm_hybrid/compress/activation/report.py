@@ -19,12 +19,21 @@ class BoundaryReport:
     Attributes:
         elements: of the tensors, summed over micro-batches.
         kept: of these, how many travelled as numbers.
-        threshold: mean of the magnitudes from which elements are kept; None without thresholds.
+        threshold_sum: of the tensors' means of the magnitudes from which elements are kept. Each
+            mean is rounded to float32, so that the sum is exact: it is the same however steps are
+            gathered into reports.
+        thresholds: tensors that have thresholds.
     """
 
     elements: int
     kept: int
-    threshold: float | None
+    threshold_sum: float
+    thresholds: int
+
+    @property
+    def threshold(self) -> float | None:
+        """Their mean over all tensors; None without thresholds."""
+        return self.threshold_sum / self.thresholds if self.thresholds else None
 
 
 @final
@@ -41,8 +50,9 @@ class Tally:
         sums = self._sums.setdefault(boundary, _Sums())
         sums.elements += elements
         sums.kept += kept
-        sums.threshold += float(thresholds_R.sum(dtype=np.float64))
-        sums.thresholds += thresholds_R.size
+        if thresholds_R.size:
+            sums.threshold_sum += float(np.float32(thresholds_R.mean(dtype=np.float64)))
+            sums.thresholds += 1
 
     def take(self) -> dict[int, BoundaryReport]:
         """The sums per boundary; begins anew."""
@@ -54,9 +64,13 @@ class Tally:
 class _Sums:
     elements: int = 0
     kept: int = 0
-    threshold: float = 0.0
+    threshold_sum: float = 0.0
     thresholds: int = 0
 
     def report(self) -> BoundaryReport:
-        mean = self.threshold / self.thresholds if self.thresholds else None
-        return BoundaryReport(elements=self.elements, kept=self.kept, threshold=mean)
+        return BoundaryReport(
+            elements=self.elements,
+            kept=self.kept,
+            threshold_sum=self.threshold_sum,
+            thresholds=self.thresholds,
+        )

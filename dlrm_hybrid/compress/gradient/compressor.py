@@ -40,12 +40,16 @@ class TensorReport:
         elements: of the tensor, times the steps.
         sent: elements that left, over all steps.
         threshold: the magnitude from which elements leave now; None before the first.
+        threshold_sum: of the thresholds of all steps that had one.
+        thresholds: how many steps that are.
         renewals: how often the threshold was determined anew.
     """
 
     elements: int
     sent: int
     threshold: float | None
+    threshold_sum: float
+    thresholds: int
     renewals: int
 
 

@@ -37,7 +37,12 @@ class NoCompression:
         steps, self._steps = self._steps, 0
         return {
             spec.name: TensorReport(
-                elements=steps * spec.count, sent=steps * spec.count, threshold=None, renewals=0
+                elements=steps * spec.count,
+                sent=steps * spec.count,
+                threshold=None,
+                threshold_sum=0.0,
+                thresholds=0,
+                renewals=0,
             )
             for spec in self.specs
         }

@@ -47,6 +47,8 @@ class TensorState:
         self._offset = offset
         self._steps = 0
         self._sent = 0
+        self._threshold_sum = 0.0
+        self._thresholds = 0
         self._renewals = 0
 
     @property
@@ -84,6 +86,9 @@ class TensorState:
         """For the report: one more step, `sent` elements left."""
         self._steps += 1
         self._sent += sent
+        if not math.isnan(self.tau):
+            self._threshold_sum += self.tau
+            self._thresholds += 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of everything a checkpoint must hold, by "<tensor>.<what>"."""
@@ -106,7 +111,10 @@ class TensorState:
             elements=self._steps * self.spec.count,
             sent=self._sent,
             threshold=None if math.isnan(self.tau) else self.tau,
+            threshold_sum=self._threshold_sum,
+            thresholds=self._thresholds,
             renewals=self._renewals,
         )
-        self._steps = self._sent = self._renewals = 0
+        self._steps = self._sent = self._thresholds = self._renewals = 0
+        self._threshold_sum = 0.0
         return report

@@ -30,6 +30,6 @@ def test_all_that_was_sent_is_reported_once() -> None:
     for step in range(3):
         compressor.encode({spec.name: torch.zeros(spec.shape) for spec in SPECS}, step)
     assert compressor.report()["a.weight"] == TensorReport(
-        elements=18, sent=18, threshold=None, renewals=0
+        elements=18, sent=18, threshold=None, threshold_sum=0.0, thresholds=0, renewals=0
     )
     assert compressor.report()["a.bias"].elements == 0
