@@ -28,7 +28,9 @@ class LifeSpan:
         steps: L; the longest life.
         renewal: FIXED renews at every multiple of L, as in the paper. CONTROLLED renews after L
             steps, and as soon as the elements sent since the last renewal are fewer than 0.8 or
-            more than 1.25 times what they should be.
+            more than 1.25 times what they should be, and by more than one step's worth: what a
+            renewal takes out of the residual is missing in the steps that follow, and a tensor
+            that should send 3 elements may well send 6.
         staggered: spread the fixed renewals of the tensors evenly over L steps; controlled ones
             drift apart by themselves.
     """
@@ -53,4 +55,6 @@ class LifeSpan:
         if self.renewal is Renewal.FIXED:
             return step % self.steps == 0
         expected = age * keep
-        return age >= self.steps or 5 * sent < 4 * expected or 4 * sent > 5 * expected
+        too_few = 5 * (sent + keep) < 4 * expected
+        too_many = 4 * (sent - keep) > 5 * expected
+        return age >= self.steps or too_few or too_many

@@ -30,10 +30,13 @@ def test_staggered_renewals_are_spread_over_the_life() -> None:
     ("age", "sent", "ended"),
     [
         (1, 10, False),
-        (1, 8, False),
-        (1, 7, True),
-        (2, 25, False),
-        (2, 26, True),
+        (1, 0, False),
+        (1, 22, False),
+        (1, 23, True),
+        (10, 70, False),
+        (10, 69, True),
+        (10, 135, False),
+        (10, 136, True),
         (99, 990, False),
         (100, 1000, True),
     ],
@@ -43,6 +46,7 @@ def test_controlled_renewals_look_at_what_was_sent(age: int, sent: int, ended: b
 
 
 @given(st.integers(1, 99), st.integers(1, 10**6), st.integers(0, 10**9))
-def test_the_bounds_are_a_fifth_below_and_a_quarter_above(age: int, keep: int, sent: int) -> None:
-    inside = Fraction(4, 5) <= Fraction(sent, age * keep) <= Fraction(5, 4)
+def test_the_bounds_are_a_fifth_and_a_quarter_beyond_a_step(age: int, keep: int, sent: int) -> None:
+    lowest, highest = Fraction(4, 5) * age - 1, Fraction(5, 4) * age + 1
+    inside = lowest <= Fraction(sent, keep) <= highest
     assert CONTROLLED.ended(step=0, age=age, sent=sent, keep=keep) is not inside

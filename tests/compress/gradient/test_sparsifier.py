@@ -110,7 +110,7 @@ def test_controlled_renewals_hold_the_density_that_fixed_ones_lose() -> None:
             compressor.encode({"x": torch.from_numpy(gradient)}, step)
         report = compressor.report()["x"]
         sent[renewal] = report.sent / report.elements
-    assert 0.8 * 0.05 <= sent[Renewal.CONTROLLED] <= 1.3 * 0.05
+    assert 0.8 * 0.05 <= sent[Renewal.CONTROLLED] <= 1.35 * 0.05
     assert sent[Renewal.FIXED] > 2.5 * 0.05
 
 
