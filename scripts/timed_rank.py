@@ -28,6 +28,8 @@ from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.rank import Report
 from dlrm_hybrid.train.signals import StopWish
 
+DENSE = "dlrm_hybrid.compress.activation.dense"
+DCT = "dlrm_hybrid.compress.activation.dct"
 # Label, module, and function or Class.method as that module knows it.
 SPANS = (
     ("read rows", "dlrm_hybrid.data.loader", "Loader.read"),
@@ -42,10 +44,28 @@ SPANS = (
     ("send: frame and checksum", "dlrm_hybrid.comm.metered", "MeteredChannel.send"),
     ("wait and receive", "dlrm_hybrid.comm.metered", "MeteredChannel.receive"),
     ("receive: frame and checksum", "dlrm_hybrid.comm.roster", "decode"),
+    ("activations: encode", DENSE, "DenseCodec.encode"),
+    ("activations: decode", DENSE, "DenseCodec.decode"),
+    ("activations: encode", DENSE, "DenseCodec.encode_gradient"),
+    ("activations: decode", DENSE, "DenseCodec.decode_gradient"),
+    ("activations: encode", DCT, "ThresholdCodec.encode"),
+    ("activations: decode", DCT, "ThresholdCodec.decode"),
+    (
+        "activations: encode",
+        "dlrm_hybrid.compress.activation.dct",
+        "ThresholdCodec.encode_gradient",
+    ),
+    (
+        "activations: decode",
+        "dlrm_hybrid.compress.activation.dct",
+        "ThresholdCodec.decode_gradient",
+    ),
     ("gradients: decode", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._gradients"),
-    ("mean of the trainers", "dlrm_hybrid.parallel.parameter_server", "mean_into"),
+    ("mean of the trainers", "dlrm_hybrid.parallel.aggregate", "Aggregate.mean"),
     ("mean of the trainers", "dlrm_hybrid.parallel.parameter_server", "check_finite"),
     ("optimizer", "dlrm_hybrid.parallel.master", "Master.learn"),
+    ("optimizer", "dlrm_hybrid.parallel.master", "Master.learn_at"),
+    ("weights: encode", "dlrm_hybrid.parallel.published", "Published.tell"),
     ("weights: encode", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._frame"),
     ("agree", "dlrm_hybrid.train.worker_rank", "WorkerRank.meet"),
 )
