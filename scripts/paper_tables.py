@@ -24,6 +24,7 @@ from dlrm_hybrid.bench.table import Row, section
 
 FLOAT32 = "float32"
 PAPERS_LIFESPAN = 1000
+PAPERS_CUTS: list[list[str]] = [[], ["bottom.2"], ["bottom.2", "top.2"]]
 UNUSED_OF_DATA = ("prepared", "raw", "processes", "parquet", "block_bytes")  # decide no row
 
 
@@ -82,7 +83,7 @@ def described(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any
     """What `config.json` and `summary.json` say of a run."""
     gradient, activation = config["gradient"], config["activation"]
     of_gradients = gradient["sparsity"]
-    cuts = config["parallel"]["cuts"]
+    cuts: list[str] = config["parallel"]["cuts"]
     of_cuts: float | list[float] = activation["sparsity"]
     narrow = [values["precision"] != FLOAT32 for values in (gradient, config["pull"], activation)]
     compressed = (
@@ -103,7 +104,7 @@ def described(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any
         seed=config["train"]["seed"],
         table=table,
         sparsity=_sparsity(table, of_gradients, of_cuts) + _details(config),
-        point=_point(table, of_gradients, of_cuts, len(cuts) + 1),
+        point=_point(table, of_gradients, of_cuts, cuts),
         workers=len(cuts) + 1,
         scores=Scores(train["loss"], 100 * train["accuracy"], test["loss"], 100 * test["accuracy"]),
         sent=(
@@ -185,13 +186,15 @@ def _setting(config: Mapping[str, Any]) -> str:
 
 
 def _point(
-    table: int, of_gradients: float, of_cuts: float | list[float], workers: int
+    table: int, of_gradients: float, of_cuts: float | list[float], cuts: list[str]
 ) -> Point | None:
     if table == 2:
-        return Point(of_gradients, workers)
+        return Point(of_gradients, len(cuts) + 1)
     if isinstance(of_cuts, list) or (table == 3 and of_cuts != of_gradients):
         return None
-    return Point(of_cuts, workers)
+    if cuts not in PAPERS_CUTS:
+        return None
+    return Point(of_cuts, len(cuts) + 1)
 
 
 def _sparsity(table: int, of_gradients: float, of_cuts: float | list[float]) -> str:
@@ -210,6 +213,8 @@ def _details(config: Mapping[str, Any]) -> str:
     told = [gradient, config["activation"], config["pull"]]
     precisions = {values["precision"] for values in told} - {FLOAT32}
     details = sorted(precisions)
+    if config["parallel"]["cuts"] not in PAPERS_CUTS:
+        details.append(f"after {', '.join(config['parallel']['cuts'])}")
     if gradient["name"] == "dct" and gradient["lifespan"] != PAPERS_LIFESPAN:
         details.append(f"L = {gradient['lifespan']}")
     return "".join(f", {detail}" for detail in details)

@@ -34,6 +34,7 @@ def folder(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
         dp = ("+experiment=dct_dp", "parallel.cuts=[]", "gradient.sparsity=0.95", *EXACT)
         train(f"dp_{seed}", f"train.seed={seed}", *dp)
     train("mp_0", "+experiment=dct_mp", "activation.sparsity=[0.5,0.75]")
+    train("top_0", "+experiment=dct_mp", "parallel.cuts=[top.1]", "activation.sparsity=0.75")
     train("observed_0", "+experiment=baseline", "activation.observe=0.75")
     return runs
 
@@ -73,6 +74,7 @@ def test_tables_hold_runs_against_the_baseline_of_their_seed(folder: Path, tmp_p
     alone = cells(page, "50 %, 75 %")
     change = 100 * (loss_of(folder / "mp_0") / loss_of(folder / "base_0") - 1)
     assert f"{change:+.2f}" in alone, "one seed, against that seed"
+    assert cells(page, "75 %, after top.1")[-4:] == ("–", "–", "–", "1"), "a cut of our own"
 
 
 def test_tables_refuse_two_runs_of_one_seed_in_a_row(folder: Path, tmp_path: Path) -> None:
