@@ -13,7 +13,10 @@ from numba.core import config
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.bitmap import list_bits, rising, set_bits
+from dlrm_hybrid.kernels.distinct import collapse, lay_out, sum_rows
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.id_sets import decode as decode_ids
+from dlrm_hybrid.kernels.id_sets import encode as encode_ids
 from dlrm_hybrid.kernels.narrow import (
     float16_bits,
     from_float16_bits,
@@ -109,6 +112,23 @@ def coded() -> Outputs:
     return [np.array(told), gaps, words_W, counts_B, positions_K, back_K]
 
 
+def distinct() -> Outputs:
+    rows_L, bits_L = np.array([3, 500, 10_000]), np.array([2, 8, 8])
+    ids_FB = np.random.default_rng(6).integers(0, rows_L[:, None], (3, 128))
+    keys_FB = np.sort(ids_FB << 8 | np.arange(128), axis=1)
+    ids_K, counts_L = np.zeros(ids_FB.size, np.int64), np.zeros(3, np.int64)
+    places_BF, sum_KD = np.zeros((128, 3), np.int64), np.zeros((ids_FB.size, 4), np.float32)
+    ids_K = ids_K[: collapse(keys_FB, 8, np.arange(3), ids_K, counts_L, places_BF)]
+    sum_rows(floats(128 * 3 * 4, 7).reshape(128, 3, 4), places_BF, sum_KD)
+    message = np.zeros(2000, np.uint8)
+    written = encode_ids(ids_K, counts_L, rows_L, bits_L, message)
+    back_K, back_L = np.zeros(ids_FB.size, np.int64), np.zeros(3, np.int64)
+    told = [written, decode_ids(message[:written], rows_L, bits_L, back_K, back_L)]
+    offsets, bags_K = np.zeros(3 * 128 + 1, np.int64), np.zeros(ids_K.size, np.int64)
+    lay_out(ids_K, counts_L[np.newaxis], back_K, offsets, bags_K)
+    return [np.array(told), ids_K, counts_L, places_BF, sum_KD, message, back_K, offsets, bags_K]
+
+
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
@@ -116,6 +136,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "narrow": narrowed,
     "indices": coded,
     "rows": kept_of_rows,
+    "distinct": distinct,
 }
 
 
