@@ -31,7 +31,6 @@ from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import DataError
 
 Report = Callable[[Event], None]
-SINGLE = ParallelConfig(name="single", trainers=1, cuts=(), servers=0, world="processes")
 
 
 def train_rank(argument: str, report: Report, stop: StopWish) -> None:
@@ -77,19 +76,23 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if facts["rows"] != rows_identity(shards):
         raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")
-    options = replace(config.evaluate, batch_size=task.batch_size)
-    whole = replace(config, parallel=_lone(config, task.masked), evaluate=options)
-    engine = build_engine.engine(whole, shards, steps=1)
+    scored = replace(
+        config,
+        parallel=_lone(config.parallel),
+        activation=replace(config.activation, evaluate_masked=task.masked),
+        evaluate=replace(config.evaluate, batch_size=task.batch_size),
+    )
+    engine = build_engine.engine(scored, shards, steps=1)
     checkpoint.load(folder, checkpoint_groups(engine.tensors()))
     scores = engine.evaluate(stop.check)
     report(Event(Kind.EVALUATED, facts["step"], time.time(), asdict(scores)))
 
 
-def _lone(config: Config, masked: bool) -> ParallelConfig:
-    """One trainer, for a checkpoint has no layout; its stages where something lies between them."""
-    if config.activation.name == "none" or not masked:
-        return SINGLE
-    return replace(config.parallel, trainers=1, servers=0, world="in_process")
+def _lone(parallel: ParallelConfig) -> ParallelConfig:
+    """One trainer, for a checkpoint has no layout; with what lies between the run's stages."""
+    if parallel.name == "single":
+        return parallel
+    return replace(parallel, trainers=1, servers=0, world="in_process")
 
 
 def rows_identity(shards: Shards) -> list[str]:

@@ -1,0 +1,91 @@
+"""What compressed worlds learn: nothing else than plain ones, or than a textbook's reference."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compressed_reference import Reference
+from world_runs import Train, assert_moved, assert_same, summary, tensors
+
+from dlrm_hybrid.__main__ import run
+
+STEPS = 120
+LENGTH = (f"train.steps={STEPS}", "checkpoint.every=60", "train.batch_size=16")
+WORLD = ("parallel=hybrid", "parallel.world=in_process")
+TOP_K = (
+    *("gradient=dct", "gradient.threshold=exact", "gradient.lifespan=1", "gradient.renewal=fixed"),
+    "gradient.sparsity=0.9",
+)
+MASKS = ("activation=dct", "activation.sparsity=0.75")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (),
+        pytest.param(("schedule=one_f_one_b", "schedule.microbatches=4"), marks=pytest.mark.slow),
+        pytest.param(
+            ("sync=bounded", "sync.staleness=2", "parallel.servers=2"), marks=pytest.mark.slow
+        ),
+        pytest.param(("optimizer=adagrad", "optimizer.lr=0.02"), marks=pytest.mark.slow),
+    ],
+)
+def test_the_hybrid_that_leaves_nothing_out_is_the_baseline(
+    layout: tuple[str, ...], train: Train
+) -> None:
+    code, baseline = train("baseline", *WORLD, *LENGTH, *layout)
+    assert code == 0
+    everything = ("gradient=dct", "gradient.sparsity=0", "activation=dct", "activation.sparsity=0")
+    code, folder = train("hybrid", *WORLD, *LENGTH, *layout, *everything)
+    assert code == 0
+    assert_same(folder, baseline, STEPS)
+    assert_moved(folder, 60, STEPS)
+    assert summary(folder)["test"] == summary(baseline)["test"]
+    # Zeros stay at home, so these were other messages.
+    assert summary(folder)["compression"]["activation_density"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("compressed", "layout"),
+    [
+        (TOP_K, ("parallel.cuts=[]", "parallel.servers=2")),
+        (MASKS, ("parallel.trainers=1", "parallel.servers=0")),
+        (
+            ("activation=dct", "activation.sparsity=[0.5,0.9]"),
+            ("parallel.trainers=1", "schedule=sequential", "schedule.microbatches=4"),
+        ),
+        ((*TOP_K, *MASKS), ("schedule=one_f_one_b", "schedule.microbatches=2")),
+    ],
+    ids=["gradients", "activations", "micro-batches", "both"],
+)
+def test_a_compressed_world_is_its_textbook(
+    compressed: tuple[str, ...], layout: tuple[str, ...], train: Train
+) -> None:
+    code, folder = train("world", *WORLD, *LENGTH, *compressed, *layout)
+    assert code == 0
+    expected = Reference(folder).train(STEPS)
+    found = tensors(folder, STEPS)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(tensor, expected[name].numpy(), err_msg=name)
+    assert_moved(folder, 60, STEPS)
+
+
+def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(
+    train: Train, small_rows: list[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "scores.json"
+    losses: dict[str, float] = {}
+    for masked in ("true", "false"):
+        short = ("train.steps=30", "train.batch_size=16", f"activation.evaluate_masked={masked}")
+        code, folder = train(masked, "+experiment=dct_hybrid", "parallel.world=in_process", *short)
+        assert code == 0
+        losses[masked] = summary(folder)["test"]["loss"]
+    assert losses["true"] != losses["false"]
+    for masked, loss in losses.items():
+        # Both from the same run, which scored itself without masks.
+        wish = (f"activation.evaluate_masked={masked}", f"evaluate.output={output}")
+        argv = ["dlrm_hybrid", "evaluate", *small_rows, f"evaluate.checkpoint={folder}", *wish]
+        assert run(argv) == 0
+        assert json.loads(output.read_text())["log_loss"] == loss
