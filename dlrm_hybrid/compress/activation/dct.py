@@ -4,8 +4,8 @@ The receiver learns the mask with the activations, so values alone travel back. 
 it as the flat positions of what was kept: one mask for forward and backward. To autograd this is
 x * mask with a constant mask.
 
-Values are rounded before the thresholds are found. So both ends agree on what is 0, and numbers
-that are equal once rounded are kept together or left out together.
+What is kept is rounded afterwards: thresholds are those of the numbers as they were, and few
+numbers need rounding.
 
 At sparsity 0 every number but 0 is sent, and the gradient at a 0 is lost. Boundaries follow a
 ReLU, whose derivative there is 0, so training is the same as with `DenseCodec` to the bit.
@@ -60,14 +60,13 @@ class ThresholdCodec:
         Raises:
             DivergedError: an activation is not finite; names step, boundary and micro-batch.
         """
-        narrowed_BN = narrow(x_BN.view(-1).numpy(), self._dtype).reshape(x_BN.shape)
-        largest = largest_of_rows(narrowed_BN, self._sparsity, key)
+        largest = largest_of_rows(x_BN.numpy(), self._sparsity, key)
         self._tally.add(key.boundary, x_BN.numel(), largest.indices_K.size, largest.tau_B)
         section = rows(
             0,
             (x_BN.shape[0], x_BN.shape[1]),
             largest.indices_K,
-            largest.values_K,
+            narrow(largest.values_K, self._dtype),
             self._dtype,
             allow_rice=self._allow_rice,
         )
