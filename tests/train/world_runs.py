@@ -7,16 +7,22 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+
 Train = Callable[..., tuple[int, Path]]
 
 
+def checkpoint(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step_{step:08d}"
+
+
 def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """All tensors of one checkpoint by name."""
-    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
+    """The weights of one checkpoint, and what optimizers remember, by name."""
     return {
         name: tensor
         for group in ("dense", "embeddings")
-        for name, tensor in load_file(checkpoint / f"{group}.safetensors").items()
+        for name, tensor in load_file(checkpoint(folder, step) / f"{group}.safetensors").items()
     }
 
 
@@ -35,6 +41,32 @@ def assert_same(one: Path, other: Path, step: int) -> None:
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert tensor.tobytes() == second[name].tobytes(), name
+
+
+def assert_same_state(one: Path, other: Path, step: int) -> None:
+    """Two checkpoints hold the same: weights, versions of them, and what compressors remember."""
+    first, second = (
+        {path.name: load_file(path) for path in checkpoint(folder, step).glob("*.safetensors")}
+        for folder in (one, other)
+    )
+    assert first.keys() == second.keys()
+    for file, held in first.items():
+        assert held.keys() == second[file].keys()
+        for name, tensor in held.items():
+            assert tensor.tobytes() == second[file][name].tobytes(), name
+
+
+def curve(folder: Path) -> list[tuple[int, dict]]:
+    """What a run recorded of its learning and compressing, by step; no times."""
+    wanted = {
+        Kind.PROGRESS: ("samples", "rows", "loss", "accuracy", "lr"),
+        Kind.COMPRESSION: ("of",),
+    }
+    return [
+        (event.step, {name: event.values[name] for name in wanted[event.kind]})
+        for event in events.read(folder / "events.jsonl")
+        if event.kind in wanted
+    ]
 
 
 def largest_difference(

@@ -1,0 +1,46 @@
+"""Compressed worlds of processes are those of one process, to the last bit of what they keep."""
+
+import pytest
+from world_runs import Train, assert_moved, assert_same_state, checkpoint, curve, summary
+
+WORLD = ("+experiment=dct_hybrid", "network.patience_seconds=60", "train.batch_size=16")
+LATE = (
+    *("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
+    *("activation.sparsity=[0.5,0.9]", "schedule=one_f_one_b", "schedule.microbatches=4"),
+)
+OTHER = (
+    *("activation=gradient_topk", "activation.precision=float32", "activation.sparsity=0.75"),
+    *("gradient.renewal=fixed", "gradient.staggered=true", "gradient.lifespan=20"),
+    *("gradient.drain=flush", "gradient.drain_every=30", "gradient.residual=update"),
+    *("pull.precision=float16", "gradient.precision=float16", "parallel.trainers=3"),
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        pytest.param(30, LATE, id="late-short"),
+        pytest.param(200, (), id="hybrid", marks=pytest.mark.slow),
+        pytest.param(200, LATE, id="late", marks=pytest.mark.slow),
+        pytest.param(120, OTHER, id="other", marks=pytest.mark.slow),
+    ],
+)
+def test_processes_keep_what_one_process_keeps(
+    steps: int, options: tuple[str, ...], train: Train
+) -> None:
+    half = steps // 2
+    every = ("telemetry.every=10", f"checkpoint.every={half}", f"train.evaluate_every={half}")
+    layout = (*WORLD, *options, *every, f"train.steps={steps}", "train.epochs=2")
+    code, processes = train("processes", *layout)
+    assert code == 0
+    code, in_process = train("in-process", *layout, "parallel.world=in_process")
+    assert code == 0
+    assert_same_state(processes, in_process, half)
+    assert_same_state(processes, in_process, steps)
+    assert {path.stem for path in checkpoint(processes, steps).glob("*.safetensors")} == {
+        *("dense", "embeddings", "versions", "compressor")
+    }
+    assert_moved(processes, half, steps)
+    assert curve(processes) == curve(in_process)
+    for part in ("test", "compression"):
+        assert summary(processes)[part] == summary(in_process)[part]
