@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
@@ -237,4 +238,5 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
     facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
     progress = Progress.from_facts(facts["progress"])
     built.restart(progress.step, folder)
-    return progress
+    # The sums of all workers are counted once.
+    return progress if built.rank.leads else replace(progress, interval=Interval())
