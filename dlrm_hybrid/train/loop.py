@@ -1,8 +1,9 @@
 """The training loop: batches in, events out, checkpoints on the way.
 
     for every step:
-        meet: stop here if a signal asked for it        (SIGTERM: save first)
+        meet the other processes
         every `report_every`:     a point of the loss curve
+        stop here if a signal asked for it              (SIGTERM: save first)
         every `evaluate_every`:   scores on the test part
         every `checkpoint_every`: a checkpoint
         learn from a batch, refuse a loss that is not finite
@@ -63,13 +64,13 @@ class _Run:
         plan = self._plan
         while True:
             self.progress, severity = self._parts.meet(self.progress)
-            obey(severity)
             step = self.progress.step
             at_end = step >= plan.steps
             if at_end or is_due(step, plan.report_every):
                 self.report()
             elif time.monotonic() >= self._next_tick:
                 self._tick()
+            obey(severity)
             if at_end or is_due(step, plan.evaluate_every):
                 self.evaluate()
             if at_end or is_due(step, plan.checkpoint_every):
