@@ -1,0 +1,69 @@
+"""Compressed worlds that are struck and go on end like the one that was not."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import world_faults
+from world_faults import Fault, struck
+from world_runs import Train, assert_moved, assert_same_state, curve, summary
+
+import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+
+STEPS = 40
+EVERY = 7
+RANKS = 7
+WORLD = (
+    *("+experiment=dct_hybrid", "network.patience_seconds=60", "train.batch_size=16"),
+    *(f"train.steps={STEPS}", f"checkpoint.every={EVERY}", "checkpoint.keep=9"),
+    *("telemetry.every=5", "train.evaluate_every=25"),
+)
+EXACT = ("activation.precision=float32",)
+METHODS = {
+    "hybrid": (),
+    "late": ("sync=bounded", "sync.staleness=2"),
+    "drained": ("gradient.drain=flush", "gradient.drain_every=10", "gradient.sparsity=0.9"),
+    "discarded": ("gradient.drain=discard", "gradient.drain_every=10", "optimizer=adagrad"),
+    "sketched": ("activation=sketch", *EXACT),
+    "feedback": ("activation=gradient_topk", "schedule.microbatches=2", *EXACT),
+}
+CASES = [(method, name) for method in METHODS for name in ("SIGKILL", "SIGTERM")]
+QUICK = ("hybrid", "SIGKILL")
+
+
+def starts(folder: Path) -> list[int]:
+    """The step at which each attempt began."""
+    found = events.read(folder / "events.jsonl")
+    return [event.step for event in found if event.kind is Kind.STARTED]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_a_struck_world_goes_on_with_all_it_remembers(
+    method: str, name: str, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*WORLD, *METHODS[method])
+    code, unbroken = train("unbroken", *options, "parallel.world=in_process")
+    assert code == 0
+    assert_moved(unbroken, EVERY, STEPS)
+    monkeypatch.setattr(cli_train, "WORLD_RANK", world_faults.ENTRY)
+    draw = Random(f"{method} {name}")
+    fault = Fault(rank=draw.randrange(RANKS), step=draw.randrange(EVERY, STEPS - 10), signal=name)
+    fault.plan(tmp_path / "struck")
+    code, folder = train("struck", *options)
+    assert struck(folder).pids
+    assert code == {"SIGKILL": 1, "SIGTERM": 75}[name]
+    code, _ = train("struck", *options, "checkpoint.resume=auto")
+    assert code == 0
+    assert 0 < starts(folder)[1] < STEPS
+    for step in range(EVERY, STEPS, EVERY):
+        assert_same_state(folder, unbroken, step)
+    assert_same_state(folder, unbroken, STEPS)
+    assert curve(folder) == curve(unbroken)
+    assert summary(folder)["restarts"] == 1
+    for part in ("test", "compression"):
+        assert summary(folder)[part] == summary(unbroken)[part]
