@@ -173,7 +173,7 @@ def _row(table: int, runs: Sequence[Run], baselines: Mapping[int, Run]) -> Row:
     }
     if paper and one.table:
         change = 100 * (paper.test_loss / BASELINE.test_loss - 1)
-        row["paper: against baseline, %"] = f"{change:+.2f}"
+        row["paper: against baseline, %"] = f"{change:+z.2f}"
     return row
 
 
@@ -235,7 +235,7 @@ def _sent(runs: Sequence[Run]) -> str:
 
 def _spread(values: Sequence[float], digits: int, sign: str = "") -> str:
     """Mean and, of several, the sample's standard deviation."""
-    text = f"{mean(values):{sign}.{digits}f}"
+    text = f"{mean(values):{sign}z.{digits}f}"
     return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
 
 

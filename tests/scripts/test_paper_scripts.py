@@ -15,6 +15,7 @@ from dlrm_hybrid.telemetry.events import Kind
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 WORLD = ("parallel.world=in_process", "parallel.trainers=1", "train.steps=24")
 EXACT = ("gradient.threshold=exact", "gradient.lifespan=1", "gradient.renewal=fixed")
+CONSTANT = ("optimizer.schedule=constant",)
 SEEDS = (0, 1)
 
 
@@ -35,6 +36,7 @@ def folder(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
         train(f"dp_{seed}", f"train.seed={seed}", *dp)
     train("mp_0", "+experiment=dct_mp", "activation.sparsity=[0.5,0.75]")
     train("top_0", "+experiment=dct_mp", "parallel.cuts=[top.1]", "activation.sparsity=0.75")
+    train("zero_0", "+experiment=paper_table3", "activation.sparsity=0.0", *CONSTANT)
     train("observed_0", "+experiment=baseline", "activation.observe=0.75")
     return runs
 
@@ -68,13 +70,23 @@ def test_tables_hold_runs_against_the_baseline_of_their_seed(folder: Path, tmp_p
     changes = [100 * (loss / base - 1) for loss, base in zip(losses, bases, strict=True)]
     row = cells(page, "95 %, L = 1")
     assert f"{mean(losses):.4f} ± {stdev(losses):.4f}" in row
-    assert f"{mean(changes):+.2f} ± {stdev(changes):.2f}" in row
+    assert f"{mean(changes):+z.2f} ± {stdev(changes):.2f}" in row
     assert "0.4538, 78.79 %" in row, "the paper's row of the same sparsity"
     assert f"{mean(bases):.4f} ± {stdev(bases):.4f}" in cells(page, "baseline")
     alone = cells(page, "50 %, 75 %")
     change = 100 * (loss_of(folder / "mp_0") / loss_of(folder / "base_0") - 1)
-    assert f"{change:+.2f}" in alone, "one seed, against that seed"
+    assert f"{change:+z.2f}" in alone, "one seed, against that seed"
     assert cells(page, "75 %, after top.1")[-4:] == ("–", "–", "–", "1"), "a cut of our own"
+
+
+def test_a_sparsity_of_zero_is_the_baseline(folder: Path, tmp_path: Path) -> None:
+    assert loss_of(folder / "zero_0") == loss_of(folder / "base_0")
+    bases = [folder / "zero_0", folder / "base_1"]
+    output = tmp_path / "tables.md"
+    done = script("paper_tables.py", *bases, folder / "dp_0", "--output", output)
+    assert done.returncode == 0, done.stderr
+    change = 100 * (loss_of(folder / "dp_0") / loss_of(folder / "base_0") - 1)
+    assert f"{change:+z.2f}" in cells(output.read_text(), "95 %, L = 1")
 
 
 def test_tables_refuse_two_runs_of_one_seed_in_a_row(folder: Path, tmp_path: Path) -> None:
