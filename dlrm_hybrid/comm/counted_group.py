@@ -39,15 +39,27 @@ class CountedGroup(dist.ProcessGroup):
         self._count = count
         self._explain = explain
 
-    def exchange(self, given: Tensor, given_T: Sequence[int], taken_T: Sequence[int]) -> Tensor:
+    def exchange(
+        self,
+        given: Tensor,
+        given_T: Sequence[int],
+        taken_T: Sequence[int],
+        dense_bytes: int | None = None,
+    ) -> Tensor:
         """Send member t the given_T[t] next rows of `given`; returns what all have sent, in order.
+
+        Args:
+            given: rows for all members.
+            given_T: how many are for each.
+            taken_T: how many each sends here.
+            dense_bytes: what leaves this member uncompressed; None: `given` itself, as float32.
 
         Raises:
             DeadlineError: it took too long.
             PeerLostError: a member is gone.
         """
         taken = given.new_empty(sum(taken_T), *given.shape[1:])
-        self.all_to_all_single(taken, given, list(taken_T), list(given_T)).wait()
+        self._all_to_all(taken, given, (list(taken_T), list(given_T)), dense_bytes).wait()
         return taken
 
     def all_to_all_single(
@@ -59,10 +71,23 @@ class CountedGroup(dist.ProcessGroup):
         options: Any = None,
     ) -> dist.Work:
         """torch.distributed.all_to_all_single."""
+        return self._all_to_all(output, given, (output_splits, input_splits), None)
+
+    def _all_to_all(
+        self,
+        output: Tensor,
+        given: Tensor,
+        splits: tuple[list[int], list[int]],
+        dense_bytes: int | None,
+    ) -> dist.Work:
+        output_splits, input_splits = splits
         rows = len(given)
         kept = input_splits[self._rank] if input_splits else rows // self._size
-        if rows:
-            self._sent((rows - kept) * (given.numel() // rows), given)
+        elements = (rows - kept) * (given.numel() // rows) if rows else 0
+        if dense_bytes is not None:
+            self._count(elements * given.element_size(), dense_bytes)
+        elif rows:
+            self._sent(elements, given)
         with self.explained():
             work = self._gloo.alltoall_base(
                 output, given, output_splits, input_splits, dist.AllToAllOptions()

@@ -9,10 +9,11 @@ from dlrm_hybrid.config import build_model, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embedding_codecs import Rounding
+from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.in_process import InProcessWorld
-from dlrm_hybrid.parallel.tables import SharedTables
+from dlrm_hybrid.parallel.tables import SharedDistinctTables, SharedTables, WorldTables
 from dlrm_hybrid.telemetry.traffic import TrafficCounter
 from dlrm_hybrid.train.engine import Engine
 from dlrm_hybrid.train.evaluation import TestPart
@@ -68,7 +69,7 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
         for index in range(topology.servers)
     ]
     embeddings = build_model.embeddings(config, layout.spec)
-    tables = SharedTables(embeddings, Rounding(CommPrecision(config.embedding.comm_precision)))
+    tables = _tables(config, embeddings)
     mailboxes = {
         rank: Mailbox(channels[rank], layout.attempt, MAILBOX_CAPACITY)
         for rank in range(topology.num_workers)
@@ -106,3 +107,13 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
         evaluation_world=evaluation_world,
         test=test_part(config, shards),
     )
+
+
+def _tables(config: Config, embeddings: Embeddings) -> WorldTables:
+    """What a world of processes computes; rows of one trainer do not travel."""
+    if config.parallel.trainers == 1:
+        return SharedTables(embeddings, Rounding(CommPrecision.FLOAT32))
+    rounding = Rounding(CommPrecision(config.embedding.comm_precision))
+    if config.embedding.deduplicate:
+        return SharedDistinctTables(embeddings, rounding)
+    return SharedTables(embeddings, rounding)

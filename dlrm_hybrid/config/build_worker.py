@@ -211,6 +211,7 @@ def _sharded(
     sharding = ShardingOptions(
         kind=ShardingKind(config.embedding.sharding),
         comm_precision=CommPrecision(config.embedding.comm_precision),
+        deduplicate=config.embedding.deduplicate,
     )
     embeddings = ShardedEmbeddings(
         layout.spec, build_model.embedding_options(config), sharding, group

@@ -32,7 +32,7 @@ FREE = (
 # A new run from an old checkpoint may also be longer, or learn at another rate.
 FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
-    *("embedding.sharding", "embedding.comm_precision"),
+    *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
 )
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
 # Not where gradients wait in residuals: each trainer has its own.

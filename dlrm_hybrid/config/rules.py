@@ -137,15 +137,22 @@ def _pipeline(config: Config) -> Iterator[str]:
 
 def _tables(config: Config) -> Iterator[str]:
     embedding, parallel = config.embedding, config.parallel
-    kept = {"sharding": "table_wise", "comm_precision": "float32"}
-    for key, default in kept.items():
-        value = getattr(embedding, key)
-        if value == default:
-            continue
+    if embedding.sharding != "table_wise":
+        given = f"embedding.sharding = {embedding.sharding!r}"
         if parallel.trainers == 1:
-            yield f"embedding.{key} = {value!r}: needs parallel.trainers of 2 or more"
-        elif parallel.world == "in_process" and key == "sharding":
-            yield f"embedding.{key} = {value!r}: parallel.world=in_process has one set of tables"
+            yield f"{given}: needs parallel.trainers of 2 or more"
+        elif parallel.world == "in_process":
+            yield f"{given}: parallel.world=in_process has one set of tables"
+    # One trainer of parallel=hybrid sends nothing, in whatever way.
+    for key, default in (("comm_precision", "float32"), ("deduplicate", False)):
+        value = getattr(embedding, key)
+        if parallel.name == "single" and value != default:
+            yield f"embedding.{key} = {value!r}: belongs to parallel=hybrid"
+    if embedding.deduplicate and embedding.sharding != "table_wise":
+        yield (
+            "embedding.deduplicate = True: needs embedding.sharding=table_wise, "
+            f"not {embedding.sharding}"
+        )
     if embedding.sharding == "column_wise" and embedding.optimizer == "rowwise_adagrad":
         yield (
             "embedding.sharding = 'column_wise': embedding.optimizer=rowwise_adagrad keeps one "

@@ -100,6 +100,7 @@ class EmbeddingConfig:
     eps: Rate
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
     comm_precision: Precision
+    deduplicate: bool
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -30,11 +30,11 @@ class Cast:
 
     def encode(self, input_tensor: Tensor, ctx: object = None) -> Tensor:
         """Float32 → `dtype`."""
-        return (input_tensor * self.scale).to(self.dtype)
+        return _times(input_tensor, self.scale).to(self.dtype)
 
     def decode(self, input_grad: Tensor, ctx: object = None) -> Tensor:
         """`dtype` → float32."""
-        return input_grad.float() / self.scale
+        return _times(input_grad.float(), 1.0 / self.scale)
 
     @property
     def quantized_dtype(self) -> torch.dtype:
@@ -55,6 +55,10 @@ class Cast:
         return input_tensor.shape[-1], 0
 
 
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1.0 else tensor * factor
+
+
 _CODECS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
     CommPrecision.FLOAT16: (
         Cast(torch.float16, 1.0),
@@ -71,19 +75,25 @@ class Rounding:
 
     precision: CommPrecision
 
-    def pooled(self, pooled_BFD: Tensor) -> Tensor:
+    def pooled(self, pooled: Tensor) -> Tensor:
         """Rows as the trainers see them."""
-        return self._there_and_back(pooled_BFD, 0)
+        return self._there_and_back(pooled, 0)
 
-    def gradient(self, gradient_BFD: Tensor) -> Tensor:
+    def gradient(self, gradient: Tensor) -> Tensor:
         """A trainer's part of the gradient as the tables see it."""
-        return self._there_and_back(gradient_BFD, 1)
+        return self._there_and_back(gradient, 1)
 
     def _there_and_back(self, tensor: Tensor, direction: int) -> Tensor:
         if self.precision is CommPrecision.FLOAT32:
             return tensor
         cast = _CODECS[self.precision][direction]
         return cast.decode(cast.encode(tensor))
+
+
+def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
+    """Of rows, and of gradients, on the wire."""
+    plain = Cast(torch.float32, 1.0)
+    return _CODECS.get(precision, (plain, plain))
 
 
 def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:

@@ -39,6 +39,19 @@ class Feature:
     rows: tuple[int, int] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Who looks up what.
+
+    Attributes:
+        wanted_T: tables that each trainer looks up, in the order of its lookups.
+        lookups: the features of this trainer's lookups; together as many as wanted from it.
+    """
+
+    wanted_T: tuple[tuple[int, ...], ...]
+    lookups: tuple[tuple[Feature, ...], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags:
     """L features of N rows each, as FBGEMM takes them.
@@ -59,37 +72,24 @@ class IdExchange:
     """Sends ids to where they are looked up.
 
     Args:
-        wanted_T: tables that each trainer looks up, in the order of its lookups.
-        lookups: the features of this trainer's lookups; together as many as wanted from it.
-        table_rows: rows of every table.
+        routes: of this trainer.
         group: of the trainers.
     """
 
-    def __init__(
-        self,
-        wanted_T: Sequence[Sequence[int]],
-        lookups: Sequence[Sequence[Feature]],
-        table_rows: Sequence[int],
-        group: CountedGroup,
-    ) -> None:
+    def __init__(self, routes: Routes, group: CountedGroup) -> None:
         self._group = group
         self._rank = group.rank()
-        self._lookups = tuple(_Lookup(tuple(features)) for features in lookups)
-        self._features_T = [len(wanted) for wanted in wanted_T]
-        self._order = torch.tensor([table for wanted in wanted_T for table in wanted])
-        self._rows_F1 = torch.tensor(table_rows).unsqueeze(1)
+        self._lookups = tuple(_Lookup(features) for features in routes.lookups)
+        self._features_T = [len(wanted) for wanted in routes.wanted_T]
+        self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
 
     def __call__(self, ids_FB: Tensor, rows_T: Sequence[int]) -> list[Bags]:
         """What each lookup has to look up for all trainers' batches, one after the other.
 
         Args:
-            ids_FB: int64, of this trainer's batch.
+            ids_FB: int64, of this trainer's batch; rows of their tables.
             rows_T: rows of every trainer's batch.
-
-        Raises:
-            RuntimeError: an id is not a row of its table.
         """
-        self._check(ids_FB)
         ids_LB = ids_FB.to(WIRE_DTYPE).index_select(0, self._order)
         mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
         ids = self._group.exchange(
@@ -105,15 +105,6 @@ class IdExchange:
         return [
             lookup.bags_of(part_LN) for lookup, part_LN in zip(self._lookups, parts_LN, strict=True)
         ]
-
-    def _check(self, ids_FB: Tensor) -> None:
-        bad_FB = (ids_FB < 0).logical_or_(ids_FB >= self._rows_F1)
-        if bad_FB.any():
-            table, row = (int(index) for index in bad_FB.nonzero()[0])
-            raise RuntimeError(
-                f"id {ids_FB[table, row]} is out of bounds: embedding.{table + 1} has num_rows = "
-                f"{self._rows_F1[table].item()}"
-            )
 
 
 @final
@@ -144,16 +135,16 @@ class _Lookup:
         return Bags((ids_LN - self._first_L1)[here_LN], offsets, ids_LN.shape[1])
 
 
-def id_exchange(
+def routes(
     collection: ShardedEmbeddingBagCollection,
     shards: Mapping[str, Sequence[Shard]],
     spec: ModelSpec,
     group: CountedGroup,
-) -> IdExchange:
-    """The exchange that feeds the lookups of sharded tables."""
+) -> Routes:
+    """To the lookups of sharded tables."""
     tables = {name: table for table, name in enumerate(spec.table_names)}
     wanted_T: list[list[int]] = [[] for _ in range(group.size())]
-    lookups: list[list[Feature]] = []
+    lookups: list[tuple[Feature, ...]] = []
     for sharding in cast(Any, collection)._embedding_shardings:
         by_rows = isinstance(sharding, BaseRwEmbeddingSharding)
         names_T: list[list[str]] = (
@@ -164,9 +155,27 @@ def id_exchange(
         for wanted, names in zip(wanted_T, names_T, strict=True):
             wanted.extend(tables[name] for name in names)
         lookups.append(
-            [
+            tuple(
                 Feature(tables[name], shards[name][group.rank()].rows if by_rows else None)
                 for name in names_T[group.rank()]
-            ]
+            )
         )
-    return IdExchange(wanted_T, lookups, spec.table_rows, group)
+    return Routes(tuple(tuple(wanted) for wanted in wanted_T), tuple(lookups))
+
+
+@final
+class IdCheck:
+    """Refuses ids that are no rows; FBGEMM would end the process at another trainer."""
+
+    def __init__(self, table_rows: Sequence[int]) -> None:
+        self._rows_F1 = torch.tensor(table_rows).unsqueeze(1)
+
+    def __call__(self, ids_FB: Tensor) -> None:
+        """Raises RuntimeError if an id is not a row of its table."""
+        bad_FB = (ids_FB < 0).logical_or_(ids_FB >= self._rows_F1)
+        if bad_FB.any():
+            table, row = (int(index) for index in bad_FB.nonzero()[0])
+            raise RuntimeError(
+                f"id {ids_FB[table, row]} is out of bounds: embedding.{table + 1} has num_rows = "
+                f"{self._rows_F1[table].item()}"
+            )

@@ -1,6 +1,6 @@
 """The embedding tables, held by TorchRec with the optimizer fused into backward; its only home.
 
-Shapes: B batch, F tables, D embedding dimension.
+Shapes: B batch, F tables, D embedding dimension, N bags of distinct ids.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
+from dlrm_hybrid.model.distinct_ids import DistinctBags
 from dlrm_hybrid.model.spec import ModelSpec
 
 
@@ -79,6 +80,15 @@ class Embeddings:
         num_rows = ids_FB.shape[1]
         pooled_BN: Tensor = self._tables(ids_FB.view(-1), self._offsets_of(ids_FB.numel()))
         return pooled_BN.view(num_rows, len(self._names), self._dim)
+
+    def pooled(self, bags: DistinctBags) -> Tensor:
+        """Look up bags of all tables, in their order → float32 (N, F * D).
+
+        Raises:
+            RuntimeError: an id is not a row of its table.
+        """
+        pooled_NW: Tensor = self._tables(bags.ids_K, bags.offsets)
+        return pooled_NW
 
     def set_lr(self, lr: float) -> None:
         """The learning rate with which the rows of the next lookups learn."""

@@ -20,7 +20,9 @@ from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.model import embedding_plan
-from dlrm_hybrid.model.embedding_ids import id_exchange
+from dlrm_hybrid.model.distinct_exchange import DistinctExchange
+from dlrm_hybrid.model.embedding_codecs import casts
+from dlrm_hybrid.model.embedding_ids import IdCheck, IdExchange, routes
 from dlrm_hybrid.model.embedding_parts import kernels_of, parted_tensors
 from dlrm_hybrid.model.embeddings import EmbeddingOptions
 from dlrm_hybrid.model.initialise import draw_embeddings
@@ -79,7 +81,14 @@ class ShardedEmbeddings:
         )
         self._kernels = kernels_of(self._collection)
         self._tensors = parted_tensors(self._collection, self.shards, spec, options, group)
-        self._ids = id_exchange(self._collection, self.shards, spec, group)
+        paths = routes(self._collection, self.shards, spec, group)
+        self._check = IdCheck(spec.table_rows)
+        self._ids = IdExchange(paths, group)
+        self._distinct = (
+            DistinctExchange(paths.wanted_T, spec, casts(sharding.comm_precision), group)
+            if sharding.deduplicate
+            else None
+        )
         names: list[str] = self._collection._embedding_names  # pyright: ignore[reportPrivateUsage]
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
@@ -90,13 +99,16 @@ class ShardedEmbeddings:
         Args:
             ids_FB: of this trainer's batch, which may be empty.
             rows_T: rows of every trainer's batch, the same for all; None: they ask each other,
-                which costs one more collective.
+                which costs one more collective. Distinct ids need no such answer.
 
         Raises:
             RuntimeError: an id is not a row of its table.
             PeerLostError: a trainer is gone; also in backward.
             DeadlineError: a trainer did not come in time; also in backward.
         """
+        self._check(ids_FB)
+        if self._distinct is not None:
+            return self._look_up_distinct(self._distinct, ids_FB)
         num_rows = ids_FB.shape[1]
         if rows_T is None:
             rows_T = self._rows_of_all(num_rows)
@@ -115,6 +127,16 @@ class ShardedEmbeddings:
         pooled_BN: Tensor = self._collection.output_dist(context, looked_up).wait().values()
         pooled_BFD = pooled_BN.view(num_rows, len(self._order), self._spec.embedding_dim)
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
+
+    def _look_up_distinct(self, exchange: DistinctExchange, ids_FB: Tensor) -> Tensor:
+        asked = exchange.ask(ids_FB)
+        (kernel,) = self._kernels
+        pooled_NW = (
+            torch.empty(0, 0, requires_grad=True)
+            if kernel is None
+            else cast(Tensor, kernel(asked.bags.ids_K, asked.bags.offsets))
+        )
+        return exchange.answer(pooled_NW, asked)
 
     def set_lr(self, lr: float) -> None:
         """The rate at which the rows of the next lookups learn; the same for all trainers."""

@@ -34,10 +34,12 @@ class ShardingOptions:
     Attributes:
         kind: what of a table one trainer holds.
         comm_precision: of pooled embeddings and their gradients on the wire.
+        deduplicate: look up every distinct id of a trainer's batch once.
     """
 
     kind: ShardingKind
     comm_precision: CommPrecision
+    deduplicate: bool
 
     def check(self, *, optimizer: str, trainers: int, embedding_dim: int) -> None:
         """Refuse what cannot be.
@@ -55,6 +57,15 @@ class ShardingOptions:
             faults.append(
                 f"embedding.comm_precision = {self.comm_precision}: "
                 "with parallel.trainers = 1 nothing is sent"
+            )
+        if trainers == 1 and self.deduplicate:
+            faults.append(
+                "embedding.deduplicate = True: with parallel.trainers = 1 nothing is sent"
+            )
+        if self.deduplicate and self.kind is not ShardingKind.TABLE_WISE:
+            faults.append(
+                f"embedding.deduplicate = True: needs embedding.sharding = table_wise, "
+                f"not {self.kind}"
             )
         if self.kind is ShardingKind.COLUMN_WISE:
             if optimizer == "rowwise_adagrad":

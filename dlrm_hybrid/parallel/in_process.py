@@ -13,7 +13,7 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.tables import SharedTables
+from dlrm_hybrid.parallel.tables import WorldTables
 from dlrm_hybrid.types import DeadlineError, DlrmError
 from dlrm_hybrid.wire.frame import Frame
 
@@ -35,7 +35,7 @@ class InProcessWorld:
 
     mailboxes: Mapping[int, Mailbox]
     servers: Sequence[tuple[Channel, Callable[[Frame], Sequence[Outgoing]]]]
-    tables: SharedTables
+    tables: WorldTables
     interaction_group: tuple[int, ...]
 
     def run(self, programs: Mapping[int, Program[Result]]) -> dict[int, Result]:

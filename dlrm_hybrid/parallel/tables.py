@@ -3,17 +3,26 @@
 Both divide every trainer's gradient by the number of trainers before they learn, so that the same
 numbers meet in the same order.
 
-Shapes: B batch, F tables, D embedding dimension.
+Shapes: B batch, F tables, D embedding dimension, K distinct ids, N bags of each table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.counted_group import split
+from dlrm_hybrid.model.distinct_ids import (
+    DistinctBags,
+    DistinctIds,
+    distinct_bags,
+    distinct_ids,
+)
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
 
 
@@ -29,15 +38,39 @@ class EmbeddingTables(Protocol):
         ...
 
 
-class Rounding(Protocol):
-    """What the way between processes does to rows and gradients; tensors are float32 (B, F, D)."""
+class DistinctTables(Protocol):
+    """Tables of this process that learn in backward: `model.Embeddings`."""
 
-    def pooled(self, pooled_BFD: Tensor) -> Tensor:
+    def pooled(self, bags: DistinctBags) -> Tensor:
+        """Look up bags of all tables → float32 (N, F * D)."""
+        ...
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate with which the rows of the next lookups learn."""
+        ...
+
+
+class Rounding(Protocol):
+    """What the way between processes does to rows and gradients, float32 of any shape."""
+
+    def pooled(self, pooled: Tensor) -> Tensor:
         """Rows as the trainers see them."""
         ...
 
-    def gradient(self, gradient_BFD: Tensor) -> Tensor:
+    def gradient(self, gradient: Tensor) -> Tensor:
         """A trainer's part of the gradient as the tables see it."""
+        ...
+
+
+class WorldTables(Protocol):
+    """What answers all trainers of a world in one process together, in their order."""
+
+    def lookup(self, effects: Sequence[Lookup]) -> list[Tensor]:
+        """Pooled rows of each trainer, detached."""
+        ...
+
+    def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
+        """Learn from all trainers' gradients of what was looked up last."""
         ...
 
 
@@ -84,8 +117,7 @@ class SharedTables:
         self._pooled_BFD = self._embeddings(ids_FB)
         rows = [effect.ids_FB.shape[1] for effect in effects]
         pooled_BFD = self._rounding.pooled(self._pooled_BFD.detach())
-        parts: tuple[Tensor, ...] = torch.split(pooled_BFD, rows)
-        return [part.clone() for part in parts]
+        return [part.clone() for part in split(pooled_BFD, rows)]
 
     def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
         """Learn from all trainers' gradients of what was looked up last."""
@@ -96,6 +128,54 @@ class SharedTables:
             for effect in effects
         ]
         pooled_BFD.backward(torch.cat(parts))
+
+
+@final
+class SharedDistinctTables:
+    """One set of tables for all trainers, each of which names an id once and sums its gradients.
+
+    Args:
+        embeddings: the tables.
+        rounding: of what would travel between processes.
+    """
+
+    def __init__(self, embeddings: DistinctTables, rounding: Rounding) -> None:
+        self._embeddings = embeddings
+        self._rounding = rounding
+        self._last: _LookedUp | None = None
+
+    def lookup(self, effects: Sequence[Lookup]) -> list[Tensor]:
+        """Pooled rows of each trainer, detached."""
+        self._embeddings.set_lr(effects[0].lr)
+        num_tables = len(effects[0].ids_FB)
+        order_F = np.arange(num_tables)
+        asked = [distinct_ids(effect.ids_FB, order_F) for effect in effects]
+        counts_TF = np.stack([one.counts_F for one in asked])
+        bags = distinct_bags(np.concatenate([one.ids_K for one in asked]), counts_TF)
+        pooled_NW = self._embeddings.pooled(bags)
+        self._last = _LookedUp(asked, bags, pooled_NW)
+        rows_KD = bags.picked(pooled_NW.detach(), pooled_NW.shape[1] // num_tables)
+        parts = split(self._rounding.pooled(rows_KD), [len(one.ids_K) for one in asked])
+        return [one.spread(part_KD) for one, part_KD in zip(asked, parts, strict=True)]
+
+    def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
+        """Learn from all trainers' gradients of what was looked up last."""
+        last, self._last = self._last, None
+        assert last is not None, "a lookup comes before its gradient"
+        parts = [
+            self._rounding.gradient(one.summed(mean_part(effect.gradient_BFD, len(effects))))
+            for one, effect in zip(last.asked, effects, strict=True)
+        ]
+        last.pooled_NW.backward(last.bags.placed(torch.cat(parts), last.pooled_NW.shape))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LookedUp:
+    """What waits for its gradients."""
+
+    asked: list[DistinctIds]
+    bags: DistinctBags
+    pooled_NW: Tensor
 
 
 def mean_part(gradient_BFD: Tensor, trainers: int) -> Tensor:

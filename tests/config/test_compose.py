@@ -150,6 +150,22 @@ def test_help_is_left_to_hydra() -> None:
             "number for each whole row",
         ),
         (
+            ["embedding.comm_precision=bfloat16"],
+            "embedding.comm_precision = 'bfloat16': belongs to parallel=hybrid",
+        ),
+        (
+            ["embedding.deduplicate=true"],
+            "embedding.deduplicate = True: belongs to parallel=hybrid",
+        ),
+        *(
+            (
+                ["parallel=hybrid", "embedding.deduplicate=true", f"embedding.sharding={sharding}"],
+                "embedding.deduplicate = True: needs embedding.sharding=table_wise, "
+                f"not {sharding}",
+            )
+            for sharding in ("row_wise", "column_wise", "auto")
+        ),
+        (
             ["network.bind=10.0.0.1"],
             "network.bind = '10.0.0.1': needs network.keys, a file of CURVE keys",
         ),
@@ -168,6 +184,9 @@ def test_impossible_layouts_are_refused_with_the_reason(overrides: list[str], me
         "parallel=hybrid parallel.trainers=1 parallel.servers=0 parallel.cuts=[bottom.4,top.1]",
         "parallel=hybrid schedule=one_f_one_b schedule.microbatches=4",
         "parallel=hybrid embedding.sharding=row_wise embedding.comm_precision=bfloat16",
+        "parallel=hybrid embedding.deduplicate=true",
+        "+experiment=dct_hybrid parallel.trainers=1",
+        "+experiment=dct_hybrid parallel.trainers=1 parallel.world=in_process",
     ],
 )
 def test_every_layout_holds(choice: str) -> None:

@@ -72,6 +72,7 @@ def trainer_of(
     sharding = ShardingOptions(
         kind=ShardingKind(given["kind"]),
         comm_precision=CommPrecision(given.get("precision", "float32")),
+        deduplicate=given.get("deduplicate", False),
     )
     with process_group(given["members"], given["rank"], group_options, trainer.count) as group:
         sharded = ShardedEmbeddings(spec, options(given["optimizer"]), sharding, group)

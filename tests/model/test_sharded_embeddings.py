@@ -4,38 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from embedding_runs import run
 
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
-from dlrm_hybrid.telemetry.events import Event
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import ConfigError
 
 NUM_TABLES, DIM = 7, 8
 KINDS = ["table_wise", "row_wise", "column_wise"]
 PRECISIONS = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
-
-
-def _run(folder: Path, entry: str, trainers: int, silent: int = 0, **given: object) -> list[dict]:
-    """What trainers tell, all but the last `silent`; they must not fail and print nothing."""
-    seen: list[Event] = []
-    members = list(range(1, 1 + 3 * trainers, 3))
-    given = {"optimizer": "sgd", "members": members, "folder": str(folder / entry), **given}
-    ranks = [
-        Rank(
-            index=rank,
-            name=f"worker-{rank}",
-            argument=json.dumps({"rank": rank, **given}),
-            log_folder=folder / entry,
-        )
-        for rank in members
-    ]
-    outcome = run_ranks(ranks, f"embedding_ranks:{entry}", seen.append)
-    logs = "".join((folder / entry / f"worker-{rank}.log").read_text() for rank in members)
-    assert outcome.message == "", logs
-    assert logs == ""
-    told = [one.values for one in seen]
-    assert {one["trainer"] for one in told} == set(range(trainers - silent))
-    return sorted(told, key=lambda values: values["trainer"])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +26,7 @@ def _run(folder: Path, entry: str, trainers: int, silent: int = 0, **given: obje
     ],
 )
 def test_table_wise_equals_one_table_bit_for_bit(tmp_path: Path, trainers: int, optimizer: str):
-    told = _run(tmp_path, "equals_one_table", trainers, kind="table_wise", optimizer=optimizer)
+    told = run(tmp_path, "equals_one_table", trainers, kind="table_wise", optimizer=optimizer)
     for one in told:
         assert one["forward"] == 0.0
         assert one["shards"] == told[0]["shards"]
@@ -78,7 +54,7 @@ def test_table_wise_equals_one_table_bit_for_bit(tmp_path: Path, trainers: int, 
     ],
 )
 def test_other_shardings_equal_one_table(tmp_path: Path, kind: str, optimizer: str, trainers: int):
-    told = _run(tmp_path, "equals_one_table", trainers, kind=kind, optimizer=optimizer)
+    told = run(tmp_path, "equals_one_table", trainers, kind=kind, optimizer=optimizer)
     for one in told:
         assert one["forward"] <= 1e-6
     for difference, moved in told[-1]["values"].values():
@@ -102,7 +78,7 @@ def test_other_shardings_equal_one_table(tmp_path: Path, kind: str, optimizer: s
 def test_half_precision_costs_little(
     tmp_path: Path, kind: str, precision: str, forward: float, update: float, scale: float
 ):
-    told = _run(
+    told = run(
         tmp_path,
         "equals_one_table",
         2,
@@ -121,7 +97,7 @@ def test_every_byte_that_leaves_a_trainer_is_counted_once(
     tmp_path: Path, kind: str, precision: str
 ):
     rows_T = [5, 2, 4] if kind != "row_wise" else [4, 4, 4]
-    told = _run(tmp_path, "counts", 3, kind=kind, precision=precision, rows_T=rows_T)
+    told = run(tmp_path, "counts", 3, kind=kind, precision=precision, rows_T=rows_T)
     size = 4 if precision == "float32" else 2
     for one in told:
         me, rows = one["trainer"], rows_T[one["trainer"]]
@@ -159,12 +135,12 @@ def test_the_interface_carries_what_is_counted(tmp_path: Path, kind: str):
 @pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_may_differ_and_be_empty(tmp_path: Path, kind: str, trainers: int):
-    told = _run(tmp_path, "looks_up_uneven_batches", trainers, kind=kind)
+    told = run(tmp_path, "looks_up_uneven_batches", trainers, kind=kind)
     assert [one["batches"] for one in told] == [5] * trainers
 
 
 def test_an_id_outside_its_table_is_an_error(tmp_path: Path):
-    told = _run(tmp_path, "refuses_a_bad_id", 2, kind="table_wise")
+    told = run(tmp_path, "refuses_a_bad_id", 2, kind="table_wise")
     for trainer in (0, 1):
         messages = [one["message"] for one in told if one["trainer"] == trainer]
         assert messages == [
@@ -175,7 +151,7 @@ def test_an_id_outside_its_table_is_an_error(tmp_path: Path):
 
 @pytest.mark.parametrize("before", ["lookup", "backward"])
 def test_a_lost_trainer_is_named(tmp_path: Path, before: str):
-    told = _run(tmp_path, "loses_a_trainer", 2, silent=1, kind="table_wise", before=before)
+    told = run(tmp_path, "loses_a_trainer", 2, silent=1, kind="table_wise", before=before)
     assert told == [{"trainer": 0, "lost": 4}]  # its rank in the run
 
 
@@ -193,7 +169,7 @@ def test_a_checkpoint_has_no_layout(
 ):
     file = str(tmp_path / "tables.safetensors")
     kind, trainers = before
-    left = _run(
+    left = run(
         tmp_path,
         "leaves_a_checkpoint",
         trainers,
@@ -204,7 +180,7 @@ def test_a_checkpoint_has_no_layout(
     tensors = NUM_TABLES * (1 if optimizer == "sgd" else 2)
     assert [one["tensors"] for one in left] == [tensors] + [0] * (trainers - 1)
     kind, trainers = after
-    told = _run(
+    told = run(
         tmp_path,
         "resumes_from_a_checkpoint",
         trainers,
@@ -218,8 +194,12 @@ def test_a_checkpoint_has_no_layout(
         assert sum(one["asked"] for one in told) == tensors
 
 
-def _options(kind: str, precision: str = "float32") -> ShardingOptions:
-    return ShardingOptions(kind=ShardingKind(kind), comm_precision=CommPrecision(precision))
+def _options(
+    kind: str, precision: str = "float32", *, deduplicate: bool = False
+) -> ShardingOptions:
+    return ShardingOptions(
+        kind=ShardingKind(kind), comm_precision=CommPrecision(precision), deduplicate=deduplicate
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,6 +218,23 @@ def _options(kind: str, precision: str = "float32") -> ShardingOptions:
             1,
             16,
             ("embedding.comm_precision = float16", "parallel.trainers = 1"),
+        ),
+        (
+            _options("table_wise", deduplicate=True),
+            "sgd",
+            1,
+            16,
+            ("embedding.deduplicate = True", "parallel.trainers = 1"),
+        ),
+        *(
+            (
+                _options(kind, deduplicate=True),
+                "sgd",
+                2,
+                16,
+                ("embedding.deduplicate = True", f"embedding.sharding = table_wise, not {kind}"),
+            )
+            for kind in ("row_wise", "column_wise", "auto")
         ),
         (
             _options("column_wise"),
@@ -260,4 +257,6 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.parametrize("kind", [*KINDS, "auto"])
 @pytest.mark.parametrize("precision", list(CommPrecision))
 def test_everything_else_is_accepted(kind: str, precision: str):
-    _options(kind, precision).check(optimizer="adagrad", trainers=2, embedding_dim=16)
+    for deduplicate in (False, kind == "table_wise"):
+        options = _options(kind, precision, deduplicate=deduplicate)
+        options.check(optimizer="adagrad", trainers=2, embedding_dim=16)

@@ -1,0 +1,141 @@
+"""What trainers do in the tests of distinct ids; each runs in a process of its own."""
+
+import numpy as np
+import torch
+from embedding_ranks import SPEC, batch, lr_of, tensors, trainer_of, unsharded
+from torch import Tensor
+
+from dlrm_hybrid.model import distinct_exchange
+from dlrm_hybrid.model.embedding_codecs import Rounding
+from dlrm_hybrid.model.sharding_options import CommPrecision
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
+from dlrm_hybrid.parallel.tables import OwnTables, SharedDistinctTables
+from dlrm_hybrid.types import DlrmError
+
+STEPS = 60
+SCALE = 1e-2  # of gradients: float16 holds none above 1
+FEW_TABLES = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(5, 40))
+
+
+def rows_of(step: int, trainers: int) -> list[int]:
+    """Of every trainer's batch; they differ, and now and then one has none."""
+    return [(9 + 5 * step + 7 * trainer) % 13 for trainer in range(trainers)]
+
+
+def parts_of(rows_T: list[int]) -> list[slice]:
+    stops = np.cumsum(rows_T).tolist()
+    return [slice(stop - rows, stop) for stop, rows in zip(stops, rows_T, strict=True)]
+
+
+def equals_one_set_of_tables(argument: str, report, stop) -> None:
+    """Train beside the tables of a world in one process; tell how far apart they are."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        embeddings = unsharded(trainer.given["optimizer"])
+        # Adagrad makes up for the scale of gradients, SGD does not.
+        faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
+        first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
+        precision = CommPrecision(trainer.given["precision"])
+        oracle = SharedDistinctTables(embeddings, Rounding(precision))
+        own = OwnTables(sharded, trainer.trainers)
+        same = True
+        for step in range(STEPS):
+            rows_T = rows_of(step, trainer.trainers)
+            ids_FB, gradient_BFD = batch(step, sum(rows_T))
+            lookups = [
+                Lookup(ids_FB[:, part].contiguous(), faster * lr_of(step))
+                for part in parts_of(rows_T)
+            ]
+            gradients = [LearnEmbeddings(SCALE * gradient_BFD[part]) for part in parts_of(rows_T)]
+            expected = oracle.lookup(lookups)[trainer.number]
+            found = own.lookup(lookups[trainer.number])
+            same &= found.shape == expected.shape and torch.equal(found, expected)
+            oracle.learn(gradients)
+            own.learn(gradients[trainer.number])
+        gathered = dict(sharded.gather(0))
+        values: dict[str, tuple[bool, float]] = {}
+        if trainer.number == 0:
+            for name, expected in tensors(embeddings).items():
+                moved = (expected - first[name]).abs().max().item()
+                values[name] = (torch.equal(gathered[name], expected), moved)
+        trainer.tell(same=same, values=values)
+
+
+class Recorder:
+    """Passes collectives on and remembers the bytes that leave this trainer."""
+
+    def __init__(self, gloo, rank: int) -> None:
+        self.sent: list[int] = []
+        self._gloo = gloo
+        self._rank = rank
+
+    def alltoall_base(self, output: Tensor, given: Tensor, output_splits, input_splits, options):
+        parts = torch.split(given, input_splits)
+        self.sent.append(
+            sum(part.nbytes for member, part in enumerate(parts) if member != self._rank)
+        )
+        return self._gloo.alltoall_base(output, given, output_splits, input_splits, options)
+
+
+def counts_distinct(argument: str, report, stop) -> None:
+    """What a lookup and its backward send, and how many distinct rows there are of each table."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        recorder = Recorder(sharded._group._gloo, trainer.number)
+        sharded._group._gloo = recorder
+        rows_T = trainer.given["rows_T"]
+        ids_FB, gradient_BFD = batch(0, sum(rows_T))
+        mine = trainer.mine(rows_T)
+        assert (trainer.sent_bytes, trainer.dense_bytes) == (0, 0)
+        sharded(ids_FB[:, mine].contiguous()).backward(gradient_BFD[mine])
+        holders = [sharded.shards[name][0].trainer for name in SPEC.table_names]
+        trainer.tell(
+            counted=trainer.sent_bytes,
+            dense=trainer.dense_bytes,
+            sent=recorder.sent,
+            holders=holders,
+        )
+
+
+def hears_no_ids(argument: str, report, stop) -> None:
+    """Trainer 1 sends bytes that are no ids, then a batch of fewer rows than none."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        ids_FB, _ = batch(0, 4)
+        good = distinct_exchange._encoded
+        if trainer.number == 1:
+            distinct_exchange._encoded = lambda *given: np.full_like(good(*given), 0xFF)
+        _tell_fault(trainer, sharded, ids_FB)
+        distinct_exchange._encoded = good
+        if trainer.number == 1:
+            exchange = sharded._distinct
+            told = exchange._exchange
+            exchange._exchange = lambda messages_T, num_rows: told(messages_T, -1)
+        _tell_fault(trainer, sharded, ids_FB)
+
+
+def _tell_fault(trainer, sharded, ids_FB: Tensor) -> None:
+    try:
+        sharded(ids_FB)
+    except DlrmError as error:
+        trainer.tell(message=str(error))
+
+
+def holds_nothing(argument: str, report, stop) -> None:
+    """More trainers than tables: one asks, and is asked for nothing."""
+    with trainer_of(argument, report, FEW_TABLES) as (trainer, sharded):
+        weights = {name: tensor for name, tensor in sharded.gather(0) if tensor is not None}
+        rows_T = [4] * trainer.trainers
+        ids_FB, gradient_BFD = batch(0, sum(rows_T), FEW_TABLES)
+        mine = trainer.mine(rows_T)
+        sharded.set_lr(0.5)
+        out_BFD = sharded(ids_FB[:, mine].contiguous())
+        out_BFD.backward(gradient_BFD[mine])
+        holders = {shards[0].trainer for shards in sharded.shards.values()}
+        after = {name: tensor for name, tensor in sharded.gather(0) if tensor is not None}
+        difference = 0.0
+        for table, name in enumerate(weights):
+            expected = weights[name].clone()
+            if trainer.number == 0:
+                assert torch.equal(out_BFD[:, table].detach(), expected[ids_FB[table, mine]])
+            expected.index_add_(0, ids_FB[table], gradient_BFD[:, table], alpha=-0.5)
+            difference = max(difference, (after[name] - expected).abs().max().item())
+        trainer.tell(holders=len(holders), difference=difference)
