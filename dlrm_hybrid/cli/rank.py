@@ -78,21 +78,24 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
         raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")
     scored = replace(
         config,
-        parallel=_lone(config.parallel),
+        parallel=_small_world(config.parallel),
         activation=replace(config.activation, evaluate_masked=task.masked),
         evaluate=replace(config.evaluate, batch_size=task.batch_size),
     )
     engine = build_engine.engine(scored, shards, steps=1)
-    checkpoint.load(folder, checkpoint_groups(engine.tensors()))
+    groups = checkpoint_groups(engine.tensors())
+    checkpoint.load(folder, {name: groups[name] for name in ("dense", "embeddings")})
     scores = engine.evaluate(stop.check)
     report(Event(Kind.EVALUATED, facts["step"], time.time(), asdict(scores)))
 
 
-def _lone(parallel: ParallelConfig) -> ParallelConfig:
-    """One trainer, for a checkpoint has no layout; with what lies between the run's stages."""
+def _small_world(parallel: ParallelConfig) -> ParallelConfig:
+    """One process that scores as the run's world: what travels there is cut and rounded."""
     if parallel.name == "single":
         return parallel
-    return replace(parallel, trainers=1, servers=0, world="in_process")
+    # Between two trainers rows of tables travel; a third one changes nothing.
+    trainers, servers = min(parallel.trainers, 2), min(parallel.servers, 1)
+    return replace(parallel, trainers=trainers, servers=servers, world="in_process")
 
 
 def rows_identity(shards: Shards) -> list[str]:

@@ -72,20 +72,40 @@ def test_a_compressed_world_is_its_textbook(
     assert_moved(folder, 60, STEPS)
 
 
-def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(
-    train: Train, small_rows: list[str], tmp_path: Path
-) -> None:
-    output = tmp_path / "scores.json"
+def scored(folder: Path, *options: str) -> float:
+    """Loss of the last checkpoint, by the verb `evaluate`."""
+    output = folder / "scores.json"
+    wish = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
+    assert run(["dlrm_hybrid", "evaluate", *wish, *options]) == 0
+    return json.loads(output.read_text())["log_loss"]
+
+
+SHORT = ("+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=30")
+
+
+def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(train: Train) -> None:
     losses: dict[str, float] = {}
     for masked in ("true", "false"):
-        short = ("train.steps=30", "train.batch_size=16", f"activation.evaluate_masked={masked}")
-        code, folder = train(masked, "+experiment=dct_hybrid", "parallel.world=in_process", *short)
+        code, folder = train(masked, *SHORT, f"activation.evaluate_masked={masked}")
         assert code == 0
         losses[masked] = summary(folder)["test"]["loss"]
     assert losses["true"] != losses["false"]
     for masked, loss in losses.items():
         # Both from the same run, which scored itself without masks.
-        wish = (f"activation.evaluate_masked={masked}", f"evaluate.output={output}")
-        argv = ["dlrm_hybrid", "evaluate", *small_rows, f"evaluate.checkpoint={folder}", *wish]
-        assert run(argv) == 0
-        assert json.loads(output.read_text())["log_loss"] == loss
+        assert scored(folder, f"activation.evaluate_masked={masked}") == loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("activation=gradient_topk", "activation.precision=float32", "parallel.trainers=3"),
+        ("activation=sketch", "activation.precision=float32", "optimizer=adagrad"),
+        ("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
+        ("activation=none", "activation.precision=float32", "activation.sparsity=0"),
+    ],
+)
+def test_evaluate_repeats_the_scores_of_any_method(options: tuple[str, ...], train: Train) -> None:
+    code, folder = train("run", *SHORT, *options)
+    assert code == 0
+    assert scored(folder) == summary(folder)["test"]["loss"]
