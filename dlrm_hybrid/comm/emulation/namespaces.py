@@ -1,0 +1,72 @@
+"""Namespaces of the Linux kernel, entered and made by its system calls.
+
+A namespace without a name lives as long as a process is in it or a descriptor of it is open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWNET = 0x4000_0000
+
+
+def enter(path: str) -> None:
+    """Move this thread into the namespace at `path`: `/proc/<process>/fd/<descriptor>`.
+
+    A namespace of users is entered only by a process with a single thread; whoever enters that of
+    its own user has all rights in the namespaces that belong to it.
+
+    Raises:
+        OSError: there is none, or no right to enter it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(ctypes.CDLL(None, use_errno=True).setns(descriptor, 0), path)
+    finally:
+        os.close(descriptor)
+
+
+def leave_network() -> bool:
+    """Move this thread into a new namespace of networks that holds nothing but a loopback.
+
+    Without the right to do so, the process first moves into a new namespace of users, where its
+    user is root; it must then have a single thread.
+
+    Returns:
+        Whether it did.
+
+    Raises:
+        OSError: it has the right to neither.
+    """
+    try:
+        _unshare(CLONE_NEWNET)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+        user, group = os.getuid(), os.getgid()
+        _unshare(CLONE_NEWUSER | CLONE_NEWNET)
+        own = Path("/proc/self")
+        (own / "setgroups").write_text("deny")
+        (own / "uid_map").write_text(f"0 {user} 1")
+        (own / "gid_map").write_text(f"0 {group} 1")
+        return True
+    return False
+
+
+def hold(kind: str) -> int:
+    """A descriptor of this thread's namespace, `net` or `user`, which keeps it alive."""
+    return os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _unshare(flags: int) -> None:
+    _check(ctypes.CDLL(None, use_errno=True).unshare(flags), None)
+
+
+def _check(result: int, path: str | None) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)

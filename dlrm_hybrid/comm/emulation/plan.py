@@ -1,0 +1,126 @@
+"""What an emulated network is made of, as addresses and as lines for `ip` and `tc`: pure.
+
+    host 0   eth0 ════ port0 ┐
+    host 1   eth0 ════ port1 ┼ bridge0   hub
+    host 2   eth0 ════ port2 ┘
+
+Each host and the hub are network namespaces, each ════ is a veth pair. A token bucket on eth0
+shapes what a host sends, one on its port what it receives.
+
+A bucket that holds 0.4 ms of the line is as small as a kernel's timer can fill. A
+larger one lets small messages pass at once: of 51 kB at 100 Mbit/s with 256 kB, 92 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from typing import final
+
+# Set apart for measuring network devices (RFC 2544): no real link has such an address.
+NETWORK = IPv4Network("198.18.0.0/16")
+INTERFACE = "eth0"
+
+BURST_SECONDS = 4e-4
+LEAST_BURST_BYTES = 3_200  # two frames
+QUEUE_SECONDS = 0.1
+LEAST_QUEUE_BYTES = 1_000_000  # a slower link, too, holds what several senders have on their way
+DELAYED_PACKETS = 1_000_000
+ECHO_BURSTS = 10
+LEAST_ECHO_BYTES = 50_000
+LEAST_ECHO_SHARE = 0.9
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An emulated network.
+
+    Attributes:
+        hosts: how many there are, 2 or more.
+        rate_bits_per_second: of each link, in each direction.
+        latency_seconds: added on every way from one host to another; None for none.
+    """
+
+    hosts: int
+    rate_bits_per_second: int
+    latency_seconds: float | None
+
+    @property
+    def burst_bytes(self) -> int:
+        """What a link lets pass at once after a pause."""
+        return max(LEAST_BURST_BYTES, int(BURST_SECONDS * self.rate_bits_per_second / 8))
+
+    @property
+    def queue_bytes(self) -> int:
+        """What waits for a link; more is dropped."""
+        return max(LEAST_QUEUE_BYTES, int(QUEUE_SECONDS * self.rate_bits_per_second / 8))
+
+    @property
+    def echo_bytes(self) -> int:
+        """Length of a message long enough to show whether links are shaped."""
+        return max(LEAST_ECHO_BYTES, ECHO_BURSTS * self.burst_bytes)
+
+    @property
+    def echo_seconds(self) -> float:
+        """The least time that such a message should take to a host and back."""
+        return 2 * (self.echo_bytes * 8 / self.rate_bits_per_second + (self.latency_seconds or 0.0))
+
+    def address(self, host: int) -> IPv4Address:
+        """Of a host's interface."""
+        return NETWORK[host + 1]
+
+    def hub_links(self, namespaces: Sequence[str]) -> list[str]:
+        """Lines for `ip` that make the hub, in its namespace.
+
+        Args:
+            namespaces: path of the namespace of each host.
+        """
+        lines = ["link add bridge0 type bridge", "link set bridge0 up"]
+        for host, path in enumerate(namespaces):
+            lines.append(f"link add port{host} type veth peer name {INTERFACE} netns {path}")
+            lines.append(f"link set port{host} master bridge0 up")
+        return lines
+
+    def hub_shapes(self) -> list[str]:
+        """Lines for `tc` that shape what hosts receive, in the hub's namespace."""
+        return [self._shape(f"port{host}") for host in range(self.hosts)]
+
+    def host_links(self, host: int) -> list[str]:
+        """Lines for `ip` that finish a host, in its namespace, once the hub is made."""
+        return [
+            "link set lo up",
+            f"addr add {self.address(host)}/{NETWORK.prefixlen} dev {INTERFACE}",
+            f"link set {INTERFACE} up",
+        ]
+
+    def host_shapes(self) -> list[str]:
+        """Lines for `tc` that shape what a host sends, in its namespace."""
+        return [self._shape(INTERFACE)]
+
+    def host_delays(self) -> list[str]:
+        """Lines for `tc` that delay what a host sends, after it is shaped; empty for no delay."""
+        if self.latency_seconds is None:
+            return []
+        microseconds = round(1e6 * self.latency_seconds)
+        return [
+            f"qdisc add dev {INTERFACE} parent 1:1 handle 2: "
+            f"netem delay {microseconds}us limit {DELAYED_PACKETS}"
+        ]
+
+    def _shape(self, interface: str) -> str:
+        return (
+            f"qdisc add dev {interface} root handle 1: tbf rate {self.rate_bits_per_second}bit "
+            f"burst {self.burst_bytes} limit {self.queue_bytes}"
+        )
+
+
+def host_of(rank: int, ranks_per_host: int) -> int:
+    """The host a rank is on: ranks that follow each other share one."""
+    return rank // ranks_per_host
+
+
+def num_hosts(ranks: int, ranks_per_host: int) -> int:
+    """How many hosts so many ranks need."""
+    return -(-ranks // ranks_per_host)

@@ -1,0 +1,79 @@
+from ipaddress import IPv4Address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.comm.emulation.network import Network, check_echo
+from dlrm_hybrid.comm.emulation.plan import NETWORK, Plan, host_of, num_hosts
+from dlrm_hybrid.types import ResourceError
+
+RATES = st.integers(10**6, 10**11)
+FRAME_BYTES = 1_514
+
+
+def plan(hosts: int = 3, rate: int = 10**8, latency: float | None = None) -> Plan:
+    return Plan(hosts=hosts, rate_bits_per_second=rate, latency_seconds=latency)
+
+
+def test_bursts_are_small() -> None:
+    assert plan(rate=10**8).burst_bytes <= 8_000
+    assert plan(rate=10**9).burst_bytes <= 64_000
+
+
+@given(RATES)
+def test_a_link_carries_whole_frames_and_an_echo_shows_that_it_is_shaped(rate: int) -> None:
+    one = plan(rate=rate)
+    assert one.burst_bytes >= 2 * FRAME_BYTES
+    assert one.queue_bytes >= 10 * one.burst_bytes
+    # What passes at once must be too little to fake the line's time.
+    assert one.echo_bytes >= max(50_000, 10 * one.burst_bytes)
+    assert one.echo_seconds == pytest.approx(16 * one.echo_bytes / rate)
+
+
+@given(st.integers(2, 2000))
+def test_hosts_have_addresses_of_their_own_in_the_network(hosts: int) -> None:
+    addresses = {plan(hosts).address(host) for host in range(hosts)}
+    assert len(addresses) == hosts
+    assert all(address in NETWORK for address in addresses)
+    assert not addresses & {NETWORK.network_address, NETWORK.broadcast_address}
+
+
+def test_the_lines_for_the_tools() -> None:
+    one = plan(hosts=2)
+    assert one.hub_links(["/proc/7/fd/5", "/proc/7/fd/6"]) == [
+        "link add bridge0 type bridge",
+        "link set bridge0 up",
+        "link add port0 type veth peer name eth0 netns /proc/7/fd/5",
+        "link set port0 master bridge0 up",
+        "link add port1 type veth peer name eth0 netns /proc/7/fd/6",
+        "link set port1 master bridge0 up",
+    ]
+    bucket = "root handle 1: tbf rate 100000000bit burst 5000 limit 1250000"
+    assert one.hub_shapes() == [f"qdisc add dev port{host} {bucket}" for host in range(2)]
+    assert one.host_links(1) == [
+        "link set lo up",
+        "addr add 198.18.0.2/16 dev eth0",
+        "link set eth0 up",
+    ]
+    assert one.host_shapes() == [f"qdisc add dev eth0 {bucket}"]
+    assert one.host_delays() == []
+    assert plan(latency=0.0025).host_delays() == [
+        "qdisc add dev eth0 parent 1:1 handle 2: netem delay 2500us limit 1000000"
+    ]
+    assert one.address(0) == IPv4Address("198.18.0.1")
+
+
+@given(st.integers(1, 300), st.integers(1, 50))
+def test_every_rank_has_a_host_and_every_host_a_rank(ranks: int, ranks_per_host: int) -> None:
+    hosts = [host_of(rank, ranks_per_host) for rank in range(ranks)]
+    assert sorted(set(hosts)) == list(range(num_hosts(ranks, ranks_per_host)))
+    assert max(hosts.count(host) for host in set(hosts)) <= ranks_per_host
+
+
+def test_a_link_that_is_too_fast_is_refused_with_what_was_measured() -> None:
+    one = plan(latency=0.001)
+    assert one.echo_seconds == pytest.approx(0.010)
+    check_echo(Network(one, (), 0.0091))
+    with pytest.raises(ResourceError, match="back in 8.90 ms, at 100 Mbit/s the line takes 10.00"):
+        check_echo(Network(one, (), 0.0089))
