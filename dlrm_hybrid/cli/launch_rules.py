@@ -24,6 +24,13 @@ def check_world(config: Config, launch: Launch) -> None:
 
 def _misfits(config: Config, launch: Launch) -> Iterator[str]:
     parallel = config.parallel
+    if config.network.name == "emulated":
+        yield (
+            f"network = emulated: its hosts are made where ranks are started, and here "
+            f"{launch.size_key} = {launch.size} says that a launcher starts them; start the run "
+            "without it, or use network=host"
+        )
+        return
     if not build.many_processes(config):
         if launch.size > 1:
             yield (

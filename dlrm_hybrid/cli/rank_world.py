@@ -129,6 +129,7 @@ def _channel(
     options = ZmqOptions(
         address=build_world.address(config),
         keys=None if network.keys is None else read_key_file(Path(network.keys)),
+        enclosed=network.name == "emulated",
         start_seconds=network.patience_seconds,
         close_seconds=network.patience_seconds,
     )

@@ -7,10 +7,12 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import Request, TrainTask
@@ -39,7 +41,17 @@ def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
     terminal = Terminal()
     resume_from = run_folder.claim(request)
-    run_folder.write_facts(request)
+    with rank_namespaces(request.config, terminal) as namespaces:
+        run_folder.write_facts(request)
+        outcome = _run_ranks(request, resume_from, namespaces, terminal)
+    cores = len(os.sched_getaffinity(0))
+    return close(request, outcome, cores, terminal)
+
+
+def _run_ranks(
+    request: Request, resume_from: Path | None, namespaces: Namespaces, terminal: Terminal
+) -> Outcome:
+    """Make the rows ready, run all ranks to the end and put on record what they say."""
     rows = prepared_rows(request.config, terminal)
     terminal.line(f"run folder {request.folder}")
     told: list[Event] = []
@@ -58,10 +70,10 @@ def run(request: Request) -> int:
             attempt=run_folder.attempts(request.folder),
             rendezvous=rendezvous,
         )
-        outcome = run_ranks(_ranks(request, task), _entry(request.config), report)
+        ranks = _ranks(request, task, namespaces)
+        outcome = run_ranks(ranks, _entry(request.config), report)
     run_folder.append_events(request.folder, told)
-    cores = len(os.sched_getaffinity(0))
-    return close(request, outcome, cores, terminal)
+    return outcome
 
 
 def _entry(config: Config) -> str:
@@ -69,7 +81,7 @@ def _entry(config: Config) -> str:
     return WORLD_RANK if build.many_processes(config) else TRAIN_RANK
 
 
-def _ranks(request: Request, task: TrainTask) -> list[Rank]:
+def _ranks(request: Request, task: TrainTask, namespaces: Namespaces) -> list[Rank]:
     """The processes of the run; a world of one process has one."""
     names = ["worker-0"]
     if build.many_processes(request.config):
@@ -81,6 +93,7 @@ def _ranks(request: Request, task: TrainTask) -> list[Rank]:
             name=name,
             argument=json.dumps(asdict(replace(task, rank=index))),
             log_folder=request.folder / "log",
+            namespaces=namespaces(index),
         )
         for index, name in enumerate(names)
     ]

@@ -38,11 +38,16 @@ class CurveKeys:
     secret: bytes = field(repr=False)
 
 
-def check_listening(address: str, keys: CurveKeys | None) -> None:
+def check_listening(address: str, keys: CurveKeys | None, enclosed: bool) -> None:
     """Raise ConfigError unless ranks may listen on `address`.
 
     Without keys that is this machine's loopback only: whoever reaches the port could otherwise
     send gradients.
+
+    Args:
+        address: IPv4.
+        keys: of the run.
+        enclosed: only ranks of the run are on the network of this address.
     """
     try:
         parsed = IPv4Address(address)
@@ -52,7 +57,7 @@ def check_listening(address: str, keys: CurveKeys | None) -> None:
         raise ConfigError(
             f"network.bind: {address} is not the address of one interface, which others connect to"
         )
-    if not parsed.is_loopback and keys is None:
+    if not parsed.is_loopback and keys is None and not enclosed:
         raise ConfigError(
             f"network.bind: other machines reach {address}, so ranks listen there only with CURVE "
             "keys: make a file of them with doctor.action=keys and name it by network.keys"

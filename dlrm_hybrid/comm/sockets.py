@@ -165,14 +165,16 @@ class Sockets:
         gate.send_multipart(zap_reply(gate.recv_multipart(), self._keys))
 
 
-def listen(address: str, keys: CurveKeys | None) -> Sockets:
+def listen(address: str, keys: CurveKeys | None, enclosed: bool) -> Sockets:
     """Sockets of this rank, listening on a free port of `address`; made in the rank itself.
+
+    See `check_listening`.
 
     Raises:
         ConfigError: `address` needs keys.
         ResourceError: the address is not one of this machine, or no port is free.
     """
-    check_listening(address, keys)
+    check_listening(address, keys, enclosed)
     context: zmq.Context[_Socket] = zmq.Context(io_threads=1)
     gate = None
     router = _socket(context, zmq.ROUTER)

@@ -35,13 +35,15 @@ class ZmqOptions:
 
     Attributes:
         address: IPv4 address to listen on.
-        keys: for CURVE; None for none, allowed on loopback only.
+        keys: for CURVE; None for none, allowed on loopback and where the network is enclosed.
+        enclosed: only ranks of the run are on the network of `address`.
         start_seconds: how long to wait for all ranks to come.
         close_seconds: how long `close` waits for them to take what was sent.
     """
 
     address: str
     keys: CurveKeys | None
+    enclosed: bool
     start_seconds: float
     close_seconds: float
 
@@ -229,7 +231,7 @@ def open_zmq_channel(
         PeerLostError: a rank went before all had met.
         DeadlineError: names the ranks that did not come.
     """
-    sockets = listen(options.address, options.keys)
+    sockets = listen(options.address, options.keys, options.enclosed)
     try:
         endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
         endpoints = meet(board, rank, world_size, endpoint, options.start_seconds)

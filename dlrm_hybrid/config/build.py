@@ -7,6 +7,8 @@ import os
 from dataclasses import astuple
 from pathlib import Path
 
+from dlrm_hybrid.comm.emulation.plan import Plan, host_of, num_hosts
+from dlrm_hybrid.comm.emulation.units import bits_per_second, seconds
 from dlrm_hybrid.config.rules import raw_files
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import Semantics
@@ -60,6 +62,25 @@ def _processes(config: Config) -> int:
 def many_processes(config: Config) -> bool:
     """Whether ranks are processes of their own that meet over the network."""
     return config.parallel.name == "hybrid" and config.parallel.world == "processes"
+
+
+def emulation(config: Config) -> Plan | None:
+    """The network that is made for the ranks of this machine; None if they use its own."""
+    network = config.network
+    if network.name != "emulated":
+        return None
+    assert network.rate is not None and network.ranks_per_host is not None, "validate() refuses it"
+    return Plan(
+        hosts=num_hosts(topology(config).size, network.ranks_per_host),
+        rate_bits_per_second=bits_per_second(network.rate),
+        latency_seconds=None if network.latency is None else seconds(network.latency),
+    )
+
+
+def host(config: Config, rank: int) -> int:
+    """Which host of an emulated network a rank is on."""
+    assert config.network.ranks_per_host is not None
+    return host_of(rank, config.network.ranks_per_host)
 
 
 def topology(config: Config) -> Topology:

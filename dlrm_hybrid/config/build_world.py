@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.emulation.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Spec
@@ -32,6 +33,8 @@ LOOPBACK = "127.0.0.1"
 
 def address(config: Config) -> str:
     """Where a rank listens."""
+    if config.network.name == "emulated":
+        return own_address(str(EMULATED_NETWORK))
     return own_address(config.network.bind or LOOPBACK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dlrm_hybrid.config.compression_rules import activation_rules, gradient_rules, pull_rules
+from dlrm_hybrid.config.network_rules import network_rules
 from dlrm_hybrid.config.schema import Config
 
 NUM_DENSE = 13
@@ -160,13 +161,7 @@ def _tables(config: Config) -> Iterator[str]:
         )
 
 
-def _network(config: Config) -> Iterator[str]:
-    network = config.network
-    if network.bind is not None and network.keys is None:
-        yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
-
-
 RULES: tuple[Rule, ...] = (
-    *(_data, _model, _optimizer, _parallel, _pipeline, _tables, _network),
+    *(_data, _model, _optimizer, _parallel, _pipeline, _tables, network_rules),
     *(gradient_rules, pull_rules, activation_rules),
 )

@@ -83,9 +83,15 @@ class ScheduleConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class NetworkConfig:
-    """Where ranks listen and how long they wait for each other."""
+    """Where ranks listen and how long they wait for each other.
 
-    name: Literal["host"]
+    `ranks_per_host` and `latency` belong to `emulated`; null elsewhere.
+    """
+
+    name: Literal["host", "emulated"]
+    rate: Name | None
+    ranks_per_host: Positive | None
+    latency: Name | None
     bind: Path | None
     keys: Path | None
     patience_seconds: Rate

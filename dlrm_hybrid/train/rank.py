@@ -6,16 +6,17 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from dlrm_hybrid.comm.emulation.namespaces import enter
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.types import DlrmError, ExitCode, PeerLostError
+from dlrm_hybrid.types import DlrmError, ExitCode, PeerLostError, ResourceError
 
 READY = b"ready"
 
@@ -33,12 +34,14 @@ class Rank:
         name: what it is called in messages and file names: `worker-0.2`.
         argument: handed to the entry function.
         log_folder: gets `<name>.log` with its output and `<name>.pid`.
+        namespaces: of the kernel, by path; it enters them in this order before all else.
     """
 
     index: int
     name: str
     argument: str
     log_folder: Path
+    namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ def ending(rank: Rank, work: Callable[[], None]) -> Ending:
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     """What a rank does with its life."""
     os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
-    die_with_parent(os.getppid())
+    parent = os.getppid()
+    die_with_parent(parent)
     write_log(rank)
     stop = StopWish()
     stop.install()
@@ -87,6 +91,8 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         connection.send_bytes(event.to_json().encode())
 
     def work() -> None:
+        _enter(rank.namespaces)
+        die_with_parent(parent)  # the kernel forgets it where rights change
         module, _, name = entry.partition(":")
         function: Entry = getattr(import_module(module), name)
         function(rank.argument, report, stop)
@@ -96,6 +102,14 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         failure = {"exit_code": end.exit_code, "message": end.message}
         report(Event(Kind.FAILED, -1, time.time(), {**failure, "lost_peer": end.lost is not None}))
     sys.exit(end.exit_code)
+
+
+def _enter(paths: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            enter(path)
+        except OSError as error:
+            raise ResourceError(f"network=emulated: cannot enter {path}: {error}") from error
 
 
 def write_log(rank: Rank) -> None:

@@ -160,6 +160,11 @@ def test_a_world_that_does_not_fit_is_refused(
         assert line.strip().startswith(fault)
 
 
+def test_a_network_is_not_emulated_under_a_launcher() -> None:
+    with pytest.raises(ConfigError, match="network = emulated: .* WORLD_SIZE = 7 says .* launcher"):
+        check_world(config("parallel=hybrid", "network=emulated"), launch())
+
+
 def test_worlds_that_fit_are_let_pass() -> None:
     keys = ["network.keys=keys.json", "network.bind=10.0.0.0/24"]
     check_world(config("parallel=hybrid", *keys), launch())

@@ -49,6 +49,7 @@ def options(**changes: object) -> ZmqOptions:
     values = {
         "address": "127.0.0.1",
         "keys": None,
+        "enclosed": False,
         "start_seconds": DEADLINE_SECONDS,
         "close_seconds": DEADLINE_SECONDS,
     }

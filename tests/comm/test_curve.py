@@ -20,16 +20,23 @@ KEYS = CurveKeys(*zmq.curve_keypair())
 
 
 @pytest.mark.parametrize(
-    ("address", "keys"), [("127.0.0.1", None), ("127.1.2.3", None), ("10.0.0.1", KEYS)]
+    ("address", "keys", "enclosed"),
+    [
+        ("127.0.0.1", None, False),
+        ("127.1.2.3", None, False),
+        ("10.0.0.1", KEYS, False),
+        ("198.18.0.1", None, True),
+    ],
 )
-def test_ranks_may_listen(address: str, keys: CurveKeys | None) -> None:
-    check_listening(address, keys)
+def test_ranks_may_listen(address: str, keys: CurveKeys | None, enclosed: bool) -> None:
+    check_listening(address, keys, enclosed)
 
 
 @pytest.mark.parametrize(
     ("address", "keys", "message"),
     [
         ("10.0.0.1", None, "network.bind: other machines reach 10.0.0.1, .* network.keys"),
+        ("198.18.0.1", None, "network.bind: other machines reach 198.18.0.1"),
         ("8.8.8.8", None, "network.bind: other machines reach 8.8.8.8"),
         ("0.0.0.0", None, "network.bind: 0.0.0.0 is not the address of one interface"),
         ("0.0.0.0", KEYS, "network.bind: 0.0.0.0 is not the address of one interface"),
@@ -42,7 +49,7 @@ def test_ranks_may_listen(address: str, keys: CurveKeys | None) -> None:
 )
 def test_ranks_may_not_listen(address: str, keys: CurveKeys | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_listening(address, keys)
+        check_listening(address, keys, enclosed=False)
 
 
 def test_a_key_file_is_private_and_holds_a_pair(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Worlds on an emulated network: the same bits, its rate, nothing left, refused with a reason."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from emulation_hosts import links, needs_namespaces, network_namespaces
+from launched_runs import assert_same, environment, program, summary
+
+Train = Callable[..., tuple[int, Path]]
+WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]")
+EMULATED = (*WORLD, "network=emulated", "network.rate=100mbit")
+SIZE = 5
+STEPS = ("train.steps=10", "checkpoint.every=10")
+GONE_SECONDS = 2.0
+DEADLINE_SECONDS = 120.0
+
+pytestmark = needs_namespaces
+
+
+def start(prefix: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
+    command = [*prefix, sys.executable, *program(*arguments)]
+    return subprocess.Popen(
+        command,
+        env=environment({}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def inside_of(pid: int) -> str:
+    """The network namespace of a process."""
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
+
+
+def started(folder: Path) -> dict[str, int]:
+    """Process ids of all ranks by name, once the first step is on record."""
+    until = time.monotonic() + DEADLINE_SECONDS
+    events = folder / "events.jsonl"
+    while time.monotonic() < until:
+        if events.exists() and '"kind": "progress"' in events.read_text():
+            return {path.stem: int(path.read_text()) for path in folder.glob("log/*.pid")}
+        time.sleep(0.02)
+    raise AssertionError("training did not begin")
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_it_learns_the_same_as_on_the_hosts_own_network(
+    ranks_per_host: int, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = train("emulated", *EMULATED, *STEPS, f"network.ranks_per_host={ranks_per_host}")
+    assert code == 0
+    hosts = -(-SIZE // ranks_per_host)
+    assert f"emulated network: {hosts} hosts at 100 Mbit/s" in capsys.readouterr().out
+    code, plain = train("plain", *WORLD, *STEPS)
+    assert code == 0
+    assert_same(folder, plain, 10)
+    told, expected = summary(folder)["network"], summary(plain)["network"]
+    assert told["by_class"] == expected["by_class"]
+
+
+def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
+    small_rows: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what a killed program cannot remove stays here
+    folder, links_before, namespaces_before = tmp_path / "run", links(), network_namespaces()
+    long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
+    process = start((), *small_rows, *EMULATED, *long)
+    try:
+        pids = started(folder)
+        assert len({inside_of(pid) for pid in pids.values()} - namespaces_before) == SIZE
+        hub = 1
+        assert len(network_namespaces() - namespaces_before) == SIZE + hub
+        assert links() == links_before
+    finally:
+        process.kill()
+        process.communicate()
+    until = time.monotonic() + GONE_SECONDS
+    while network_namespaces() - namespaces_before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert network_namespaces() <= namespaces_before
+    for pid in pids.values():
+        with suppress(FileNotFoundError):
+            assert "zombie" in Path(f"/proc/{pid}/status").read_text()
+    assert links() == links_before
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_nothing_and_leaves_nothing(small_rows: list[str], tmp_path: Path) -> None:
+    folder, namespaces_before = tmp_path / "run", network_namespaces()
+    long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
+    process = start((), *small_rows, *EMULATED, *long)
+    started(folder)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130, text
+    assert network_namespaces() <= namespaces_before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="gives up a right of root"
+)
+def test_without_roots_rights_a_namespace_of_users_does(
+    small_rows: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    arguments = (*small_rows, *EMULATED, *STEPS, f"hydra.run.dir={folder}")
+    process = start(["setpriv", "--bounding-set=-sys_admin"], *arguments)
+    text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    if "no right to make network namespaces" in text:
+        pytest.skip("this system has no user namespaces")
+    assert process.returncode == 0, text
+    assert summary(folder)["status"] == "complete"
+
+
+def test_a_machine_that_cannot_is_told_why(small_rows: list[str], tmp_path: Path) -> None:
+    """In a user namespace that may make no network namespaces."""
+    forbid = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    prefix = ["unshare", "--map-root-user", "sh", "-c", forbid, "sh"]
+    folder = tmp_path / "run"
+    process = start(prefix, *small_rows, *EMULATED, f"hydra.run.dir={folder}")
+    text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 5, text
+    assert "network=emulated: no right to make network namespaces, it needs root or user" in text
+    assert not list(folder.iterdir()), "the folder is free for another try"

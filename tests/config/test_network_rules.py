@@ -1,0 +1,78 @@
+import pytest
+
+from dlrm_hybrid.config import build
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.types import ConfigError
+
+EMULATED = ("parallel=hybrid", "network=emulated")
+
+
+def faults(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(values_of(overrides))
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["network=emulated"],
+            "parallel = single: sends nothing over the links of network=emulated; use "
+            "parallel=hybrid or network=host",
+        ),
+        (
+            [*EMULATED, "parallel.world=in_process"],
+            "parallel.world = in_process: sends nothing over the links of network=emulated; use "
+            "parallel.world=processes or network=host",
+        ),
+        (
+            [*EMULATED, "network.bind=10.0.0.1"],
+            "network.bind = '10.0.0.1': belongs to network=host",
+        ),
+        ([*EMULATED, "network.rate=null"], "network.rate = null: network=emulated needs a value"),
+        (
+            [*EMULATED, "network.rate=100Mbps"],
+            "network.rate = '100Mbps': must be a rate such as 100mbit or 2.5gbit",
+        ),
+        (
+            [*EMULATED, "network.latency=5min"],
+            "network.latency = '5min': must be a time such as 5ms or 250us",
+        ),
+        (
+            [*EMULATED, "network.ranks_per_host=7"],
+            "network.ranks_per_host = 7: network=emulated needs 2 hosts or more, and there are 7 "
+            "ranks",
+        ),
+        (
+            ["parallel=hybrid", "network.ranks_per_host=2"],
+            "network.ranks_per_host = 2: belongs to network=emulated",
+        ),
+        (
+            ["parallel=hybrid", "network.latency=5ms"],
+            "network.latency = 5ms: belongs to network=emulated",
+        ),
+        (
+            ["parallel=hybrid", "network.rate=1"],
+            "network.rate = 1: must be a valid string",
+        ),
+    ],
+)
+def test_what_cannot_be_emulated_is_refused_with_the_reason(
+    overrides: list[str], message: str
+) -> None:
+    assert faults(*overrides) == [message]
+
+
+def test_the_plan_of_a_network() -> None:
+    config = validate(
+        values_of(
+            (*EMULATED, "network.rate=2.5gbit", "network.ranks_per_host=3", "network.latency=5ms")
+        )
+    )
+    plan = build.emulation(config)
+    assert plan is not None
+    assert (plan.hosts, plan.rate_bits_per_second, plan.latency_seconds) == (3, 2.5e9, 0.005)
+    assert [build.host(config, rank) for rank in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    assert build.emulation(validate(values_of(("parallel=hybrid",)))) is None
