@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
 import psutil
+
+from dlrm_hybrid.comm.emulation.network import open_network
+from dlrm_hybrid.comm.emulation.plan import Plan
+from dlrm_hybrid.types import ResourceError
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
@@ -21,9 +24,7 @@ KAGGLE_MEMORY_BYTES = 4 * GIB
 LEAST_DISK_BYTES = 1 * GIB
 KAGGLE_DISK_BYTES = 26 * GIB
 VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
-SHAPE = "qdisc add dev lo root tbf rate 100mbit burst 8kb latency 50ms"
-DELAY = "qdisc add dev lo root netem delay 1ms"
-PROBE_SECONDS = 20.0
+EMULATED = Plan(hosts=2, rate_bits_per_second=10**8, latency_seconds=None)
 
 
 class Level(StrEnum):
@@ -59,9 +60,8 @@ def run_checks(folder: Path) -> Iterator[Check]:
         ("torch", _torch),
         ("fbgemm", _fbgemm),
         ("kernels", _kernels),
-        ("network emulation", _namespaces),
-        ("link shaping", lambda: _traffic_control("tbf", SHAPE)),
-        ("link delay", lambda: _traffic_control("netem", DELAY)),
+        ("network emulation", _emulation),
+        ("network latency", _latency),
     ]
     for name, probe in probes:
         try:
@@ -167,32 +167,25 @@ def _kernels() -> Check:
     return Check("kernels", Level.OK, f"compiled, kept in {cache_directory()}")
 
 
-def _namespaces() -> Check:
-    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
-    if missing:
-        text = f"{', '.join(missing)} not found; install iproute2 and util-linux to emulate links"
-        return Check("network emulation", Level.NOTE, text)
-    if not _in_namespace("ip link set lo up"):
-        text = "no right to make network namespaces; needs root or user namespaces"
-        return Check("network emulation", Level.NOTE, text)
-    how = "as root" if os.geteuid() == 0 else "in a user namespace"
-    return Check("network emulation", Level.OK, f"network namespaces work {how}")
-
-
-def _traffic_control(kind: str, arguments: str) -> Check:
-    name = {"tbf": "link shaping", "netem": "link delay"}[kind]
-    if _in_namespace(f"tc {arguments}"):
-        return Check(name, Level.OK, f"tc {kind} works")
-    return Check(name, Level.NOTE, f"tc {kind} does not work on this kernel: cannot be emulated")
-
-
-def _in_namespace(command: str) -> bool:
-    """Whether a command succeeds inside a network namespace that is gone right after."""
-    unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
+def _emulation() -> Check:
+    """Make a small network and measure it."""
+    name = "network emulation"
     try:
-        done = subprocess.run(
-            [*unshare, *command.split()], capture_output=True, timeout=PROBE_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+        with open_network(EMULATED) as network:
+            return Check(
+                name,
+                Level.OK,
+                f"hosts and shaped links work; at {EMULATED.rate_bits_per_second / 1e6:g} Mbit/s "
+                f"an echo takes {network.echo_share:.0%} of the line's time",
+            )
+    except ResourceError as error:
+        return Check(name, Level.NOTE, str(error))
+
+
+def _latency() -> Check:
+    name = "network latency"
+    try:
+        with open_network(replace(EMULATED, latency_seconds=0.001)):
+            return Check(name, Level.OK, "an emulated network can delay packets")
+    except ResourceError as error:
+        return Check(name, Level.NOTE, str(error))
