@@ -29,6 +29,7 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
@@ -94,8 +95,11 @@ def be_rank(
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
-    with _channel(task, config, layout, rendezvous.board) as (channel, presence):
-        meter = RankMeter(lambda counter: setattr(channel, "counter", counter))
+    with (
+        _channel(task, config, layout, rendezvous.board) as (channel, presence),
+        sampled(build_world.address(config), build.link_rate(config)) as interface,
+    ):
+        meter = RankMeter(lambda counter: setattr(channel, "counter", counter), interface)
         meter.switch(Phase.WARMUP)
         job = _Job(
             task=task,

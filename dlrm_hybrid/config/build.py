@@ -77,6 +77,12 @@ def emulation(config: Config) -> Plan | None:
     )
 
 
+def link_rate(config: Config) -> int | None:
+    """Of the links between ranks in bits per second, if the configuration says it."""
+    rate = config.network.rate
+    return None if rate is None else bits_per_second(rate)
+
+
 def host(config: Config, rank: int) -> int:
     """Which host of an emulated network a rank is on."""
     assert config.network.ranks_per_host is not None

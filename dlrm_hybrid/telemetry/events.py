@@ -43,7 +43,8 @@ class Event:
             evaluated: samples, seconds and the test scores.
             saved: path, num_bytes, seconds.
             rank: rank, role, received_bytes, and by phase seconds, cpu_seconds and traffic, of one
-                rank of a world in one attempt.
+                rank of a world in one attempt; and interface, while training, see
+                `InterfaceMeter.values`.
             finished: nothing. failed: exit_code, message.
     """
 

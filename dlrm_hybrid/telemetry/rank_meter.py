@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlrm_hybrid.telemetry.interface import InterfaceMeter
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase, TrafficCounter
 
@@ -26,9 +27,11 @@ class RankMeter:
 
     Attributes:
         on_phase: told the counter of every phase that begins.
+        interface: the rank's, if it has one of its own.
     """
 
     on_phase: Callable[[TrafficCounter], None]
+    interface: InterfaceMeter | None = None
     _phase: Phase = Phase.WARMUP
     _steps: int = 0
     _wall: float = field(default_factory=time.perf_counter)
@@ -44,6 +47,8 @@ class RankMeter:
         self._cpu_seconds[self._phase] += cpu - self._cpu
         self._phase, self._wall, self._cpu = phase, wall, cpu
         self.on_phase(self._counters[phase])
+        if self.interface is not None:
+            self.interface.switch(phase is Phase.TRAIN)
 
     def step_done(self) -> None:
         """Count a training step; the first ones of an attempt are warm-up."""
@@ -67,6 +72,7 @@ class RankMeter:
         return {
             "seconds": dict(self._seconds),
             "cpu_seconds": dict(self._cpu_seconds),
+            "interface": None if self.interface is None else self.interface.values(),
             "traffic": {
                 phase: {
                     traffic.value: {

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlrm_hybrid.telemetry.interface_summary import INTERFACES_UNMEASURED, world_interfaces
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 NETWORK_UNMEASURED: dict[str, Any] = {
     "bytes_total": None,
     "bytes_per_sample": None,
     "dense_equivalent_bytes": None,
-    "utilization": None,
-    "utilization_by_rank": None,
-    "utilization_mean_direction": None,
-    "rate_bits_per_second": None,
-    "interface_bytes": None,
+    **INTERFACES_UNMEASURED,
     "by_class": {},
     "by_phase": {
         phase: {"bytes": None} for phase in (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
@@ -42,7 +39,7 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
     }
     total = sum(tally["bytes"] for tally in by_class.values())
     return {
-        **NETWORK_UNMEASURED,
+        **world_interfaces(ranks),
         "bytes_total": total,
         "bytes_per_sample": total / rows if rows else None,
         "dense_equivalent_bytes": sum(
@@ -66,10 +63,16 @@ def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
             ),
             "bytes_sent": _sent(rank, Phase.TRAIN),
             "bytes_received": rank["received_bytes"],
+            **_interface_bytes(rank),
             "seconds_by_span": dict(rank["seconds"]),
         }
         for rank in ranks
     }
+
+
+def _interface_bytes(rank: Told) -> dict[str, Any]:
+    told: Told = rank.get("interface") or {}
+    return {f"interface_bytes_{way}": told.get(f"{way}_bytes") for way in ("sent", "received")}
 
 
 def _sent(rank: Told, phase: str) -> int:

@@ -66,6 +66,13 @@ def test_it_learns_the_same_as_on_the_hosts_own_network(
     assert_same(folder, plain, 10)
     told, expected = summary(folder)["network"], summary(plain)["network"]
     assert told["by_class"] == expected["by_class"]
+    assert told["rate_bits_per_second"] == 10**8
+    assert set(told["utilization_by_rank"]) == {str(rank) for rank in range(SIZE)}
+    assert 0 < told["utilization_mean_direction"] <= told["utilization"]
+    assert told["utilization"] == max(told["utilization_by_rank"].values()) <= 1.1
+    assert expected["utilization"] is None, "loopback is no link"
+    if ranks_per_host == 1:
+        assert told["bytes_total"] < told["interface_bytes"]
 
 
 def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
