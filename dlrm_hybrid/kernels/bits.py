@@ -1,4 +1,4 @@
-"""LLVM instructions that numba has no name for: 64 comparisons at once, and finding set bits.
+"""LLVM instructions that numba has no name for: 64 comparisons, set bits, memory at any address.
 
 They are inlined into the kernel that uses them, so other files may: the name of the cache folder
 covers this file. The vectors are of LLVM's own kind, so every processor gets what it has (AVX-512
@@ -119,3 +119,39 @@ def mask64_ge_int16(_typing: Any, values: Any, first: Any, limit: Any) -> Any:
         return builder.bitcast(builder.icmp_signed(">=", wholes, bounds), _INT64)
 
     return types.uint64(values, types.int64, types.int16), generate
+
+
+@intrinsic
+def load64(_typing: Any, data: Any, at: Any) -> Any:
+    """load64(data, at): bytes `at` to `at + 8` as uint64, at any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(start, [arguments[1]]), _INT64.as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(data, types.int64), generate
+
+
+@intrinsic
+def store64(_typing: Any, data: Any, at: Any, word: Any) -> Any:
+    """store64(data, at, word): the opposite of `load64`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(start, [arguments[1]]), _INT64.as_pointer())
+        builder.store(arguments[2], pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64, types.uint64), generate
+
+
+@intrinsic
+def floats_at(_typing: Any, address: Any) -> Any:
+    """floats_at(address): uint64 -> pointer to float32, for `numba.carray`."""
+    pointer = types.CPointer(types.float32)
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.uint64), generate

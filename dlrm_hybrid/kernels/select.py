@@ -4,19 +4,23 @@
 NaN and infinity through whatever the threshold, so that looking at what leaves is enough to notice
 every value that is not finite.
 
-Shapes: N elements of a tensor, K that leave.
+Shapes: N elements of a tensor, K that leave; in `select_all` N and K are those of all T tensors,
+which lie between E = T + 1 places.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray
 
-from dlrm_hybrid.kernels.bits import BLOCK, add_mask64_ge, mask64_ge, trailing_zeros
+from dlrm_hybrid.kernels.bits import BLOCK, add_mask64_ge, floats_at, mask64_ge, trailing_zeros
 from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Addresses = npt.NDArray[np.uint64]
 
 # With a threshold of 0 exact zeros must stay: the smallest positive float32 keeps just them.
 SMALLEST = np.float32(1e-45)
@@ -91,3 +95,42 @@ def select(residual_N: Float32s, tau: float, indices_K: Int32s, values_K: Float3
         residual_N[position] = np.float32(0) if leaves else value
         kept += leaves
     return kept if finite else -1
+
+
+@kernel
+def select_all(
+    gradients_T: Addresses,
+    taus_T: Float32s,
+    firsts_E: Int64s,
+    residual_N: Float32s,
+    bounds_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+) -> int:
+    """`accumulate_select` of every tensor in one call: to make arrays of gradients takes longer.
+
+    Args:
+        gradients_T: addresses of contiguous float32; 0 where the residual holds the gradient.
+        taus_T: thresholds, at least 0.
+        firsts_E: where each residual begins in `residual_N`, and the end of the last.
+        residual_N: of all tensors.
+        bounds_E: receives where what leaves each tensor begins, and the end of the last.
+        indices_K: receives positions in their tensors; has room for N.
+        values_K: receives their values; has room for N.
+
+    Returns:
+        the first tensor with a sum that is not finite, or -1.
+    """
+    bounds_E[0] = 0
+    for tensor in range(taus_T.size):
+        own_N = residual_N[firsts_E[tensor] : firsts_E[tensor + 1]]
+        left_K, values_left_K = indices_K[bounds_E[tensor] :], values_K[bounds_E[tensor] :]
+        if gradients_T[tensor] == 0:
+            count = select(own_N, taus_T[tensor], left_K, values_left_K)
+        else:
+            gradient_N = carray(floats_at(gradients_T[tensor]), own_N.size)
+            count = accumulate_select(gradient_N, own_N, taus_T[tensor], left_K, values_left_K)
+        if count < 0:
+            return tensor
+        bounds_E[tensor + 1] = bounds_E[tensor] + count
+    return -1
