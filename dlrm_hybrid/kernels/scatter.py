@@ -4,7 +4,8 @@ A server adds what trainers send and marks where, then lists the marks, and take
 there: all of it costs as much as was sent, save one look at a bit per element. Indices must be in
 range: `wire.sparse` has checked those that came over the wire.
 
-Shapes: N elements of a tensor, K of them, W = ceil(N / 64) words of marks.
+Shapes: N elements of a tensor, K of them, W = ceil(N / 64) words of marks; in `give_back` N and K
+are those of several tensors, which lie between E places.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint64]
 
 
@@ -63,15 +65,33 @@ def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
 
 @kernel
 def give_back(
-    indices_K: Int32s, values_K: Float32s, rounded_K: Float32s, residual_N: Float32s
-) -> int:
-    """Overwrite elements of a residual with what rounding took from them.
+    firsts_E: Int64s,
+    bounds_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+    rounded_K: Float32s,
+    residual_N: Float32s,
+) -> None:
+    """Overwrite elements of residuals with what rounding took, and drop what became zero.
 
-    Returns:
-        how many rounded values are not zero.
+    Args:
+        firsts_E: where the residual of each tensor begins in `residual_N`, and the end of the last.
+        bounds_E: where the elements of each begin among the K, and the end of the last; receives
+            the same of those that are left.
+        indices_K: positions in their tensors; move up over what is dropped.
+        values_K: before rounding.
+        rounded_K: after it; move up too.
+        residual_N: of all tensors.
     """
     kept = 0
-    for k in range(indices_K.size):
-        residual_N[indices_K[k]] = values_K[k] - rounded_K[k]
-        kept += rounded_K[k] != 0
-    return kept
+    first = bounds_E[0]
+    for tensor in range(bounds_E.size - 1):
+        last = bounds_E[tensor + 1]
+        for k in range(first, last):
+            rounded = rounded_K[k]
+            residual_N[firsts_E[tensor] + indices_K[k]] = values_K[k] - rounded
+            indices_K[kept] = indices_K[k]
+            rounded_K[kept] = rounded
+            kept += rounded != 0
+        bounds_E[tensor + 1] = kept
+        first = last

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.bitmap import list_bits, rising, set_bits
-from dlrm_hybrid.kernels.rice import STORE_BYTES, decode, encode, fit
+from dlrm_hybrid.kernels.rice import COUNT_BITS, HEAD_BYTES, STORE_BYTES, encode, fit
+from dlrm_hybrid.kernels.rice_decode import decode
 from dlrm_hybrid.kernels.row_positions import FULL, UNORDERED, join_rows, split_rows
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Section, SectionError
 
@@ -26,9 +27,6 @@ Int32s = NDArray[np.int32]
 Part = tuple[Int32s, int]
 
 MAX_COLUMNS = 256
-_RICE_HEAD = 4
-_RICE_COUNT_BITS = 27
-MAX_RICE = (1 << _RICE_COUNT_BITS) - 1  # indices
 
 
 def padded(num_bytes: int, value_bytes: int) -> int:
@@ -43,7 +41,7 @@ def index32_of(indices_K: Int32s, count: int) -> Bytes:
         ValueError: the indices do not rise inside the tensor.
     """
     if not rising(indices_K, count):
-        raise _unordered(count)
+        raise unordered(count)
     return indices_K.view(np.uint8)
 
 
@@ -55,7 +53,7 @@ def bitmap_of(indices_K: Int32s, count: int, num_bytes: int) -> Bytes:
     """
     words_W = np.empty(-(-num_bytes // 8), np.uint64)
     if not set_bits(indices_K, count, words_W):
-        raise _unordered(count)
+        raise unordered(count)
     return words_W.view(np.uint8)[:num_bytes]
 
 
@@ -67,15 +65,15 @@ def rice_size(indices_K: Int32s, count: int) -> tuple[int, int]:
     """
     parameter, bits = fit(indices_K, count)
     if bits < 0:
-        raise _unordered(count)
-    return parameter, _RICE_HEAD + (bits + 7) // 8
+        raise unordered(count)
+    return parameter, HEAD_BYTES + (bits + 7) // 8
 
 
 def rice_of(indices_K: Int32s, parameter: int, num_bytes: int) -> Bytes:
     """RICE of `num_bytes`, filled up, with the parameter that `rice_size` has found."""
     out = np.empty(num_bytes + STORE_BYTES, np.uint8)
-    out[:_RICE_HEAD].view(np.uint32)[0] = parameter << _RICE_COUNT_BITS | indices_K.size
-    encode(indices_K, parameter, out[_RICE_HEAD:])
+    out[:HEAD_BYTES].view(np.uint32)[0] = parameter << COUNT_BITS | indices_K.size
+    encode(indices_K, parameter, out[HEAD_BYTES:])
     return out[:num_bytes]
 
 
@@ -90,13 +88,18 @@ def rows_of(indices_K: Int32s, count: int, width: int, num_bytes: int) -> Bytes 
     end = num_rows + indices_K.size
     fault = split_rows(indices_K, width, out[:num_rows], out[num_rows:end])
     if fault == UNORDERED:
-        raise _unordered(count)
+        raise unordered(count)
     return None if fault == FULL else out
 
 
 def error(section: Section, reason: str) -> SectionError:
     """What is wrong with the section."""
     return SectionError(section.tensor, section.encoding, reason)
+
+
+def unordered(count: int) -> ValueError:
+    """What `sparse` raises for indices of a tensor of `count` elements."""
+    return ValueError(f"indices do not rise from 0 to {count - 1}")
 
 
 def read_index32(section: Section) -> Part:
@@ -140,16 +143,16 @@ def read_rice(section: Section) -> Part:
         SectionError: no choice of elements has this payload.
     """
     value_bytes = ELEMENT_BYTES[section.dtype]
-    if len(section.payload) < _RICE_HEAD:
+    if len(section.payload) < HEAD_BYTES:
         raise _misfit(section)
-    head = int.from_bytes(section.payload[:_RICE_HEAD], "little")
-    parameter, num_values = divmod(head, 1 << _RICE_COUNT_BITS)
+    head = int.from_bytes(section.payload[:HEAD_BYTES], "little")
+    parameter, num_values = divmod(head, 1 << COUNT_BITS)
     start = len(section.payload) - num_values * value_bytes
-    if num_values > section.count or start < _RICE_HEAD:
+    if num_values > section.count or start < HEAD_BYTES:
         raise _misfit(section)
     indices_K = np.empty(num_values, np.int32)
     data = _constant(section, len(section.payload))
-    end = decode(data, _RICE_HEAD, parameter, section.count, indices_K)
+    end = decode(data, HEAD_BYTES, parameter, section.count, indices_K)
     if end < 0 or padded(end, value_bytes) != start:
         raise error(section, f"the gaps are not those of {num_values} of {section.count}")
     return indices_K, start
@@ -182,10 +185,6 @@ def _constant(section: Section, num_bytes: int) -> Bytes:
     data = np.frombuffer(section.payload, np.uint8, num_bytes)
     data.flags.writeable = False
     return data
-
-
-def _unordered(count: int) -> ValueError:
-    return ValueError(f"indices do not rise from 0 to {count - 1}")
 
 
 def _misfit(section: Section) -> SectionError:

@@ -60,7 +60,7 @@ def write(values_K: Float32s, dtype: Dtype, payload: NDArray[np.uint8]) -> None:
         float16_bits(values_K.view(np.uint32), values_K, payload.view(np.uint16))
 
 
-def pack(values_K: Float32s, dtype: Dtype) -> memoryview:
+def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
     """The bytes of values that `narrow` has rounded; a view of them for FLOAT32.
 
     Args:
@@ -68,10 +68,10 @@ def pack(values_K: Float32s, dtype: Dtype) -> memoryview:
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
     """
     if dtype is Dtype.FLOAT32:
-        return values_K.view(np.uint8).data
+        return values_K.view(np.uint8)
     payload = np.empty(values_K.size * ELEMENT_BYTES[dtype], np.uint8)
     write(values_K, dtype, payload)
-    return payload.data
+    return payload
 
 
 def unpack(payload: bytes | memoryview | NDArray[Any], dtype: Dtype) -> Float32s:
@@ -100,7 +100,7 @@ def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
         values_K: float32, contiguous.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
     """
-    return Section(tensor, Encoding.DENSE, dtype, values_K.size, pack(values_K, dtype))
+    return Section(tensor, Encoding.DENSE, dtype, values_K.size, pack(values_K, dtype).data)
 
 
 def values_of(section: Section) -> Float32s:

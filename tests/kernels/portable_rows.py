@@ -23,11 +23,12 @@ from dlrm_hybrid.kernels.narrow import (
     narrow_bfloat16,
     narrow_float16,
 )
-from dlrm_hybrid.kernels.rice import STORE_BYTES, decode, encode, fit
+from dlrm_hybrid.kernels.rice import STORE_BYTES, encode, fit, write_sections
+from dlrm_hybrid.kernels.rice_decode import decode
 from dlrm_hybrid.kernels.row_positions import join_rows, split_rows
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
-from dlrm_hybrid.kernels.select import accumulate_select, select
+from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
 
 Outputs = list[NDArray[np.generic]]
 
@@ -46,7 +47,12 @@ def selected() -> Outputs:
             select(residual_N, 0.5, indices_K, values_K),
         ]
         outputs += [np.array(left), residual_N, indices_K, values_K]
-    return outputs
+    gradient_N, residual_N, firsts_E = floats(300, 1), floats(1300, 2), np.array([0, 300, 1300])
+    indices_K, values_K = np.zeros(1300, np.int32), np.zeros(1300, np.float32)
+    addresses_T = np.array([gradient_N.ctypes.data, 0], np.uint64)
+    taus_T, bounds_E = np.array([0.5, 1.5], np.float32), np.zeros(3, np.int64)
+    select_all(addresses_T, taus_T, firsts_E, residual_N, bounds_E, indices_K, values_K)
+    return [*outputs, residual_N, bounds_E, indices_K, values_K]
 
 
 def scattered() -> Outputs:
@@ -60,8 +66,10 @@ def scattered() -> Outputs:
     take(sum_N, union_K, taken_K)
     put(union_K, taken_K, out_N)
     rest_N = np.zeros(200, np.float32)
-    kept = give_back(union_K, taken_K, np.rint(taken_K), rest_N)
-    return [sum_N, touched_W, union_K, taken_K, out_N, rest_N, np.array(kept)]
+    outputs: Outputs = [sum_N, touched_W, union_K.copy(), taken_K, out_N]
+    bounds_E, rounded_K = np.array([0, union_K.size]), np.rint(taken_K)
+    give_back(np.array([0, 200]), bounds_E, union_K, taken_K, rounded_K, rest_N)
+    return [*outputs, bounds_E, union_K, rounded_K, rest_N]
 
 
 def ranked() -> Outputs:
@@ -109,7 +117,20 @@ def coded() -> Outputs:
     told += [set_bits(indices_K, 4000, words_W), list_bits(words_W, 4000, back_K)]
     told += [split_rows(indices_K, 200, counts_B, positions_K)]
     told += [join_rows(counts_B, positions_K, 200, back_K)]
-    return [np.array(told), gaps, words_W, counts_B, positions_K, back_K]
+    return [np.array(told), gaps, words_W, counts_B, positions_K, back_K, *sections()]
+
+
+def sections() -> Outputs:
+    counts_T, bounds_E, parts = np.array([9, 40, 2000, 5000]), [0], []
+    for count, chance in zip(counts_T.tolist(), (1.0, 0.5, 0.01, 0.1), strict=True):
+        parts.append(np.flatnonzero(np.random.default_rng(8).random(count) < chance))
+        bounds_E.append(bounds_E[-1] + parts[-1].size)
+    indices_K = np.concatenate(parts).astype(np.int32)
+    values = floats(indices_K.size, 9).view(np.uint8)
+    out = np.zeros(8 * indices_K.size + STORE_BYTES, np.uint8)
+    forms_T, stops_T = np.zeros(4, np.int64), np.zeros(4, np.int64)
+    write_sections(counts_T, np.array(bounds_E), indices_K, values, out, forms_T, stops_T)
+    return [forms_T, stops_T, out[: stops_T[-1]]]
 
 
 def distinct() -> Outputs:

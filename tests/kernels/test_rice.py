@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.rice import STORE_BYTES, decode, encode, fit
+from dlrm_hybrid.kernels.rice import STORE_BYTES, encode, fit
+from dlrm_hybrid.kernels.rice_decode import decode
 
 Int32s = NDArray[np.int32]
 LARGEST = 2**31 - 1

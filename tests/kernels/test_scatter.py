@@ -50,8 +50,13 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
 
 
 def test_what_rounding_took_is_given_back() -> None:
-    values_K = np.array([1.25, -3, 1e-9], np.float32)
-    rounded_K = np.array([1, -3, 0], np.float32)
-    residual_N = np.full(6, 9, np.float32)
-    assert give_back(np.array([0, 2, 5], np.int32), values_K, rounded_K, residual_N) == 2
-    assert residual_N.tolist() == [0.25, 9, 0, 9, 9, np.float32(1e-9)]
+    indices_K = np.array([0, 2, 5, 1, 3], np.int32)
+    values_K = np.array([1.25, 1e-9, -3, -1e-9, 2.5], np.float32)
+    rounded_K = np.array([1, 0, -3, 0, 2], np.float32)
+    residual_N = np.full(10, 9, np.float32)
+    bounds_E = np.array([0, 3, 3, 5])
+    give_back(np.array([0, 6, 6, 10]), bounds_E, indices_K, values_K, rounded_K, residual_N)
+    tiny = np.float32(1e-9)
+    assert residual_N.tolist() == [0.25, 9, tiny, 9, 9, 0, 9, -tiny, 9, 0.5]
+    assert bounds_E.tolist() == [0, 2, 2, 3]
+    assert (indices_K[:3].tolist(), rounded_K[:3].tolist()) == ([0, 5, 3], [1, -3, 2])

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import Sparse, rows, rows_of, sparse, sparse_of
+from dlrm_hybrid.wire.sparse import Sparse, rows, rows_of, sparse, sparse_all, sparse_of
 from dlrm_hybrid.wire.values import narrow
 
 Int32s = NDArray[np.int32]
@@ -69,6 +69,24 @@ def test_they_come_back_through_a_frame_at_any_address(
     buffer = memoryview(bytes(shift) + encode(frame))[shift:]
     for section, (_, indices) in zip(decode(buffer).sections, tensors, strict=True):
         assert_same(sparse_of(section), indices, values_for(indices, dtype))
+
+
+@given(st.lists(elements(), max_size=5), DTYPES)
+def test_many_tensors_give_the_sections_of_each(
+    tensors: list[tuple[int, Int32s]], dtype: Dtype
+) -> None:
+    given_ = [(indices, values_for(indices, dtype)) for _, indices in tensors]
+    sections = sparse_all(
+        range(10, 10 + len(tensors)),
+        np.array([count for count, _ in tensors], np.int64),
+        np.cumsum([0, *(indices.size for indices, _ in given_)]),
+        np.concatenate([np.empty(0, np.int32), *(indices for indices, _ in given_)]),
+        np.concatenate([np.empty(0, np.float32), *(values for _, values in given_)]),
+        dtype,
+    )
+    assert sections == [
+        sparse(10 + place, count, *given_[place], dtype) for place, (count, _) in enumerate(tensors)
+    ]
 
 
 def index_bytes(section: Section, num_values: int) -> int:
@@ -181,3 +199,6 @@ def test_indices_out_of_order_are_not_written(count: int, indices: list[int]) ->
         sparse(6, count, array, np.ones(2, np.float32), Dtype.FLOAT32)
     with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
         rows(6, (1, count), array, np.ones(2, np.float32), Dtype.FLOAT32, False)
+    both, ends = np.array([0, *indices], np.int32), np.array([0, 1, 3])
+    with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
+        sparse_all((5, 6), np.array([7, count]), ends, both, np.ones(3, np.float32), Dtype.FLOAT32)

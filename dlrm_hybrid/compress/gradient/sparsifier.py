@@ -1,31 +1,33 @@
 """Gradients above a threshold leave, the rest waits in a residual (DCT, algorithm 1: DCT-DP).
 
-Shapes: N elements of a tensor, K of them that leave, T tensors.
+Shapes: T tensors of N elements in all, K that leave, E = T + 1 places between which tensors lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan
-from dlrm_hybrid.compress.gradient.tensor_state import TensorState
+from dlrm_hybrid.compress.gradient.tensor_states import TensorStates
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
 from dlrm_hybrid.kernels.scatter import give_back
-from dlrm_hybrid.kernels.select import accumulate_select, select
+from dlrm_hybrid.kernels.select import select_all
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import sparse
+from dlrm_hybrid.wire.sparse import sparse_all
 from dlrm_hybrid.wire.values import narrow
 
-Float32s = NDArray[np.float32]
+Int64s = NDArray[np.int64]
 
 
 @final
@@ -66,85 +68,117 @@ class Sparsifier:
     def __init__(self, specs: Sequence[Spec], options: SparsifierOptions) -> None:
         self.specs: Sequence[Spec] = tuple(specs)
         self._options = options
-        self._states = [
-            TensorState(
-                spec,
-                keep=keep_count(spec.count, options.sparsity),
-                offset=options.lifespan.offset(place, len(specs)),
-                memory=options.rule.slots(),
-            )
-            for place, spec in enumerate(specs)
-        ]
-        largest = max((spec.count for spec in specs), default=0)
-        self._indices_N = np.empty(largest, np.int32)
-        self._values_N = np.empty(largest, np.float32)
-        self._scaled_N = np.empty(0 if options.scale is None else largest, np.float32)
+        self._states = TensorStates(
+            self.specs,
+            options.lifespan,
+            keeps=[keep_count(spec.count, options.sparsity) for spec in specs],
+            memories=[options.rule.slots() for _ in specs],
+        )
+        elements = self._states.residual_N.size
+        self._indices_N = np.empty(elements, np.int32)
+        self._values_N = np.empty(elements, np.float32)
+        self._scaled = [torch.empty(spec.shape) for spec in specs if options.scale is not None]
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
         """Sections of what leaves, in memory of their own."""
-        # Sums that overflow are found by the selection; numpy need not warn of them.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return {
-                state.spec.name: self._encode(state, gradients[state.spec.name], step)
-                for state in self._states
-            }
+        states = self._states
+        given = self._given(gradients, step)
+        addresses = [gradient.data_ptr() for gradient in given]
+        taus = states.taus_T.tolist()
+        flushed = self._drain(step)
+        for place in flushed:
+            taus[place] = 0.0
+        over = [place for place in states.over(step) if place not in flushed]
+        for place in over:
+            taus[place] = self._renewed(place, given[place])
+            addresses[place] = 0
+        bounds_E = self._select(addresses, taus, step)
+        counts = _sizes(bounds_E)
+        for place in over:
+            # Nothing but zeros tells nothing: a threshold of 0 from there would send all that
+            # comes later.
+            if taus[place] > 0 or counts[place] > 0:
+                states.renew(place, taus[place])
+        states.serve(counts, flushed)
+        sections = self._sections(bounds_E)
+        states.count_step(_sizes(bounds_E))
+        return {spec.name: section for spec, section in zip(self.specs, sections, strict=True)}
 
     def tensors(self) -> dict[str, Tensor]:
         """Residuals "<tensor>.residual" of the tensor's shape, and small tensors beside them."""
-        return {name: view for state in self._states for name, view in state.tensors().items()}
+        return self._states.tensors()
 
     def report(self) -> dict[str, TensorReport]:
         """By tensor; counts what left by drains too."""
-        return {state.spec.name: state.report() for state in self._states}
+        return self._states.report()
 
-    def _encode(self, state: TensorState, gradient: Tensor, step: int) -> Section:
-        gradient_N = self._scaled(gradient.numpy().reshape(-1), step)
-        count = self._select(state, gradient_N, step)
-        if count < 0:
+    def _given(self, gradients: Mapping[str, Tensor], step: int) -> list[Tensor]:
+        """What is to join the residuals: memory that a kernel may read by its address."""
+        given = [gradients[spec.name] for spec in self.specs]
+        for spec, gradient, count in zip(self.specs, given, self._states.counts, strict=True):
+            is_flat = gradient.dtype is torch.float32 and gradient.is_contiguous()
+            if not is_flat or gradient.numel() != count:
+                raise ValueError(f"the gradient of {spec.name} is not {count} float32 in a row")
+        if self._options.scale is None:
+            return given
+        factor = float(np.float32(self._options.scale(step)))
+        pairs = zip(given, self._scaled, strict=True)
+        return [torch.mul(gradient, factor, out=scaled) for gradient, scaled in pairs]
+
+    def _drain(self, step: int) -> list[int]:
+        """Empty the residuals that are due; gives those of which all must leave."""
+        drain = self._options.drain
+        if drain.mode is DrainMode.NONE:
+            return []
+        due = [place for place, spec in enumerate(self.specs) if drain.due(spec.name, step)]
+        self._states.drains_T[due] += 1
+        if drain.mode is DrainMode.FLUSH:
+            return due
+        for place in due:
+            self._states.discard(place)
+        return []
+
+    def _renewed(self, place: int, gradient: Tensor) -> float:
+        """Add the gradient to the residual, and the threshold that is found there."""
+        residual_N = self._states.residuals[place]
+        # Sums that overflow are found by the selection; numpy need not warn of them.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(residual_N, gradient.numpy().reshape(-1), out=residual_N)
+            keep, memory = self._states.keeps[place], self._states.memories[place]
+            return self._options.rule.tau(residual_N, keep, memory)
+
+    def _select(self, addresses: Sequence[int], taus: Sequence[float], step: int) -> Int64s:
+        """Move what leaves the residuals to the buffers; gives the bounds of each tensor there."""
+        bounds_E = np.empty(len(addresses) + 1, np.int64)
+        fault = select_all(
+            np.array(addresses, np.uint64),
+            np.array(taus, np.float32),
+            self._states.firsts_E,
+            self._states.residual_N,
+            bounds_E,
+            self._indices_N,
+            self._values_N,
+        )
+        if fault >= 0:
             raise DivergedError(
-                f"step {step + 1}: the gradient of {state.spec.name} is not finite; "
+                f"step {step + 1}: the gradient of {self.specs[fault].name} is not finite; "
                 "optimizer.lr may be too high"
             )
-        indices_K, values_K = self._rounded(state.residual_N, count)
-        state.count_step(indices_K.size)
-        return sparse(state.spec.id, state.spec.count, indices_K, values_K, self._options.dtype)
+        return bounds_E
 
-    def _scaled(self, gradient_N: Float32s, step: int) -> Float32s:
-        if self._options.scale is None:
-            return gradient_N
-        factor = np.float32(self._options.scale(step))
-        return np.multiply(gradient_N, factor, out=self._scaled_N[: gradient_N.size])
+    def _sections(self, bounds_E: Int64s) -> list[Section]:
+        """What was selected, rounded; the residuals keep what that takes away."""
+        states, dtype = self._states, self._options.dtype
+        indices_K, values_K = self._indices_N[: bounds_E[-1]], self._values_N[: bounds_E[-1]]
+        if dtype is not Dtype.FLOAT32:
+            rounded_K = narrow(values_K, dtype)
+            give_back(states.firsts_E, bounds_E, indices_K, values_K, rounded_K, states.residual_N)
+            indices_K, values_K = indices_K[: bounds_E[-1]], rounded_K[: bounds_E[-1]]
+        return sparse_all(
+            [spec.id for spec in self.specs], states.counts_T, bounds_E, indices_K, values_K, dtype
+        )
 
-    def _select(self, state: TensorState, gradient_N: Float32s, step: int) -> int:
-        """Add the gradient to the residual and move what leaves to the buffers; -1 as select."""
-        residual_N, outputs = state.residual_N, (self._indices_N, self._values_N)
-        drain = self._options.drain
-        if drain.due(state.spec.name, step):
-            state.drains[0] += 1
-            if drain.mode is DrainMode.FLUSH:
-                return accumulate_select(gradient_N, residual_N, 0.0, *outputs)
-            state.discard()
-        if state.is_over(self._options.lifespan, step):
-            np.add(residual_N, gradient_N, out=residual_N)
-            tau = self._options.rule.tau(residual_N, state.keep, state.memory)
-            count = select(residual_N, tau, *outputs)
-            # Nothing but zeros tells nothing: a threshold of 0 from there would send all that
-            # comes later.
-            if tau > 0 or count > 0:
-                state.renew(tau)
-        else:
-            count = accumulate_select(gradient_N, residual_N, state.tau, *outputs)
-        state.serve(count)
-        return count
 
-    def _rounded(self, residual_N: Float32s, count: int) -> tuple[NDArray[np.int32], Float32s]:
-        """Indices and values to send, rounded; the residual keeps what that takes away."""
-        indices_K, values_K = self._indices_N[:count], self._values_N[:count]
-        if self._options.dtype is Dtype.FLOAT32:
-            # A section of all elements views them, and the next tensor needs the buffer.
-            return indices_K, values_K.copy() if count == residual_N.size else values_K
-        narrowed_K = narrow(values_K, self._options.dtype)
-        if give_back(indices_K, values_K, narrowed_K, residual_N) < count:
-            sent_K = np.flatnonzero(narrowed_K)
-            return indices_K[sent_K], narrowed_K[sent_K]
-        return indices_K, narrowed_K
+def _sizes(bounds_E: Int64s) -> list[int]:
+    """How much lies between one place and the next."""
+    return [last - first for first, last in pairwise(bounds_E.tolist())]
