@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.machine import Machine
 
 Cell = str | int | float | None
@@ -42,14 +43,8 @@ def table(rows: Sequence[Row]) -> str:
         if list(row) != columns:
             raise ValueError(f"row {number} has the columns {list(row)}, the first row {columns}")
     cells = [[_cell(row[column]) for column in columns] for row in rows]
-    widths = [max(3, *(len(line[i]) for line in [columns, *cells])) for i in range(len(columns))]
-    right = [all(not isinstance(row[column], str) for row in rows) for column in columns]
-    rule = [
-        "-" * (width - 1) + ":" if is_right else "-" * width
-        for width, is_right in zip(widths, right, strict=True)
-    ]
-    lines = [_line(columns, widths, right), _line(rule, widths, right)]
-    return "\n".join([*lines, *(_line(line, widths, right) for line in cells)]) + "\n"
+    is_number = [all(not isinstance(row[column], str) for row in rows) for column in columns]
+    return markdown.table(columns, cells, is_number)
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -60,17 +55,9 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def _cell(value: Cell) -> str:
     if value is None:
-        return "–"
+        return markdown.MISSING
     if isinstance(value, str):
-        return value.replace("|", "\\|")
+        return value
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = [
-        cell.rjust(width) if is_right else cell.ljust(width)
-        for cell, width, is_right in zip(cells, widths, right, strict=True)
-    ]
-    return "| " + " | ".join(padded) + " |"
