@@ -10,9 +10,12 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segments
 from rich.table import Table
+from rich.text import Text
 
 PLAIN_LINE_SECONDS = 5.0
+MAX_WIDTH = 1000
 
 
 class Bar(Protocol):
@@ -33,14 +36,18 @@ class Terminal:
         """One line, above a bar if there is one."""
         self.console.print(text, markup=False)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A small table; the first column names, the others are figures."""
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int = 1
+    ) -> None:
+        """A small table; the first columns, one or `num_texts`, are text, the others figures."""
         table = Table(title=title, title_justify="left", title_style="bold")
         for index, column in enumerate(columns):
-            table.add_column(column, justify="left" if index == 0 else "right")
+            table.add_column(Text(column), justify="left" if index < num_texts else "right")
         for row in rows:
-            table.add_row(*row)
-        self.console.print(table, markup=False)
+            table.add_row(*(Text(cell) for cell in row))
+        # A figure cut short says nothing: a table too wide for the terminal goes beyond its edge.
+        unlimited = self.console.options.update(width=MAX_WIDTH)
+        self.console.print(Segments(self.console.render(table, unlimited)))
 
     def bar(self, label: str) -> AbstractContextManager[Bar]:
         """A bar that is there inside a `with`."""
