@@ -7,22 +7,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+# What changes nothing that a run's summary says.
+WITHOUT_EFFECT = (
+    *("name", "skip_completed", "evaluate", "checkpoint", "telemetry", "report", "bench", "doctor"),
+    *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
+    "data.parquet",
+)
 # What may differ between a run and the one that goes on from its checkpoint.
 FREE = (
-    "name",
+    *WITHOUT_EFFECT,
     "threads",
-    "evaluate",
-    "checkpoint",
-    "telemetry",
-    "bench",
-    "doctor",
-    "data.prepared",
-    "data.raw",
     "data.test_part",
-    "data.max_bad_rows",
-    "data.processes",
-    "data.block_bytes",
-    "data.parquet",
     "train.evaluate_every",
     "network",
     *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
@@ -41,8 +36,13 @@ FIXED_WITH_RESIDUALS = ("parallel.trainers",)
 
 def config_hash(values: Mapping[str, Any]) -> str:
     """A name for the weights a configuration leads to, whatever is in the keys that are free."""
-    kept = dict(_kept(values))
+    kept = dict(_kept(values, FREE))
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def same_results(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two configurations lead to the same scores, bytes and, up to chance, times."""
+    return dict(_kept(one, WITHOUT_EFFECT)) == dict(_kept(other, WITHOUT_EFFECT))
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool) -> list[str]:
@@ -53,7 +53,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         now: the values of this run.
         new_run: a run folder of its own; False to go on in the old one.
     """
-    before, after = dict(_kept(saved)), dict(_kept(now))
+    before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
     fixed = FIXED_IN_A_NEW_RUN
     if before.get("gradient.name", "none") != "none":
         fixed += FIXED_WITH_RESIDUALS
@@ -65,13 +65,15 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
     ]
 
 
-def _kept(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _kept(
+    values: Mapping[str, Any], without: tuple[str, ...], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         key = f"{prefix}{name}"
-        if _below(key, FREE):
+        if _below(key, without):
             continue
         if isinstance(value, Mapping):
-            yield from _kept(cast("Mapping[str, Any]", value), f"{key}.")
+            yield from _kept(cast("Mapping[str, Any]", value), without, f"{key}.")
         else:
             yield key, value
 

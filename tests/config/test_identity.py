@@ -1,4 +1,4 @@
-from dlrm_hybrid.config.identity import config_hash, differences
+from dlrm_hybrid.config.identity import config_hash, differences, same_results
 
 SAVED = {
     "name": "one",
@@ -48,3 +48,18 @@ def test_residuals_stay_with_their_trainers() -> None:
     assert differences(one, {**one, "parallel": {"trainers": 2, "servers": 3}}, new_run=True) == []
     plain = {"gradient": {"name": "none"}}
     assert differences({**one, **plain}, {**fewer, **plain}, new_run=True) == []
+
+
+def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:
+    for same in (
+        changed("data", prepared="there"),
+        {**SAVED, "skip_completed": True, "checkpoint": {"every": 5}},
+    ):
+        assert same_results(SAVED, same)
+    # These lead to the same weights, yet not to the same scores and times.
+    for other in (
+        changed("data", test_part="first_half"),
+        {**SAVED, "threads": 2},
+        changed("optimizer", lr=1),
+    ):
+        assert not same_results(SAVED, other)
