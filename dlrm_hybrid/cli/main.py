@@ -34,6 +34,7 @@ VERBS = {
     "bench": "measure this machine: bench.what=step | prepare | kernels",
     "doctor": "say whether this machine is able, and what is wrong (or doctor.action=keys)",
 }
+    "report": "compare runs: tables and pictures in one HTML file",
 
 RANKED = ("train", "evaluate")
 RANK_MODULE = "dlrm_hybrid.cli.rank_world"  # imports that of ranks without a world as well
@@ -51,6 +52,7 @@ usage: python -m dlrm_hybrid VERB [group=choice] [key=value] ...
   python -m dlrm_hybrid train --cfg job                           the whole configuration
   python -m dlrm_hybrid train --help                              groups, choices and keys
 """
+  python -m dlrm_hybrid report report.runs=runs/sweep/…           what came of it
 
 
 def run(argv: Sequence[str]) -> int:

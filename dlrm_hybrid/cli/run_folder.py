@@ -12,15 +12,12 @@ from typing import Any
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.config.identity import config_hash, differences
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.report.runs import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.types import ConfigError, ResourceError
-
-CONFIG_FILE = "config.json"
-EVENTS_FILE = "events.jsonl"
-SUMMARY_FILE = "summary.json"
 
 
 def claim(request: Request) -> Path | None:
@@ -50,9 +47,9 @@ def write_facts(request: Request) -> None:
     folder = request.folder
     environment = {**asdict(describe()), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
     overrides = "".join(f"- {json.dumps(override)}\n" for override in request.overrides)
-    _write(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
-    _write(folder / "overrides.yaml", overrides or "[]\n")
-    _write(folder / "environment.json", json.dumps(environment, indent=1))
+    write_whole(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
+    write_whole(folder / "overrides.yaml", overrides or "[]\n")
+    write_whole(folder / "environment.json", json.dumps(environment, indent=1))
 
 
 def attempts(folder: Path) -> int:
@@ -81,7 +78,7 @@ def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[s
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)
     summary["test"]["best_reachable"] = teacher
-    _write(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
+    write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
     return summary
 
 
@@ -108,7 +105,12 @@ def _read(path: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there with all of the text, or as it was before.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

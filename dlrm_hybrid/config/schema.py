@@ -164,6 +164,14 @@ class TelemetryConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class ReportConfig:
+    """Which runs the verb `report` compares, and the file it writes."""
+
+    runs: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
+    output: Annotated[str, Field(pattern=r"[^/]\.html$")]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class BenchConfig:
     """What to measure and how often."""
 
@@ -204,4 +212,5 @@ class Config:
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     bench: BenchConfig
+    report: ReportConfig
     doctor: DoctorConfig

@@ -1,1 +1,1 @@
-"""Tables and plots from finished runs."""
+"""Tables and pictures of finished runs, from their folders."""

@@ -18,7 +18,7 @@ Train = Callable[..., tuple[int, Path]]
 def test_usage_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dlrm_hybrid", "--help"]) == 0
     usage = capsys.readouterr().out
-    for verb in ("prepare", "train", "evaluate", "bench", "doctor"):
+    for verb in ("prepare", "train", "evaluate", "report", "bench", "doctor"):
         assert f"  {verb}" in usage
     assert run(["dlrm_hybrid"]) == 2
 

@@ -1,0 +1,44 @@
+"""The verb `report`: run folders → one HTML file, its tables as Markdown beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlrm_hybrid import __version__
+from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.cli.run_folder import write_whole
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config.schema import ReportConfig
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.report.build import build_report
+from dlrm_hybrid.report.html import html
+from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.runs import find_runs, read_run
+from dlrm_hybrid.report.tables import comparison
+from dlrm_hybrid.report.text import text
+from dlrm_hybrid.types import ConfigError, ExitCode
+
+
+def run(request: Request) -> int:
+    """Compare the runs at `report.runs`."""
+    options, terminal = request.config.report, Terminal()
+    runs = [read_run(folder) for folder in find_runs(_paths(options))]
+    table = comparison(runs, labels(runs))
+    terminal.table("", table.columns, table.rows, table.num_texts)
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
+    page = Path(options.output)
+    write_whole(page, html(document))
+    write_whole(page.with_suffix(".md"), text(document))
+    terminal.line(f"report {page}, its tables {page.with_suffix('.md')}")
+    return ExitCode.DONE
+
+
+def _paths(options: ReportConfig) -> list[Path]:
+    if options.runs is None:
+        raise ConfigError(
+            faults_text(["report.runs = null: name run folders, or folders above them"])
+        )
+    names = [options.runs] if isinstance(options.runs, str) else options.runs
+    return [Path(name) for name in names]

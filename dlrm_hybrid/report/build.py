@@ -1,0 +1,59 @@
+"""From runs to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dlrm_hybrid.report import pictures, tables
+from dlrm_hybrid.report.document import Document, Picture, Section, Table
+from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.runs import Run
+
+COMPARISON = (
+    "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
+    "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
+    "float32 messages would have been. A dash: not measured."
+)
+DIFFERENCES = "Keys that are not the same in all runs."
+
+
+def build_report(runs: Sequence[Run], subtitle: str) -> Document:
+    """Everything there is to tell of these runs.
+
+    Args:
+        runs: at least one.
+        subtitle: when and by what the report was made.
+    """
+    names = labels(runs)
+    sections = [
+        _section(
+            "Comparison",
+            COMPARISON,
+            tables.comparison(runs, names),
+            pictures.quality(runs),
+            has_key=True,
+        ),
+        _section("Loss", "", None, pictures.losses(runs), has_key=True),
+        _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
+        _section("CPU", "", tables.roles(runs, names), pictures.cpu(runs, names)),
+        _section("Compression", "", None, pictures.compressed(runs), has_key=True),
+        _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),
+        _section("Runs", "", tables.origins(runs, names), ()),
+    ]
+    return Document(
+        title=f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs compared",
+        subtitle=subtitle,
+        runs=tuple(names),
+        sections=tuple(section for section in sections if section.table or section.pictures),
+    )
+
+
+def _section(
+    heading: str,
+    text: str,
+    table: Table | None,
+    drawn: Iterable[Picture],
+    *,
+    has_key: bool = False,
+) -> Section:
+    return Section(heading=heading, text=text, table=table, pictures=tuple(drawn), has_key=has_key)

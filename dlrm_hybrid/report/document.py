@@ -1,0 +1,75 @@
+"""What a report is made of, before it is HTML or Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as they are to be read.
+
+    Attributes:
+        columns: headings.
+        rows: as many cells each.
+        num_texts: so many of the first columns are text, the others figures.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_texts: int
+
+    @property
+    def is_number(self) -> list[bool]:
+        """Whether a column holds figures, of each column."""
+        return [index >= self.num_texts for index in range(len(self.columns))]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture with its title and what there is to know about it."""
+
+    title: str
+    svg: bytes
+    caption: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        heading: of the part.
+        text: a paragraph, or nothing.
+        table: figures, if there are any.
+        pictures: below the table.
+        has_key: the pictures' lines are the runs, in their colours.
+    """
+
+    heading: str
+    text: str
+    table: Table | None
+    pictures: tuple[Picture, ...]
+    has_key: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        title: of the page.
+        subtitle: when and by what it was made.
+        runs: their labels, in the order of their colours.
+        sections: top to bottom.
+    """
+
+    title: str
+    subtitle: str
+    runs: tuple[str, ...]
+    sections: tuple[Section, ...]

@@ -1,0 +1,103 @@
+"""A report as one HTML file that needs nothing beside it: no script, no network."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from dlrm_hybrid.report.document import Document, Picture, Section, Table
+from dlrm_hybrid.report.palette import style
+
+STYLE_FILE = Path(__file__).with_name("page.css")
+COMPLETE = "complete"
+MARKERS = {
+    "o": '<circle cx="16" cy="5" r="4"/>',
+    "s": '<rect x="12" y="1" width="8" height="8"/>',
+    "^": '<path d="M16 0l5 9h-10z"/>',
+    "X": '<path d="M12 0h3l1 2 1-2h3v10h-3l-1-2-1 2h-3z"/>',
+}
+
+
+def html(document: Document) -> str:
+    """The page; every text of the document is escaped."""
+    body = "\n".join(_section(section, document.runs) for section in document.sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(document.title)}</title>
+<style>
+{STYLE_FILE.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<h1>{escape(document.title)}</h1>
+<p class="subtitle">{escape(document.subtitle)}</p>
+{body}
+</body>
+</html>
+"""
+
+
+def _section(section: Section, runs: Sequence[str]) -> str:
+    parts = [f"<h2>{escape(section.heading)}</h2>"]
+    if section.text:
+        parts.append(f"<p>{escape(section.text)}</p>")
+    if section.table is not None:
+        parts.append(_table(section.table))
+    if section.pictures:
+        if section.has_key:
+            parts.append(_key(runs))
+        figures = "\n".join(_figure(picture) for picture in section.pictures)
+        parts.append(f'<div class="pictures">\n{figures}\n</div>')
+    return "\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th{_class(right)} scope="col">{escape(column)}</th>'
+        for column, right in zip(table.columns, table.is_number, strict=True)
+    )
+    status = table.columns.index("status") if "status" in table.columns else None
+    rows: list[str] = []
+    for row in table.rows:
+        cells = [
+            f"<td{_class(right)}>{escape(cell)}</td>"
+            for cell, right in zip(row, table.is_number, strict=True)
+        ]
+        if status is not None and row[status] != COMPLETE:
+            cells[status] = f'<td class="bad">{escape(row[status])}</td>'
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    lines = "\n".join(rows)
+    return (
+        '<div class="wide"><table>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>"
+    )
+
+
+def _class(is_number: bool) -> str:
+    return ' class="number"' if is_number else ""
+
+
+def _key(runs: Sequence[str]) -> str:
+    """Which line is which run."""
+    items: list[str] = []
+    for number, label in enumerate(runs):
+        drawn = style(number)
+        dashes = f' stroke-dasharray="{" ".join(map(str, drawn.dashes))}"' if drawn.dashes else ""
+        line = f'<path d="M0 5h32" stroke="{drawn.color}" stroke-width="3"{dashes}/>'
+        mark = f'<g fill="{drawn.color}">{MARKERS[drawn.marker]}</g>'
+        swatch = f'<svg viewBox="0 0 32 10" aria-hidden="true">{line}{mark}</svg>'
+        items.append(f"<li>{swatch}{escape(label)}</li>")
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def _figure(picture: Picture) -> str:
+    data = b64encode(picture.svg).decode("ascii")
+    title = escape(picture.title)
+    return (
+        f'<figure><h3>{title}</h3><img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    )

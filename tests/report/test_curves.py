@@ -1,0 +1,69 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import SAMPLES_PER_STEP, make_run, plain_events, progress, world_events
+
+from dlrm_hybrid.report import curves
+from dlrm_hybrid.report.curves import MAX_POINTS, Axis, Curve
+from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.telemetry.events import Event
+
+
+def made(folder: Path, record: list[Event]) -> Run:
+    make_run(folder, record=record)
+    return read_run(folder)
+
+
+def test_loss_over_each_axis(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", world_events(0.5))
+    per_sample = 2 * 6400 / (20 * SAMPLES_PER_STEP)
+    places = {
+        Axis.STEPS: (10, 20),
+        Axis.SECONDS: (1.0, 2.0),
+        Axis.BYTES: (10 * SAMPLES_PER_STEP * per_sample, 20 * SAMPLES_PER_STEP * per_sample),
+    }
+    for axis, x in places.items():
+        assert curves.training_loss(run, axis) == Curve(x, (0.6, 0.5))
+        assert curves.test_loss(run, axis) == Curve(x[1:], (0.51,))
+
+
+def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", plain_events())
+    assert curves.training_loss(run, Axis.BYTES) is None
+    assert curves.density(run, "gradient.") is None
+    assert curves.threshold(run, "gradient.") is None
+    nothing = made(tmp_path / "nothing", [])
+    assert [curves.training_loss(nothing, axis) for axis in Axis] == [None] * 3
+    assert curves.test_loss(nothing, Axis.STEPS) is None
+
+
+def test_density_and_threshold(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", world_events())
+    assert curves.density(run, "gradient.") == Curve((10, 20), (0.02, 0.01))
+    band = curves.threshold(run, "gradient.")
+    assert band is not None
+    assert (band.middle, band.low) == (Curve((10, 20), (0.5, 0.25)), (0.5, 0.25))
+
+
+@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=700))
+def test_few_points_stand_for_many(losses: list[float]) -> None:
+    record = tuple(progress(10 * n, loss) for n, loss in enumerate(losses, 1))
+    nothing: dict[str, Any] = {}
+    run = Run(
+        folder=Path(),
+        config=nothing,
+        overrides=(),
+        environment=nothing,
+        summary=nothing,
+        events=record,
+    )
+    curve = curves.training_loss(run, Axis.STEPS)
+    assert curve is not None
+    assert len(curve.x) == len(curve.y) <= MAX_POINTS
+    assert curve.x[-1] == 10 * len(losses)
+    assert list(curve.x) == sorted(curve.x)
+    first = int(curve.x[0]) // 10
+    assert curve.y[0] == pytest.approx(sum(losses[:first]) / first)
