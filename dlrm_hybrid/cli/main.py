@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
@@ -27,14 +27,17 @@ from dlrm_hybrid.types import (
     PreemptedError,
 )
 
+if TYPE_CHECKING:
+    from dlrm_hybrid.cli.sweep import Sweep
+
 VERBS = {
     "prepare": "raw Criteo rows → shards, checked and encoded",
     "train": "train a model (-m: one for each point of a sweep)",
     "evaluate": "score a checkpoint on the test part",
+    "report": "compare runs: tables and pictures in one HTML file",
     "bench": "measure this machine: bench.what=step | prepare | kernels",
     "doctor": "say whether this machine is able, and what is wrong (or doctor.action=keys)",
 }
-    "report": "compare runs: tables and pictures in one HTML file",
 
 RANKED = ("train", "evaluate")
 RANK_MODULE = "dlrm_hybrid.cli.rank_world"  # imports that of ranks without a world as well
@@ -49,10 +52,10 @@ usage: python -m dlrm_hybrid VERB [group=choice] [key=value] ...
   python -m dlrm_hybrid prepare data=criteo_kaggle data.raw=train.txt
   python -m dlrm_hybrid train data=criteo_kaggle train.seed=1
   python -m dlrm_hybrid train -m optimizer.lr=0.05,0.1            a sweep
+  python -m dlrm_hybrid report report.runs=runs/sweep/…           what came of it
   python -m dlrm_hybrid train --cfg job                           the whole configuration
   python -m dlrm_hybrid train --help                              groups, choices and keys
 """
-  python -m dlrm_hybrid report report.runs=runs/sweep/…           what came of it
 
 
 def run(argv: Sequence[str]) -> int:
@@ -86,9 +89,20 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
             raise ConfigError(f"-m: only `train` can be swept, not `{verb}`")
         arguments = ["hydra.run.dir=.", *arguments]  # makes no run folder
     sys.argv = [sys.argv[0], *arguments]
-    jobs = _Jobs(verb, compose.is_sweep(arguments), launch)
-    compose.launch(jobs.run)
+    jobs = _Jobs(verb, _sweep(arguments), launch)
+    try:
+        compose.launch(jobs.run)
+    finally:
+        if jobs.sweep is not None:
+            jobs.sweep.close()
     return jobs.exit_code
+
+
+def _sweep(arguments: Sequence[str]) -> Sweep | None:
+    from dlrm_hybrid.cli.sweep import Sweep
+    from dlrm_hybrid.config import compose
+
+    return Sweep(tuple(compose.swept_keys(arguments))) if compose.is_sweep(arguments) else None
 
 
 @dataclass(slots=True)
@@ -96,7 +110,7 @@ class _Jobs:
     """The jobs Hydra starts: one, or those of a sweep one after the other."""
 
     verb: str
-    is_sweep: bool
+    sweep: Sweep | None
     launch: Launch | None
     codes: list[int] = field(default_factory=list[int])
 
@@ -107,26 +121,36 @@ class _Jobs:
 
     def run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
         """One job; a failed one does not stop a sweep, a signal does."""
+        title = ""
+        if self.sweep is not None:
+            title = self.sweep.begin(folder, overrides)
+        try:
+            code = self._run(values, folder, overrides)
+        except DlrmError as error:
+            code = _tell(error, title)
+        except KeyboardInterrupt:
+            code = _tell(InterruptedRunError("stopped by Ctrl-C"), title)
+        self.codes.append(code)
+        if self.sweep is not None:
+            self.sweep.add(values, folder, overrides, code)
+            if code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
+                sys.exit(code)
+
+    def _run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> int:
         from dlrm_hybrid.config.validate import validate
         from dlrm_hybrid.train.supervisor import warm_up
 
-        try:
-            config = validate(values)
-            os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
-            request = Request(config, values, folder, tuple(overrides))
-            if self.verb in RANKED:
-                # Its imports take seconds, and this process has some of its own to make.
-                warm_up([RANK_MODULE])
-            if self.launch is not None:
-                import_module("dlrm_hybrid.cli.launch_rules").check_world(config, self.launch)
-            code = _function(self.verb)(request)
-        except DlrmError as error:
-            code = _tell(error)
-        except KeyboardInterrupt:
-            code = _tell(InterruptedRunError("stopped by Ctrl-C"))
-        self.codes.append(code)
-        if self.is_sweep and code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
-            sys.exit(code)
+        config = validate(values)
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+        request = Request(config, values, folder, tuple(overrides))
+        if self.sweep is not None and self.sweep.skips(request):
+            return ExitCode.DONE
+        if self.verb in RANKED:
+            # Its imports take seconds, and this process has some of its own to make.
+            warm_up([RANK_MODULE])
+        if self.launch is not None:
+            import_module("dlrm_hybrid.cli.launch_rules").check_world(config, self.launch)
+        return _function(self.verb)(request)
 
 
 def _on_term(number: int, frame: FrameType | None) -> None:
@@ -138,8 +162,8 @@ def _function(verb: str) -> Callable[[Request], int]:
     return import_module(f"dlrm_hybrid.cli.{verb}").run
 
 
-def _tell(error: DlrmError) -> int:
-    print(f"{error}", file=sys.stderr)
+def _tell(error: DlrmError, title: str = "") -> int:
+    print(f"{title}: {error}" if title else f"{error}", file=sys.stderr)
     return error.exit_code
 
 

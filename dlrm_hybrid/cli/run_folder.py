@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.cli.request import Request
-from dlrm_hybrid.config.identity import config_hash, differences
+from dlrm_hybrid.config.identity import config_hash, differences, same_results
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.report.runs import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
@@ -24,22 +24,36 @@ def claim(request: Request) -> Path | None:
     """Make the folder this run's own; returns the folder to resume from, if any.
 
     `never` and a path want an empty folder; `auto` goes on in a folder that holds the same run,
-    unfinished.
+    unfinished, and so does `skip_completed` with the jobs of a sweep.
 
     Raises:
         ConfigError: the folder holds something else, or a run that is complete.
     """
     folder, resume = request.folder, request.config.checkpoint.resume
     used = any(folder.iterdir())
-    if resume == "auto" and used:
+    if used and (resume == "auto" or request.config.skip_completed):
         _check_same_run(request)
-        return folder if has_latest(folder) else None
-    if used:
+        # Until this attempt ends nothing is summed up.
+        (folder / SUMMARY_FILE).unlink(missing_ok=True)
+        if has_latest(folder):
+            return folder
+    elif used:
         raise _fault(
             f"hydra.run.dir = {folder}: is not empty; two runs never share a folder "
             "(checkpoint.resume=auto goes on with the run in it)"
         )
     return None if resume in ("never", "auto") else Path(resume)
+
+
+def is_complete(request: Request) -> bool:
+    """Whether this very run stands in its folder, complete."""
+    saved, summary = _read(request.folder / CONFIG_FILE), _read(request.folder / SUMMARY_FILE)
+    return (
+        saved is not None
+        and summary is not None
+        and summary["status"] == "complete"
+        and same_results(saved, request.values)
+    )
 
 
 def write_facts(request: Request) -> None:
@@ -87,11 +101,11 @@ def _check_same_run(request: Request) -> None:
     values = _read(folder / CONFIG_FILE)
     if values is None:
         raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to go on with")
+    if config_hash(values) != config_hash(request.values):
+        raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
     summary = _read(folder / SUMMARY_FILE)
     if summary is not None and summary.get("status") == "complete":
         raise _fault(f"hydra.run.dir = {folder}: this run is complete; start another")
-    if config_hash(values) != config_hash(request.values):
-        raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
 
 
 def _fault(text: str) -> ConfigError:

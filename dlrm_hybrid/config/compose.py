@@ -88,6 +88,21 @@ def is_sweep(arguments: Sequence[str]) -> bool:
     return bool(get_args_parser().parse_args(list(arguments)).multirun)
 
 
+def swept_keys(arguments: Sequence[str]) -> list[str]:
+    """The keys that these arguments give several values."""
+    parsed = get_args_parser().parse_args(list(arguments))
+    return [
+        text.partition("=")[0].lstrip("+") for text in parsed.overrides if len(_choices(text)) != 1
+    ]
+
+
+def sweep_facts() -> tuple[Path, list[str]]:
+    """Inside a job of a sweep: the folder above all jobs', and what conf/ itself sweeps."""
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.cwd) / settings.sweep.dir
+    return folder, [str(key).lstrip("+") for key in settings.sweeper.params or ()]
+
+
 def launch(job: Job) -> None:
     """Let Hydra read sys.argv, make the run folder(s) and call `job` for each configuration.
 

@@ -196,6 +196,7 @@ class Config:
     name: Name
     precision: Literal["float32", "bfloat16"]
     threads: Annotated[int, Field(ge=1, le=1024)]
+    skip_completed: bool
     data: DataConfig
     model: ModelConfig
     parallel: ParallelConfig
@@ -211,6 +212,6 @@ class Config:
     evaluate: EvaluateConfig
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
-    bench: BenchConfig
     report: ReportConfig
+    bench: BenchConfig
     doctor: DoctorConfig

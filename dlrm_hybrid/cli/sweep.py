@@ -1,0 +1,77 @@
+"""Several jobs one after the other, and the table of what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.cli.run_folder import is_complete, write_whole
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
+from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.types import ExitCode
+
+SUMMARY_NAME = "sweep_summary"
+
+
+@final
+@dataclass(slots=True)
+class Sweep:
+    """The jobs that Hydra has started so far.
+
+    Attributes:
+        keys: what the command line sweeps.
+        folder: above those of all jobs; known once the first one has started.
+        terminal: for what is to be said.
+    """
+
+    keys: tuple[str, ...]
+    folder: Path | None = None
+    terminal: Terminal = field(default_factory=Terminal)
+    _jobs: list[Job] = field(default_factory=list[Job])
+
+    def begin(self, folder: Path, overrides: Sequence[str]) -> str:
+        """Say that a job begins; returns what it is called: its number."""
+        self.folder, keys = compose.sweep_facts()
+        keys += self.keys
+        own = [text for text in overrides if text.partition("=")[0].lstrip("+") in keys]
+        self.terminal.line(f"job {folder.name}: {' '.join(own or overrides)}")
+        return f"job {folder.name}"
+
+    def skips(self, request: Request) -> bool:
+        """Whether the job is to be left as it is, and say so."""
+        skipped = request.config.skip_completed and is_complete(request)
+        if skipped:
+            self.terminal.line(f"job {request.folder.name}: is complete, skipped")
+        return skipped
+
+    def add(
+        self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str], exit_code: int
+    ) -> None:
+        """A job has ended."""
+        self._jobs.append(Job(folder, tuple(overrides), values, exit_code))
+
+    def close(self) -> None:
+        """Write `sweep_summary.csv` and `.md`, show the table."""
+        if self.folder is None or not self._jobs:
+            return
+        terminal = self.terminal
+        rows = rows_of(self._jobs)
+        table = sweep_table(rows)
+        failed = sum(job.exit_code != ExitCode.DONE for job in self._jobs)
+        path = self.folder / SUMMARY_NAME
+        text = markdown.table(table.columns, table.rows, table.is_number)
+        write_whole(path.with_suffix(".md"), text)
+        write_whole(path.with_suffix(".csv"), sweep_csv(rows))
+        terminal.table("", table.columns, table.rows, table.num_texts)
+        if failed:
+            terminal.line(
+                f"{failed} of {len(rows)} jobs failed; to go on with them, the same command with\n"
+                f"  hydra.sweep.dir={self.folder} skip_completed=true"
+            )
+        terminal.line(f"summary {path}.md, {path}.csv; pictures:")
+        terminal.line(f"  python -m dlrm_hybrid report report.runs={self.folder}")

@@ -1,0 +1,77 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from dlrm_hybrid.__main__ import run
+
+
+def started(folder: Path) -> float:
+    """When the last attempt of a job began."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return max(line["time_seconds"] for line in lines if line["kind"] == "started")
+
+
+def table(sweep: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((sweep / "sweep_summary.csv").open()))
+
+
+@pytest.mark.slow
+def test_a_sweep_outlives_jobs_that_fail_and_goes_on_with_them_alone(
+    small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, page = tmp_path / "sweep", tmp_path / "report.html"
+    points = ["train.seed=1,2", "optimizer.lr=0.05,1e30", "train.steps=10"]
+    argv = ["dlrm_hybrid", "train", "-m", *small_rows, *points, f"hydra.sweep.dir={sweep}"]
+
+    assert run(argv) == 4
+    told = capsys.readouterr()
+    rows = table(sweep)
+    assert [(row["train.seed"], row["optimizer.lr"], row["status"]) for row in rows] == [
+        ("1", "0.05", "complete"),
+        ("1", "1e+30", "diverged"),
+        ("2", "0.05", "complete"),
+        ("2", "1e+30", "diverged"),
+    ]
+    assert [line.partition(": step")[0] for line in told.err.splitlines()] == ["job 1", "job 3"]
+    assert "job 2: train.seed=2 optimizer.lr=0.05" in told.out
+    assert "2 of 4 jobs failed" in told.out
+    before = {number: started(sweep / number) for number in "0123"}
+
+    assert run([*argv, "skip_completed=true"]) == 4
+    told = capsys.readouterr()
+    after = {number: started(sweep / number) for number in "0123"}
+    assert {number for number in "0123" if after[number] != before[number]} == {"1", "3"}
+    assert told.out.count("is complete, skipped") == 2
+    assert table(sweep) == rows
+
+    assert run(["dlrm_hybrid", "report", f"report.runs={sweep}", f"report.output={page}"]) == 0
+    assert page.read_text().count('<td class="bad">diverged</td>') == 2
+
+
+def test_a_sweep_is_one_folder_whatever_its_jobs_are_named(
+    small_rows: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["dlrm_hybrid", "train", "-m", *small_rows, "name=one,two", "train.steps=2"]
+    assert run(argv) == 0
+    (sweep,) = (tmp_path / "runs" / "sweep").iterdir()
+    assert [row["status"] for row in table(sweep)] == ["complete", "complete"]
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
+    assert "| job | name | status   |" in (sweep / "sweep_summary.md").read_text()
+
+
+def test_a_job_of_another_sweep_is_never_taken_for_this_ones(
+    small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*small_rows, f"hydra.sweep.dir={tmp_path / 'sweep'}", "train.steps=2"]
+    argv = ["dlrm_hybrid", "train", "-m", *options, "skip_completed=true"]
+    assert run([*argv, "train.seed=1"]) == 0
+    capsys.readouterr()
+    assert run([*argv, "train.seed=2"]) == 2
+    told = capsys.readouterr()
+    assert "job 0: configuration: 1 fault\n  train.seed = 2" in told.err
+    assert [row["status"] for row in table(tmp_path / "sweep")] == ["refused"]
+    assert run([*argv, "train.seed=1"]) == 0
+    assert "job 0: is complete, skipped" in capsys.readouterr().out
