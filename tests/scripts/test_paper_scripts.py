@@ -113,20 +113,20 @@ def test_thresholds_are_drawn_and_told(
 ) -> None:
     output = tmp_path / "thresholds.png"
     paths = [folder / run for run in runs]
-    done = script("plot_thresholds.py", "--runs", *paths, "--name", name, "--output", output)
+    done = script("plot_thresholds.py", "--runs", *paths, "--names", name, "--output", output)
     assert done.returncode == 0, done.stderr
     assert output.read_bytes().startswith(b"\x89PNG")
     for path, label in zip(paths, labels, strict=True):
         thresholds = recorded(path, name)
         assert len(thresholds) == 12
         assert thresholds[0] > 0
-        told = f"{label}: first {thresholds[0]:.3g}, last {thresholds[-1]:.3g}, "
-        assert told in done.stdout
+        told = f"{name} {label}: first {thresholds[0]:.3g}, last {thresholds[-1]:.3g}"
+        assert told in done.stdout.splitlines(), "too short to say how steady"
 
 
 def test_thresholds_of_an_unknown_name_are_refused(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "thresholds.png"
-    arguments = ("--runs", folder / "mp_0", "--name", "activation.7", "--output", output)
+    arguments = ("--runs", folder / "mp_0", "--names", "activation.7", "--output", output)
     done = script("plot_thresholds.py", *arguments)
     assert done.returncode != 0
     assert "no thresholds of activation.7" in done.stderr
@@ -161,6 +161,6 @@ def test_gap_arithmetic(module: Callable[[str], object]) -> None:
 
 def test_deviation_is_of_the_mean_before(module: Callable[[str], object]) -> None:
     script = module("plot_thresholds")
-    flat = [2.0] * 10 + [3.0]
-    curve = {"sparsity": 0.5, "applied": True, "steps": [10 * i for i in range(1, 12)]}
-    assert script.deviation(script.Curve(**curve, thresholds=flat)) == 0.5
+    thresholds = [2.0] * 10 + [3.0, 2.1]
+    curve = {"sparsity": 0.5, "applied": True, "steps": [10 * i for i in range(1, 13)]}
+    assert script.deviations(script.Curve(**curve, thresholds=thresholds)) == [0.5, 0.0]
