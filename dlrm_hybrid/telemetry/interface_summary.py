@@ -57,7 +57,7 @@ def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     busiest = max(used.values(), key=lambda use: use.share, default=None)
     return {
         "utilization": None if busiest is None else busiest.share,
-        "utilization_by_rank": {str(rank): use.share for rank, use in used.items()} or None,
+        "utilization_by_rank": {str(rank): used[rank].share for rank in sorted(used)} or None,
         "utilization_mean_direction": (
             None if busiest is None else busiest.mean_seconds / busiest.seconds
         ),

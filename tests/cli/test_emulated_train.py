@@ -14,6 +14,8 @@ import pytest
 from emulation_hosts import links, needs_namespaces, network_namespaces
 from launched_runs import assert_same, environment, program, summary
 
+from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+
 Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]")
 EMULATED = (*WORLD, "network=emulated", "network.rate=100mbit")
@@ -140,3 +142,24 @@ def test_a_machine_that_cannot_is_told_why(small_rows: list[str], tmp_path: Path
     assert process.returncode == 5, text
     assert "network=emulated: no right to make network namespaces, it needs root or user" in text
     assert not list(folder.iterdir()), "the folder is free for another try"
+
+
+@pytest.mark.slow
+def test_links_carry_what_is_counted_and_little_else(train: Train) -> None:
+    """Each direction: between the bytes of the messages and 1.08 times those, of what acknowledges
+    the other direction 4 %; a step that is on its way when training begins or ends may be missing.
+    """
+    steps = 30
+    large = ("model=dlrm_paper", "train.batch_size=128", f"train.steps={steps}")
+    code, folder = train("run", *EMULATED, *large, "network.rate=400mbit")
+    assert code == 0
+    told = summary(folder)
+    timed = steps - WARMUP_STEPS
+    for role in told["roles"].values():
+        messages, sent = role["bytes_sent"], role["interface_bytes_sent"]
+        acknowledged = 0.04 * role["interface_bytes_received"]
+        assert messages * (1 - 1 / timed) <= sent, role
+        assert sent <= 1.08 * messages * (1 + 1 / timed) + acknowledged, role
+    network = told["network"]
+    assert network["bytes_total"] == sum(one["bytes"] for one in network["by_class"].values())
+    assert network["bytes_total"] <= network["interface_bytes"] <= 1.12 * network["bytes_total"]
