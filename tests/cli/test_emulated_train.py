@@ -135,7 +135,10 @@ def test_without_roots_rights_a_namespace_of_users_does(
 def test_a_machine_that_cannot_is_told_why(small_rows: list[str], tmp_path: Path) -> None:
     """In a user namespace that may make no network namespaces."""
     forbid = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-    prefix = ["unshare", "--map-root-user", "sh", "-c", forbid, "sh"]
+    users = ["unshare", "--map-root-user"]
+    if subprocess.run([*users, "true"], capture_output=True).returncode:
+        pytest.skip("this system has no user namespaces")
+    prefix = [*users, "sh", "-c", forbid, "sh"]
     folder = tmp_path / "run"
     process = start(prefix, *small_rows, *EMULATED, f"hydra.run.dir={folder}")
     text, _ = process.communicate(timeout=DEADLINE_SECONDS)
