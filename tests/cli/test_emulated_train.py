@@ -132,6 +132,7 @@ def test_without_roots_rights_a_namespace_of_users_does(
     assert summary(folder)["status"] == "complete"
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_is_told_why(small_rows: list[str], tmp_path: Path) -> None:
     """In a user namespace that may make no network namespaces."""
     forbid = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
