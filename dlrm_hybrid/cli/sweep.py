@@ -70,8 +70,8 @@ class Sweep:
         terminal.table("", table.columns, table.rows, table.num_texts)
         if failed:
             terminal.line(
-                f"{failed} of {len(rows)} jobs failed; to go on with them, the same command with\n"
-                f"  hydra.sweep.dir={self.folder} skip_completed=true"
+                f"{failed} of {len(rows)} jobs did not complete; to go on with them, the same "
+                f"command with\n  hydra.sweep.dir={self.folder} skip_completed=true"
             )
         terminal.line(f"summary {path}.md, {path}.csv; pictures:")
         terminal.line(f"  python -m dlrm_hybrid report report.runs={self.folder}")

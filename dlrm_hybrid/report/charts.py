@@ -154,7 +154,7 @@ def _draw(axes: Axes, line: Line) -> None:
         marker = line.style.marker if len(line.curve.x) == 1 else ""
         axes.plot(line.curve.x, line.curve.y, color=color, linestyle=dashes, marker=marker)
     if line.dots is not None:
-        axes.plot(line.dots.x, line.dots.y, "D", color=color, markersize=6, markeredgecolor="white")
+        axes.plot(line.dots.x, line.dots.y, "D", color=color, markersize=5, markeredgecolor="white")
 
 
 def _values(line: Line) -> tuple[float, ...]:

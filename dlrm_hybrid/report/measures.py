@@ -51,7 +51,7 @@ def percent(value: float) -> str:
 
 def digits(value: float) -> str:
     """Three significant digits, groups of three in large numbers."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def dense_ratio(summary: Summary) -> float | None:

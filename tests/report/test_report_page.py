@@ -83,7 +83,7 @@ def test_what_stands_in_the_tables(four: Document) -> None:
     assert rows["run"][:5] == ["status", "steps", "training loss", "test log-loss", "AUC"]
     assert rows["dct_hybrid"][:5] == ["complete", "20", "0.4000", "0.4100", "0.7000"]
     assert rows["run"][6:8] == ["bytes/sample", "dense ÷ sent"]
-    assert rows["dct_hybrid"][6:8] == ["10", "4.0×"]
+    assert rows["dct_hybrid"][6:8] == ["10.0", "4.0×"]
     assert rows["default"][6:8] == ["–", "–"]
     assert rows["c"] == ["diverged", "0", *["–"] * (len(rows["run"]) - 2)]
     assert rows["d"][:4] == ["unfinished", "10", "0.6000", "–"]

@@ -30,7 +30,7 @@ def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     assert table.columns[:5] == ("job", "lr", "status", "test log-loss", "AUC")
     assert table.rows[0] == (
         *("0", "0.1", "complete", "0.4100", "0.7000", "0.7500"),
-        *("10", "4.0×", "640"),
+        *("10.0", "4.0×", "640"),
     )
     dashes = ("–",) * 6
     assert table.rows[1] == ("1", "0.2", "diverged", *dashes)
