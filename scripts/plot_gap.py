@@ -38,12 +38,12 @@ def main() -> None:
     names: defaultdict[str, list[Path]] = defaultdict(list)
     for folder in arguments.runs:
         names[folder.name.rpartition("_")[0] or folder.name].append(folder)
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
     for index, (name, folders) in enumerate(names.items()):
         pairs = [(folder, baselines[seed_of(folder)]) for folder in folders]
         training = averaged([gap(smooth(trained(a)), smooth(trained(b))) for a, b in pairs])
         tested = averaged([gap(scored(a), scored(b)) for a, b in pairs])
-        label = f"{name}: test part, {len(folders)} seed{'s' if len(folders) > 1 else ''}"
+        label = f"{name}, {len(folders)} seed{'s' if len(folders) > 1 else ''}"
         axes.plot(list(training), list(training.values()), color=f"C{index}", alpha=0.35)
         axes.plot(list(tested), list(tested.values()), "o-", color=f"C{index}", label=label)
     axes.axhline(0, color="black", linewidth=0.8)
@@ -51,7 +51,7 @@ def main() -> None:
     axes.set_ylabel("log-loss against baseline, %")
     axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(arguments.output, dpi=150)
