@@ -49,8 +49,9 @@ def test_the_hybrid_that_leaves_nothing_out_is_the_baseline(
 @pytest.mark.parametrize(
     ("compressed", "layout"),
     [
-        (TOP_K, ("parallel.cuts=[]", "parallel.servers=2")),
-        (MASKS, ("parallel.trainers=1", "parallel.servers=0")),
+        # Fast tests have both, and masks with micro-batches.
+        pytest.param(TOP_K, ("parallel.cuts=[]", "parallel.servers=2"), marks=pytest.mark.slow),
+        pytest.param(MASKS, ("parallel.trainers=1", "parallel.servers=0"), marks=pytest.mark.slow),
         (
             ("activation=dct", "activation.sparsity=[0.5,0.9]"),
             ("parallel.trainers=1", "schedule=sequential", "schedule.microbatches=4"),

@@ -17,7 +17,13 @@ def prepared(criteo_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 
 @pytest.mark.parametrize(
-    ("seed", "precision"), [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16")]
+    ("seed", "precision"),
+    [
+        (0, "float32"),
+        (0, "bfloat16"),
+        pytest.param(1, "float32", marks=pytest.mark.slow),
+        pytest.param(2, "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_one_epoch_reaches_the_reference(
     seed: int, precision: str, prepared: list[str], tmp_path: Path

@@ -22,8 +22,14 @@ LAYOUTS = [
     (1, "bottom.2,top.1", 0, "gpipe", 4, ("optimizer=adagrad", "optimizer.lr=0.02")),
     (2, "bottom.2,top.2", 1, "one_f_one_b", 4, ()),
     (2, "bottom.4", 2, "sequential", 1, ("sync=bounded", "sync.staleness=2")),
-    (3, "", 2, "sequential", 1, ("embedding.optimizer=rowwise_adagrad",)),
-    (2, "top.3", 3, "gpipe", 1, ("precision=bfloat16", "embedding.optimizer=adagrad")),
+    pytest.param(
+        *(3, "", 2, "sequential", 1, ("embedding.optimizer=rowwise_adagrad",)),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        *(2, "top.3", 3, "gpipe", 1, ("precision=bfloat16", "embedding.optimizer=adagrad")),
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
