@@ -25,6 +25,7 @@ from dlrm_hybrid.bench.table import Row, section
 FLOAT32 = "float32"
 PAPERS_LIFESPAN = 1000
 PAPERS_CUTS: list[list[str]] = [[], ["bottom.2"], ["bottom.2", "top.2"]]
+ON_THE_WIRE = ("comm_precision", "deduplicate")  # compress, as a row may and its baseline need not
 UNUSED_OF_DATA = ("prepared", "raw", "processes", "parquet", "block_bytes")  # decide no row
 
 
@@ -180,7 +181,7 @@ def _row(table: int, runs: Sequence[Run], baselines: Mapping[int, Run]) -> Row:
 def _setting(config: Mapping[str, Any]) -> str:
     data = {key: value for key, value in config["data"].items() if key not in UNUSED_OF_DATA}
     train = {key: config["train"][key] for key in ("batch_size", "epochs", "steps")}
-    tables = {key: value for key, value in config["embedding"].items() if key != "comm_precision"}
+    tables = {key: value for key, value in config["embedding"].items() if key not in ON_THE_WIRE}
     shared = [config[key] for key in ("model", "optimizer", "precision", "sync")]
     return json.dumps([data, train, tables, shared, config["parallel"]["trainers"]])
 
