@@ -63,7 +63,7 @@ def test_a_rank_comes_once(tmp_path: Path) -> None:
         "[]",
         "{}",
         json.dumps({"address": 1, "token": "00" * 16}),
-        json.dumps({"address": "ipc:///tmp/x", "token": "00" * 16}),
+        json.dumps({"address": "ipc://x", "token": "00" * 16}),
         json.dumps({"address": "tcp://127.0.0.1:1", "token": "00"}),
         json.dumps({"address": "tcp://127.0.0.1:1;tcp://1.2.3.4:5", "token": "00" * 16}),
     ],
