@@ -22,7 +22,8 @@ import numpy as np
 
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.frame import Dtype, Frame, FrameError, Kind, decode, encode
+from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode
+from dlrm_hybrid.wire.section import Dtype
 
 Part = bytes | bytearray | memoryview
 

@@ -55,6 +55,16 @@ def pull_rules(config: Config) -> Iterator[str]:
         yield f"pull.precision = {config.pull.precision!r}: needs parallel.servers of 1 or more"
 
 
+def _of_whole_activations(config: Config) -> Iterator[str]:
+    activation = config.activation
+    if activation.sparsity != 0:
+        yield f"activation.sparsity = {activation.sparsity}: belongs to activation=dct"
+    if activation.precision != "float32":
+        yield f"activation.precision = {activation.precision!r}: activation=none sends float32"
+    if activation.observe is not None and not config.parallel.cuts:
+        yield f"activation.observe = {activation.observe}: needs parallel.cuts to look at"
+
+
 def activation_rules(config: Config) -> Iterator[str]:
     """Faults of `activation`."""
     activation, cuts = config.activation, config.parallel.cuts
@@ -63,10 +73,7 @@ def activation_rules(config: Config) -> Iterator[str]:
     if activation.name != "dct" and activation.allow_rice is not None:
         yield f"activation.allow_rice = {activation.allow_rice}: belongs to activation=dct"
     if activation.name == "none":
-        if activation.sparsity != 0:
-            yield f"activation.sparsity = {activation.sparsity}: belongs to activation=dct"
-        if activation.precision != "float32":
-            yield f"activation.precision = {activation.precision!r}: activation=none sends float32"
+        yield from _of_whole_activations(config)
         return
     if activation.observe is not None:
         yield f"activation.observe = {activation.observe}: belongs to activation=none"

@@ -9,13 +9,15 @@ from typing import Any, cast
 
 # What changes nothing that a run's summary says.
 WITHOUT_EFFECT = (
-    *("name", "skip_completed", "evaluate", "checkpoint", "telemetry", "report", "bench", "doctor"),
+    *("name", "skip_completed", "evaluate", "telemetry", "report", "bench", "doctor"),
+    *("checkpoint.every", "checkpoint.keep"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
     "data.parquet",
 )
 # What may differ between a run and the one that goes on from its checkpoint.
 FREE = (
     *WITHOUT_EFFECT,
+    "checkpoint.resume",
     "threads",
     "data.test_part",
     "train.evaluate_every",
@@ -29,6 +31,8 @@ FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
 )
+# Values of checkpoint.resume that begin with no other run's weights.
+FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
 # Not where gradients wait in residuals: each trainer has its own.
 FIXED_WITH_RESIDUALS = ("parallel.trainers",)
@@ -42,7 +46,7 @@ def config_hash(values: Mapping[str, Any]) -> str:
 
 def same_results(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two configurations lead to the same scores, bytes and, up to chance, times."""
-    return dict(_kept(one, WITHOUT_EFFECT)) == dict(_kept(other, WITHOUT_EFFECT))
+    return _results(one) == _results(other)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool) -> list[str]:
@@ -63,6 +67,13 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         if before.get(key) != after.get(key)
         and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
     ]
+
+
+def _results(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = dict(_kept(values, WITHOUT_EFFECT))
+    if kept.get("checkpoint.resume") in FROM_ITSELF:
+        del kept["checkpoint.resume"]
+    return kept
 
 
 def _kept(

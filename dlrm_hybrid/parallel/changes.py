@@ -15,6 +15,7 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import sparse_of
+from dlrm_hybrid.wire.values import values_of
 
 Array = NDArray[np.float32]
 Indices = NDArray[np.int32]
@@ -41,10 +42,12 @@ def changes_of(section: Section, what: str) -> Changes:
     if section.encoding is Encoding.DENSE and section.dtype is Dtype.FLOAT32:
         return Changes(None, array_of(section))
     try:
+        if section.encoding is Encoding.DENSE:
+            return Changes(None, values_of(section))
         said = sparse_of(section)
     except SectionError as error:
         raise DlrmError(f"{what}: {error}") from error
-    return Changes(None if said.whole else said.indices_K, said.values_K)
+    return Changes(said.indices_K, said.values_K)
 
 
 def whole(changes: Changes, count: int) -> Changes:

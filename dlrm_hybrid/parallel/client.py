@@ -24,7 +24,8 @@ from dlrm_hybrid.parallel.sections import (
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Frame, Kind, Section
+from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.section import Section
 
 
 class Client(Protocol):
@@ -57,7 +58,7 @@ class ServerClient:
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
         policy: the version each step is computed with.
         attempt: how often the run has been restarted.
-        compressor: made for `own_specs(tensors, stage)`.
+        compressor: made for those of `tensors` that are of this stage.
     """
 
     def __init__(

@@ -32,7 +32,8 @@ from dlrm_hybrid.parallel.sections import (
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Dtype, Frame, Kind, Section
+from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.section import Dtype, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

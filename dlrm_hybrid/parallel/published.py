@@ -20,7 +20,7 @@ from dlrm_hybrid.parallel.changes import Array, Changes, Indices, follow
 from dlrm_hybrid.parallel.sections import flat_views
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.frame import Dtype, Section
+from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse
 from dlrm_hybrid.wire.values import narrow, packed
 

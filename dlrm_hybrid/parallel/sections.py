@@ -16,7 +16,7 @@ from torch import Tensor
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
 

@@ -24,8 +24,6 @@ import xxhash
 
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import DTYPES, ENCODINGS, Section, size_fault
-from dlrm_hybrid.wire.section import Dtype as Dtype
-from dlrm_hybrid.wire.section import Encoding as Encoding
 
 MAGIC = b"DLHF"
 VERSION = 1

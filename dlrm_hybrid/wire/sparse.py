@@ -4,7 +4,7 @@ A payload is the indices (`wire.indices`), then the values in the same order. In
 stands for all elements, never for fewer: what a section means does not hang on how it is encoded.
 
 Any payload gives indices that rise from 0 to N - 1 and as many values, or a `SectionError`. No
-memory is taken beyond four bytes for every value that the payload has room for, and, where it is as
+memory is taken beyond ten bytes for every value that the payload has room for, and, where it is as
 long as a bitmap, for a bitmap.
 
 Shapes: K elements of N; a matrix has B rows; E = T + 1 places between which T tensors lie.
@@ -62,12 +62,10 @@ class Sparse:
     Attributes:
         indices_K: int32, rising.
         values_K: float32.
-        whole: the section was dense, so `indices_K` counts from 0 to N - 1.
     """
 
     indices_K: Int32s
     values_K: Float32s
-    whole: bool
 
 
 def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype) -> Section:
@@ -170,13 +168,13 @@ def sparse_of(section: Section) -> Sparse:
     """
     if section.encoding is Encoding.DENSE:
         values_K = values_of(section)
-        return Sparse(np.arange(values_K.size, dtype=np.int32), values_K, True)
+        return Sparse(np.arange(values_K.size, dtype=np.int32), values_K)
     reader = _READERS.get(section.encoding)
     if reader is None:
         raise error(section, "only the shape of its matrix tells what it holds")
     _check(section)
     indices_K, start = reader(section)
-    return Sparse(indices_K, _values(section, start), False)
+    return Sparse(indices_K, _values(section, start))
 
 
 def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:

@@ -46,6 +46,7 @@ HYBRID = "parallel=hybrid"
             [HYBRID, "activation=dct", "activation.observe=0.9"],
             "activation.observe = 0.9: belongs to activation=none",
         ),
+        (["activation.observe=0.9"], "activation.observe = 0.9: needs parallel.cuts to look at"),
         (
             [HYBRID, "activation=sketch", "activation.precision=float16"],
             "activation.precision = 'float16': activation=sketch sends float32",

@@ -53,7 +53,7 @@ def test_residuals_stay_with_their_trainers() -> None:
 def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:
     for same in (
         changed("data", prepared="there"),
-        {**SAVED, "skip_completed": True, "checkpoint": {"every": 5}},
+        {**SAVED, "skip_completed": True, "checkpoint": {"every": 5, "resume": "auto"}},
     ):
         assert same_results(SAVED, same)
     # These lead to the same weights, yet not to the same scores and times.
@@ -61,5 +61,6 @@ def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:
         changed("data", test_part="first_half"),
         {**SAVED, "threads": 2},
         changed("optimizer", lr=1),
+        {**SAVED, "checkpoint": {"resume": "runs/another"}},
     ):
         assert not same_results(SAVED, other)

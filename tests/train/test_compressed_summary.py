@@ -18,8 +18,8 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.parallel.worker import EVALUATION
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.wire.frame import Frame, Kind, Section
-from dlrm_hybrid.wire.section import Encoding
+from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.section import Encoding, Section
 from dlrm_hybrid.wire.sparse import rows_of, sparse_of
 
 STEPS = 30

@@ -46,7 +46,6 @@ def test_elements_come_back(chosen: tuple[int, Int32s], dtype: Dtype) -> None:
     assert (section.tensor, section.dtype, section.count) == (9, dtype, count)
     found = sparse_of(section)
     assert_same(found, indices, values)
-    assert found.whole == (indices.size == count)
     assert found.values_K.flags.writeable
 
 
@@ -143,7 +142,7 @@ def test_rows_come_back_from_the_smallest_encoding(
     values = values_for(indices, dtype)
     section = rows(9, shape, indices, values, dtype, allow_rice)
     assert (section.tensor, section.dtype, section.count) == (9, dtype, shape[0] * shape[1])
-    assert_same(Sparse(*rows_of(section, shape), False), indices, values)
+    assert_same(Sparse(*rows_of(section, shape)), indices, values)
     expected = sizes(shape, indices, dtype)
     if not allow_rice:
         expected.pop(Encoding.RICE, None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.report import BoundaryReport
-from dlrm_hybrid.wire.frame import Section
+from dlrm_hybrid.wire.section import Section
 
 Sections = tuple[Section, ...]
 Saved = Any

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
 from dlrm_hybrid.compress.activation.largest import largest_of_rows
-from dlrm_hybrid.compress.activation.received import only_section
+from dlrm_hybrid.compress.activation.received import only_section, scattered
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
-from dlrm_hybrid.kernels.rows import decode_rows, gather
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.kernels.rows import gather
+from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
 from dlrm_hybrid.wire.values import narrow, packed, values_of
 
@@ -76,7 +76,7 @@ class ThresholdCodec:
         """The activations, 0 where none was sent; the mask is saved."""
         section = only_section(sections, self._dtype, shape, key, dense=False)
         indices_K, values_K = rows_of(section, (shape[0], shape[1]))
-        return _scattered(indices_K, values_K, shape), _Mask(indices_K, shape)
+        return scattered(indices_K, values_K, shape), _Mask(indices_K, shape)
 
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
         """The gradients of what was received."""
@@ -89,7 +89,7 @@ class ThresholdCodec:
         """The gradient, 0 where nothing was sent."""
         mask: _Mask = saved
         section = only_section(sections, self._dtype, mask.indices_K.shape, key, dense=True)
-        return _scattered(mask.indices_K, values_of(section), mask.shape)
+        return scattered(mask.indices_K, values_of(section), mask.shape)
 
     def tensors(self) -> dict[str, Tensor]:
         """None: a mask lives from forward to backward."""
@@ -98,11 +98,3 @@ class ThresholdCodec:
     def report(self) -> dict[int, BoundaryReport]:
         """What was sent forward, with the mean of the rows' thresholds."""
         return self._tally.take()
-
-
-def _scattered(
-    indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
-) -> Tensor:
-    tensor = torch.empty(shape)
-    decode_rows(indices_K, values_K, tensor.view(-1).numpy())
-    return tensor

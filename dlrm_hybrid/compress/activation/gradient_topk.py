@@ -18,12 +18,12 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
 from dlrm_hybrid.compress.activation.dense import DenseCodec
-from dlrm_hybrid.compress.activation.received import only_section
+from dlrm_hybrid.compress.activation.received import only_section, scattered
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.types import DivergedError
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
 from dlrm_hybrid.wire.values import narrow
 
@@ -94,9 +94,7 @@ class GradientTopKCodec:
         """The gradient, 0 where nothing was sent."""
         shape: torch.Size = saved
         kept = sparse_of(only_section(sections, self._dtype, shape, key, dense=False))
-        tensor = torch.zeros(shape)
-        tensor.view(-1).numpy()[kept.indices_K] = kept.values_K
-        return tensor
+        return scattered(kept.indices_K, kept.values_K, shape)
 
     def tensors(self) -> dict[str, Tensor]:
         """The residuals, float32 (B, N), one for each boundary and micro-batch number."""

@@ -10,12 +10,14 @@ from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Sections
+from dlrm_hybrid.kernels.rows import decode_rows
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 
 def only_section(
@@ -39,6 +41,15 @@ def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
     section = only_section(sections, Dtype.FLOAT32, shape, key, dense=True)
     tensor = torch.empty(shape)
     np.copyto(tensor.view(-1).numpy(), array_of(section))
+    return tensor
+
+
+def scattered(
+    indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
+) -> Tensor:
+    """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
+    tensor = torch.empty(shape)
+    decode_rows(indices_K, values_K, tensor.view(-1).numpy())
     return tensor
 
 

@@ -10,7 +10,7 @@ from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
 from dlrm_hybrid.compress.activation.observed import ObservedCodec
 from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.compress.activation.sketch import SketchCodec
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.section import Dtype
 
 Make = Callable[[int, int], ActivationCodec]
 """(rows, width) of what crosses boundary 1 in micro-batch 2."""

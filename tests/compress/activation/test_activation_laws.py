@@ -7,7 +7,7 @@ from activation_rows import CODECS, CodecRow
 
 from dlrm_hybrid.compress.activation.codec import Sections
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 LINEAR = {name: row for name, row in CODECS.items() if row.linear}
 SHAPES = [(1, 1), (1, 16), (5, 1), (3, 70), (8, 256), (2, 300)]

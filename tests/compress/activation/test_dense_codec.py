@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 
 @given(

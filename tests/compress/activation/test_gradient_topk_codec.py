@@ -11,7 +11,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.activation.codec import Key
 from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
 from dlrm_hybrid.types import DivergedError
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.section import Dtype
 
 ROWS, WIDTH = 4, 10
 KEEP = 10  # of 40, at sparsity 0.75

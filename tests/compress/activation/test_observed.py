@@ -8,7 +8,7 @@ from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.observed import ObservedCodec
 from dlrm_hybrid.types import DivergedError
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.section import Dtype
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.75, 0.9])

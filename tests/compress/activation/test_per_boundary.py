@@ -7,7 +7,7 @@ from dlrm_hybrid.compress.activation.codec import Key
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
 from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.section import Dtype
 
 
 def test_the_key_chooses_the_codec() -> None:

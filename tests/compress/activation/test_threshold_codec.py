@@ -11,7 +11,7 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.types import DivergedError
-from dlrm_hybrid.wire.frame import Dtype
+from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.values import narrow
 
 VALUE_BYTES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
