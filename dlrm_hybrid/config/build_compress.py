@@ -1,8 +1,6 @@
-"""From the configuration to what compresses; imports torch, for the ranks."""
+"""From the configuration to what compresses activations; imports torch, for the ranks."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
@@ -11,64 +9,17 @@ from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
 from dlrm_hybrid.compress.activation.observed import ObservedCodec
 from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.compress.activation.sketch import SketchCodec
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.dense import NoCompression
-from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
-from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
-from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
 from dlrm_hybrid.config.compression_rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.partition import StagePart, microbatch_rows
 from dlrm_hybrid.wire.section import Dtype
 
 DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16}
-RULES: Mapping[str, Callable[[], ThresholdRule]] = {"exact": Exact, "histogram": Histogram}
 
 
 def dtype(precision: str) -> Dtype:
     """The type of values on the wire."""
     return DTYPES[precision]
-
-
-def gradients(
-    config: Config, specs: Sequence[Spec], trainer: int, lr: Callable[[int], float]
-) -> GradientCompressor:
-    """What a trainer's worker makes of its gradients.
-
-    Args:
-        config: of the run.
-        specs: the tensors of the worker's stage.
-        trainer: its number.
-        lr: learning rate by step.
-    """
-    options = config.gradient
-    if options.name == "none":
-        return NoCompression(specs)
-    assert options.threshold is not None and options.drain_every is not None
-    assert options.lifespan is not None and options.staggered is not None
-    return Sparsifier(
-        specs,
-        SparsifierOptions(
-            sparsity=options.sparsity,
-            rule=RULES[options.threshold](),
-            lifespan=LifeSpan(
-                steps=options.lifespan,
-                renewal=Renewal(options.renewal),
-                staggered=options.staggered,
-            ),
-            dtype=dtype(options.precision),
-            drain=Drain(
-                mode=DrainMode(options.drain),
-                every=options.drain_every,
-                seed=config.train.seed,
-                trainer=trainer,
-            ),
-            scale=lr if options.residual == "update" else None,
-        ),
-    )
 
 
 def activations(config: Config, part: StagePart) -> ActivationCodec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from dlrm_hybrid.comm.emulation.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.config import build, build_compress, build_model
+from dlrm_hybrid.config import build, build_compress, build_gradient, build_model
+from dlrm_hybrid.config.build_gradient import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
 from dlrm_hybrid.model.mlp import Precision
@@ -100,7 +102,14 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             if tensor.stage == stage
         ]
         lr = build_model.schedule(config, config.optimizer.lr, plan.steps).lr
-        gradients = build_compress.gradients(config, specs, trainer, lr)
+        holder = Holder(
+            specs=specs,
+            trainer=trainer,
+            stage=stage,
+            model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
+            lr=lr,
+        )
+        gradients = build_gradient.gradients(config, holder)
     activations = build_compress.activations(config, plan.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 

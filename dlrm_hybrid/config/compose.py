@@ -22,6 +22,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dlrm_hybrid.config.gradient_methods import unread_sections
 from dlrm_hybrid.config.validate import faults_text, flatten, unknown_key, validate
 from dlrm_hybrid.types import ConfigError
 
@@ -49,6 +50,8 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
             values, faults = _compose(overrides), []
         except COMPOSE_ERRORS:
             values, faults = _sift(overrides)
+    values, unread = _without_unread(values)
+    faults += unread
     try:
         validate(values)
     except ConfigError as error:
@@ -112,7 +115,8 @@ def launch(job: Job) -> None:
 
     def task(config: DictConfig) -> None:
         settings = HydraConfig.get()
-        job(_plain(config), Path(settings.runtime.output_dir), list(settings.overrides.task))
+        values, _ = _without_unread(_plain(config))
+        job(values, Path(settings.runtime.output_dir), list(settings.overrides.task))
 
     hydra.main(config_path=str(conf_folder()), config_name=ROOT, version_base="1.3")(task)()
 
@@ -130,6 +134,16 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+
+
+def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Null for the sections of `gradient` that nobody reads, and the faults of those set there."""
+    if not isinstance(values.get("gradient"), Mapping):
+        return values, []
+    given = cast("Mapping[str, Any]", values["gradient"])
+    sections = OmegaConf.load(conf_folder() / "gradient" / "base" / "sections.yaml")
+    gradient, faults = unread_sections(given, _plain(cast(DictConfig, sections)))
+    return {**values, "gradient": gradient}, faults
 
 
 def _sift(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -4,49 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlrm_hybrid.config.compression_schema import GradientConfig
 from dlrm_hybrid.config.schema import Config
-
-RESIDUAL_KEYS = (
-    *("threshold", "lifespan", "renewal", "staggered"),
-    *("residual", "drain", "drain_every"),
-)
 
 
 def sparsity_per_cut(config: Config) -> tuple[float, ...]:
     """`activation.sparsity` of every cut, whether one number or a list was given."""
     sparsity = config.activation.sparsity
     return sparsity if isinstance(sparsity, tuple) else (sparsity,) * len(config.parallel.cuts)
-
-
-def gradient_rules(config: Config) -> Iterator[str]:
-    """Faults of `gradient`."""
-    gradient = config.gradient
-    if gradient.name == "none":
-        yield from _of_uncompressed(gradient)
-        return
-    for key in RESIDUAL_KEYS:
-        if getattr(gradient, key) is None:
-            yield f"gradient.{key} = null: gradient={gradient.name} needs a value"
-    if not config.parallel.servers:
-        yield f"gradient = {gradient.name!r}: needs parallel.servers of 1 or more to send to"
-    if gradient.staggered and gradient.renewal != "fixed":
-        yield "gradient.staggered = True: belongs to gradient.renewal=fixed"
-    if gradient.residual == "update" and config.optimizer.name != "sgd":
-        yield (
-            f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "
-            "not updates; only optimizer=sgd can do without"
-        )
-
-
-def _of_uncompressed(gradient: GradientConfig) -> Iterator[str]:
-    for key in RESIDUAL_KEYS:
-        if getattr(gradient, key) is not None:
-            yield f"gradient.{key} = {getattr(gradient, key)}: belongs to gradient=dct"
-    if gradient.sparsity:
-        yield f"gradient.sparsity = {gradient.sparsity}: belongs to gradient=dct"
-    if gradient.precision != "float32":
-        yield f"gradient.precision = {gradient.precision!r}: gradient=none sends float32"
 
 
 def pull_rules(config: Config) -> Iterator[str]:

@@ -7,25 +7,30 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Precision
+from dlrm_hybrid.config.gradient_sections import HardConfig
+
+MethodName = Literal["none", "dct", "topk", "hard"]
+RuleName = Literal["exact", "histogram", "hard"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class GradientConfig:
-    """How dense gradients travel to the servers; see conf/gradient/.
+    """How dense gradients travel to the servers; see conf/gradient/ and `gradient_methods`.
 
-    What only a method with a residual reads is null in `none`.
+    What a method does not read is null.
     """
 
-    name: Literal["none", "dct"]
+    name: MethodName
     sparsity: Fraction
-    threshold: Literal["exact", "histogram"] | None
+    precision: Precision
+    threshold: RuleName | None
     lifespan: Positive | None
     renewal: Literal["controlled", "fixed"] | None
     staggered: bool | None
     residual: Literal["gradient", "update"] | None
-    precision: Precision
     drain: Literal["none", "discard", "flush"] | None
     drain_every: Positive | None
+    hard: HardConfig | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dlrm_hybrid.config.compression_rules import activation_rules, gradient_rules, pull_rules
+from dlrm_hybrid.config.compression_rules import activation_rules, pull_rules
+from dlrm_hybrid.config.gradient_rules import gradient_rules
 from dlrm_hybrid.config.network_rules import network_rules
 from dlrm_hybrid.config.schema import Config
 

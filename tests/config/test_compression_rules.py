@@ -11,26 +11,6 @@ HYBRID = "parallel=hybrid"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["gradient=dct"], "gradient = 'dct': needs parallel.servers of 1 or more to send to"),
-        (["gradient.sparsity=0.9"], "gradient.sparsity = 0.9: belongs to gradient=dct"),
-        (["gradient.lifespan=10"], "gradient.lifespan = 10: belongs to gradient=dct"),
-        (
-            ["gradient.precision=bfloat16"],
-            "gradient.precision = 'bfloat16': gradient=none sends float32",
-        ),
-        (
-            [HYBRID, "gradient=dct", "gradient.lifespan=null"],
-            "gradient.lifespan = null: gradient=dct needs a value",
-        ),
-        ([HYBRID, "gradient=dct", "gradient.sparsity=1.5"], "gradient.sparsity = 1.5: must"),
-        (
-            [HYBRID, "gradient=dct", "gradient.staggered=true"],
-            "gradient.staggered = True: belongs to gradient.renewal=fixed",
-        ),
-        (
-            [HYBRID, "gradient=dct", "gradient.residual=update", "optimizer=adagrad"],
-            "gradient.residual = 'update': optimizer=adagrad must see gradients",
-        ),
         (
             ["pull.precision=bfloat16"],
             "pull.precision = 'bfloat16': needs parallel.servers of 1 or more",

@@ -1,0 +1,39 @@
+"""One magnitude for all tensors and steps (Sahu et al., NeurIPS 2021: hard threshold)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hard:
+    """What is given, whatever the values are: how many elements reach it is left to chance.
+
+    Attributes:
+        magnitude: above 0.
+    """
+
+    magnitude: float
+
+    def slots(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def tau(
+        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
+    ) -> float:
+        """The magnitude itself."""
+        return self.magnitude
+
+
+def usual_magnitude(keep: int) -> float:
+    """What is used where nothing is known: 1 / (2 √keep), `keep` elements of the whole model."""
+    return 1 / (2 * sqrt(keep))

@@ -1,0 +1,71 @@
+"""What keys of `gradient` mean together and with other sections; see `rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dlrm_hybrid.config.compression_schema import GradientConfig
+from dlrm_hybrid.config.gradient_methods import LOCAL_KEYS, METHODS, sections_read
+from dlrm_hybrid.config.schema import Config
+
+
+def gradient_rules(config: Config) -> Iterator[str]:
+    """Faults of `gradient`: what a method does not read, lacks, or does not go with."""
+    gradient, method = config.gradient, METHODS[config.gradient.name]
+    yield from _keys(gradient)
+    if gradient.sparsity and not method.is_sparse:
+        yield f"gradient.sparsity = {gradient.sparsity}: gradient={gradient.name} drops nothing"
+    if gradient.precision not in method.precisions:
+        yield (
+            f"gradient.precision = {gradient.precision!r}: gradient={gradient.name} sends "
+            f"{' or '.join(method.precisions)}"
+        )
+    if method.thresholds and gradient.threshold not in (*method.thresholds, None):
+        yield (
+            f"gradient.threshold = {gradient.threshold!r}: gradient={gradient.name} is that of "
+            f"{' or '.join(method.thresholds)}; gradient=dct takes any"
+        )
+    if config.sync.name not in method.policies:
+        yield (
+            f"gradient = {gradient.name!r}: its trainers agree in every step, "
+            f"so sync={config.sync.name} cannot be"
+        )
+    if config.optimizer.name not in method.optimizers:
+        yield (
+            f"gradient = {gradient.name!r}: needs optimizer={' or '.join(method.optimizers)}, "
+            f"not {config.optimizer.name}"
+        )
+    if gradient.name != "none" and not config.parallel.servers:
+        yield f"gradient = {gradient.name!r}: needs parallel.servers of 1 or more to send to"
+    yield from _local(config)
+
+
+def _keys(gradient: GradientConfig) -> Iterator[str]:
+    """A null that is read, or a value that is not."""
+    method = METHODS[gradient.name]
+    for key in LOCAL_KEYS:
+        value = getattr(gradient, key)
+        if key in method.keys and value is None:
+            yield f"gradient.{key} = null: gradient={gradient.name} needs a value"
+        if key not in method.keys and value is not None:
+            yield f"gradient.{key} = {value}: gradient={gradient.name} has no use for it"
+    for section in sections_read(gradient.name, gradient.threshold):
+        if getattr(gradient, section) is None:
+            yield f"gradient.{section} = null: gradient={gradient.name} needs its keys"
+
+
+def _local(config: Config) -> Iterator[str]:
+    """Faults of methods that decide on their own what leaves."""
+    gradient = config.gradient
+    if gradient.name == "topk" and (gradient.lifespan != 1 or gradient.renewal != "fixed"):
+        yield (
+            f"gradient.lifespan = {gradient.lifespan}, gradient.renewal = {gradient.renewal!r}: "
+            "gradient=topk finds the k largest of every step; in gradient=dct thresholds live"
+        )
+    if gradient.staggered and gradient.renewal != "fixed":
+        yield "gradient.staggered = True: belongs to gradient.renewal=fixed"
+    if gradient.residual == "update" and config.optimizer.name != "sgd":
+        yield (
+            f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "
+            "not updates; only optimizer=sgd can do without"
+        )

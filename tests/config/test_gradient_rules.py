@@ -1,0 +1,83 @@
+"""Which keys of `gradient` go together, with each other and with other sections."""
+
+import pytest
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.types import ConfigError
+
+HYBRID = "parallel=hybrid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("gradient=dct", "gradient = 'dct': needs parallel.servers of 1 or more to send to"),
+        ("gradient.sparsity=0.9", "gradient.sparsity = 0.9: gradient=none drops nothing"),
+        ("gradient.lifespan=10", "gradient.lifespan = 10: gradient=none has no use for it"),
+        (
+            "gradient.precision=bfloat16",
+            "gradient.precision = 'bfloat16': gradient=none sends float32",
+        ),
+        (
+            f"{HYBRID} gradient=dct gradient.lifespan=null",
+            "gradient.lifespan = null: gradient=dct needs a value",
+        ),
+        (f"{HYBRID} gradient=dct gradient.sparsity=1.5", "gradient.sparsity = 1.5: must"),
+        (
+            f"{HYBRID} gradient=dct gradient.threshold=soft",
+            "gradient.threshold = 'soft': must be 'exact', 'histogram'",
+        ),
+        (
+            f"{HYBRID} gradient=dct gradient.staggered=true",
+            "gradient.staggered = True: belongs to gradient.renewal=fixed",
+        ),
+        (
+            f"{HYBRID} gradient=dct gradient.residual=update optimizer=adagrad",
+            "gradient.residual = 'update': optimizer=adagrad must see gradients",
+        ),
+        (
+            f"{HYBRID} gradient=topk gradient.lifespan=10",
+            "gradient.lifespan = 10, gradient.renewal = 'fixed': gradient=topk finds the k largest",
+        ),
+        (
+            f"{HYBRID} gradient=hard gradient.threshold=exact",
+            "gradient.threshold = 'exact': gradient=hard is that of hard; gradient=dct takes any",
+        ),
+        (
+            f"{HYBRID} gradient=hard gradient.hard=null",
+            "gradient.hard = null: gradient=hard needs its keys",
+        ),
+        (
+            f"{HYBRID} gradient=hard gradient.hard.magnitude=0",
+            "gradient.hard.magnitude = 0: must be greater than 0",
+        ),
+        (
+            f"{HYBRID} gradient=dct gradient.hard.magnitude=0.1",
+            "gradient.hard.magnitude = 0.1: belongs to gradient.threshold=hard, "
+            "not gradient.threshold=histogram",
+        ),
+        (
+            "gradient.hard.magnitude=0.1",
+            "gradient.hard.magnitude = 0.1: belongs to gradient.threshold=hard, not gradient=none",
+        ),
+        (
+            "gradient.hard=3",
+            "gradient.hard = 3: belongs to gradient.threshold=hard, not gradient=none",
+        ),
+        ("~gradient", "gradient: missing"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        values_of(overrides.split())
+    head, *lines = str(caught.value).splitlines()
+    assert len(lines) == 1
+    assert lines[0].strip().startswith(message)
+
+
+def test_sections_that_nobody_reads_are_null() -> None:
+    plain = values_of([HYBRID, "gradient=dct"])["gradient"]
+    assert plain["hard"] is None
+    with_rule = values_of([HYBRID, "gradient=dct", "gradient.threshold=hard"])["gradient"]
+    assert with_rule["hard"] == {"magnitude": None}
+    assert {**with_rule, "hard": None, "threshold": "histogram"} == plain
