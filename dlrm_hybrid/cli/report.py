@@ -14,7 +14,7 @@ from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.report.build import build_report
 from dlrm_hybrid.report.html import html
 from dlrm_hybrid.report.labels import labels
-from dlrm_hybrid.report.runs import find_runs, read_run
+from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.report.tables import comparison
 from dlrm_hybrid.report.text import text
 from dlrm_hybrid.types import ConfigError, ExitCode
@@ -23,7 +23,7 @@ from dlrm_hybrid.types import ConfigError, ExitCode
 def run(request: Request) -> int:
     """Compare the runs at `report.runs`."""
     options, terminal = request.config.report, Terminal()
-    runs = [read_run(folder) for folder in find_runs(_paths(options))]
+    runs = read_runs(_paths(options))
     table = comparison(runs, labels(runs))
     terminal.table("", table.columns, table.rows, table.num_texts)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

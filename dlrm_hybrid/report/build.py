@@ -30,13 +30,12 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
             "Comparison",
             COMPARISON,
             tables.comparison(runs, names),
-            pictures.quality(runs),
-            has_key=True,
+            pictures.quality(runs, names),
         ),
-        _section("Loss", "", None, pictures.losses(runs), has_key=True),
+        _section("Loss", "", None, pictures.losses(runs, names)),
         _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
         _section("CPU", "", tables.roles(runs, names), pictures.cpu(runs, names)),
-        _section("Compression", "", None, pictures.compressed(runs), has_key=True),
+        _section("Compression", "", None, pictures.compressed(runs, names)),
         _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),
         _section("Runs", "", tables.origins(runs, names), ()),
     ]
@@ -48,12 +47,5 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
     )
 
 
-def _section(
-    heading: str,
-    text: str,
-    table: Table | None,
-    drawn: Iterable[Picture],
-    *,
-    has_key: bool = False,
-) -> Section:
-    return Section(heading=heading, text=text, table=table, pictures=tuple(drawn), has_key=has_key)
+def _section(heading: str, text: str, table: Table | None, drawn: Iterable[Picture]) -> Section:
+    return Section(heading=heading, text=text, table=table, pictures=tuple(drawn))

@@ -1,41 +1,42 @@
-"""Pictures as SVG: lines, bands, points and stacked bars. Every text in them is drawn as it is."""
+"""Lines, bands, points and stacked bars. Every text in them is drawn as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from statistics import median
-from typing import Any, final
+from typing import final
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
+from dlrm_hybrid.report.axes import (
+    KEY_LINE_INCHES,
+    AxesText,
+    add_key,
+    drawing,
+    logarithmic,
+    panels,
+    tick,
+)
 from dlrm_hybrid.report.curves import Band, Curve
 from dlrm_hybrid.report.palette import Style, part_color
 
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
 OUTLIER = 3.0  # times the median of all points; a run that diverges leaves the picture
 WIDE_RANGE = 5.0  # the largest over the smallest value: more than that is drawn in powers of ten
-SETTINGS: dict[Any, Any] = {
-    "font.size": 11,
-    "text.parse_math": False,  # a dollar in a name is a dollar
-    "svg.fonttype": "path",  # looks the same wherever it is opened
-    "svg.hashsalt": "dlrm_hybrid",  # the same picture is the same file
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "axes.edgecolor": "#666666",
-    "text.color": "#1a1a1a",
-    "axes.labelcolor": "#1a1a1a",
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
-}
+KEY_COLUMNS = 2
+CLOSER = 4  # bars shorter than the longest by that factor are drawn once more, larger
+
+Parts = Mapping[str, Sequence[float]]
+"""By name of a part its length in each bar."""
+
+
+def by_part(bars: Mapping[str, Mapping[str, float]]) -> Parts:
+    """From the parts of each bar; a part that is nowhere is left out."""
+    names = dict.fromkeys(name for values in bars.values() for name in values)
+    lengths = {name: [values.get(name, 0.0) for values in bars.values()] for name in names}
+    return {name: values for name, values in lengths.items() if any(values)}
 
 
 @final
@@ -44,71 +45,87 @@ class Line:
     """One run in a picture.
 
     Attributes:
+        label: of the run, for a key.
         style: of the run.
         curve: the line.
         dots: single points beside it.
         band: shaded around the line.
     """
 
+    label: str
     style: Style
     curve: Curve | None
     dots: Curve | None
     band: Band | None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class AxesText:
-    """What the axes of a picture mean, with units."""
+def losses(drawn: Sequence[Line], text: AxesText) -> Figure:
+    """Lines of several runs; points far above all others are left out of sight.
 
-    x: str
-    y: str
-
-
-def losses(drawn: Sequence[Line], text: AxesText) -> bytes:
-    """Lines of several runs; points far above all others are left out of sight."""
-    with mpl.rc_context(SETTINGS):
-        figure, axes = _figure(HEIGHT_INCHES, text)
+    Over powers of ten where one ends far before another.
+    """
+    with drawing():
+        figure, axes = _one(HEIGHT_INCHES, text)
         for line in drawn:
-            _draw(axes, line)
-        axes.xaxis.set_major_formatter(_tick)
+            draw(axes, line)
         curves = [curve for line in drawn for curve in (line.curve, line.dots) if curve is not None]
+        ends = [curve.x[-1] for curve in curves]
+        if max(ends) > WIDE_RANGE * min(ends) > 0:
+            axes.set_xscale("log")
+            logarithmic(axes.xaxis)
         values = [value for curve in curves for value in curve.y]
         limit = OUTLIER * median(values)
         if max(values) > limit > 0:
             axes.set_ylim(top=1.05 * max(value for value in values if value <= limit))
-        return _svg(figure)
+        return figure
 
 
-def magnitudes(drawn: Sequence[Line], text: AxesText) -> bytes:
+def magnitudes(drawn: Sequence[Line], text: AxesText) -> Figure:
     """Lines of positive values: from zero where they are alike, else in powers of ten."""
-    with mpl.rc_context(SETTINGS):
-        figure, axes = _figure(HEIGHT_INCHES, text)
+    with drawing():
+        figure, axes = _one(HEIGHT_INCHES, text)
         for line in drawn:
-            _draw(axes, line)
-        axes.xaxis.set_major_formatter(_tick)
+            draw(axes, line)
         values = [value for line in drawn for value in _values(line)]
         if max(values) > WIDE_RANGE * min(values) > 0:
             axes.set_yscale("log")
-            _log_ticks(axes.yaxis)
+            logarithmic(axes.yaxis)
         else:
             axes.set_ylim(bottom=0.0, top=1.1 * max(values))
-        return _svg(figure)
+        return figure
 
 
-def points(places: Sequence[tuple[float, float]], styles: Sequence[Style], text: AxesText) -> bytes:
+def shares(drawn: Sequence[Line], text: AxesText, *, with_key: bool) -> Figure:
+    """Lines of percentages, with all of 0 to 100 in sight; a key to them needs room of its own."""
+    with drawing():
+        key_lines = -(-len(drawn) // KEY_COLUMNS) if with_key else 0
+        figure, axes = _one(HEIGHT_INCHES + KEY_LINE_INCHES * key_lines, text)
+        for line in drawn:
+            draw(axes, line)
+        axes.set_ylim(0.0, max(100.0, *(value for line in drawn for value in _values(line))))
+        if with_key:
+            add_key(figure, KEY_COLUMNS)
+        return figure
+
+
+def points(
+    places: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    styles: Sequence[Style],
+    text: AxesText,
+) -> Figure:
     """A point for each run, x in powers of ten."""
-    with mpl.rc_context(SETTINGS):
-        figure, axes = _figure(HEIGHT_INCHES, text)
-        for (x, y), style in zip(places, styles, strict=True):
-            axes.plot([x], [y], style.marker, color=style.color, markersize=9)
+    with drawing():
+        figure, axes = _one(HEIGHT_INCHES, text)
+        for (x, y), label, style in zip(places, labels, styles, strict=True):
+            axes.plot([x], [y], style.marker, color=style.color, markersize=9, label=label)
         axes.set_xscale("log")
-        _log_ticks(axes.xaxis)
+        logarithmic(axes.xaxis)
         axes.margins(x=0.15, y=0.15)
-        return _svg(figure)
+        return figure
 
 
-def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_text: str) -> bytes:
+def stacked(labels: Sequence[str], parts: Parts, x_text: str) -> Figure:
     """A horizontal bar below each label, from one part to the next; its sum stands at its end.
 
     Args:
@@ -116,68 +133,71 @@ def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_text:
         parts: by name the length in each bar.
         x_text: what the lengths are, with the unit.
     """
-    with mpl.rc_context(SETTINGS):
-        legend_lines = -(-len(parts) // 2)
-        height = 1.0 + 0.5 * len(labels) + 0.24 * legend_lines
-        figure, axes = _figure(height, AxesText(x_text, ""))
-        ends = [0.0] * len(labels)
-        for number, (name, lengths) in enumerate(parts.items()):
-            color, rows = part_color(number), range(len(labels))
-            axes.barh(rows, lengths, left=ends, color=color, label=name, height=0.42)
-            ends = [start + length for start, length in zip(ends, lengths, strict=True)]
-        for place, (label, end) in enumerate(zip(labels, ends, strict=True)):
-            axes.text(0.0, place - 0.26, f" {label}", va="bottom", fontsize=10)
-            axes.text(end, place, f" {_tick(end)}", va="center", fontsize=10)
-        axes.set_yticks([])
-        axes.set_ylim(len(labels) - 0.6, -0.75)
-        axes.margins(x=0.14)
-        axes.xaxis.set_major_formatter(_tick)
-        figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=10)
-        return _svg(figure)
+    with drawing():
+        height = 1.0 + 0.5 * len(labels) + KEY_LINE_INCHES * -(-len(parts) // KEY_COLUMNS)
+        figure, axes = _one(height, AxesText(x_text, ""))
+        _bars(axes, labels, parts)
+        add_key(figure, KEY_COLUMNS)
+        return figure
 
 
-def _figure(height_inches: float, text: AxesText) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlabel(text.x)
-    axes.set_ylabel(text.y)
-    return figure, axes
+def stacked_twice(labels: Sequence[str], parts: Parts, x_text: str) -> Figure:
+    """The bars of `stacked` in a wide figure, and the short ones again, larger."""
+    sums = [sum(lengths) for lengths in zip(*parts.values(), strict=True)]
+    short = [place for place, length in enumerate(sums) if CLOSER * length < max(sums)]
+    if not short:
+        return stacked(labels, parts, x_text)
+    closer = {name: [lengths[place] for place in short] for name, lengths in parts.items()}
+    with drawing():
+        texts = [AxesText(x_text, ""), AxesText(f"{x_text}, a closer look", "")]
+        height = 1.8 + 0.5 * (len(labels) + len(short))
+        heights = len(labels), len(short)
+        figure, (upper, lower) = panels((8.0, height), texts, heights)
+        _bars(upper, labels, parts)
+        _bars(lower, [labels[place] for place in short], closer)
+        add_key(figure, 2 * KEY_COLUMNS)
+        return figure
 
 
-def _draw(axes: Axes, line: Line) -> None:
+def draw(axes: Axes, line: Line) -> None:
+    """Band, line and dots of one run."""
     color = line.style.color
     dashes = (0, line.style.dashes) if line.style.dashes else "solid"
+    label = line.label
     if line.band is not None:
         x = line.band.middle.x
         axes.fill_between(x, line.band.low, line.band.high, color=color, alpha=0.12, linewidth=0)
     if line.curve is not None:
         marker = line.style.marker if len(line.curve.x) == 1 else ""
-        axes.plot(line.curve.x, line.curve.y, color=color, linestyle=dashes, marker=marker)
+        axes.plot(
+            line.curve.x, line.curve.y, color=color, linestyle=dashes, marker=marker, label=label
+        )
+        label = ""
     if line.dots is not None:
-        axes.plot(line.dots.x, line.dots.y, "D", color=color, markersize=5, markeredgecolor="white")
+        x, y = line.dots.x, line.dots.y
+        axes.plot(x, y, "D", color=color, markersize=5, markeredgecolor="white", label=label)
+
+
+def _one(height_inches: float, text: AxesText) -> tuple[Figure, Axes]:
+    figure, (axes,) = panels((WIDTH_INCHES, height_inches), [text], [1.0])
+    return figure, axes
+
+
+def _bars(axes: Axes, labels: Sequence[str], parts: Parts) -> None:
+    ends = [0.0] * len(labels)
+    for number, (name, lengths) in enumerate(parts.items()):
+        color, rows = part_color(number), range(len(labels))
+        axes.barh(rows, lengths, left=ends, color=color, label=name, height=0.42)
+        ends = [start + length for start, length in zip(ends, lengths, strict=True)]
+    for place, (label, end) in enumerate(zip(labels, ends, strict=True)):
+        axes.text(0.0, place - 0.26, f" {label}", va="bottom", fontsize=10)
+        axes.text(end, place, f" {tick(end)}", va="center", fontsize=10)
+    axes.set_yticks([])
+    axes.set_ylim(len(labels) - 0.6, -0.75)
+    axes.margins(x=0.14)
 
 
 def _values(line: Line) -> tuple[float, ...]:
     if line.band is not None:
         return (*line.band.low, *line.band.high)
     return () if line.curve is None else line.curve.y
-
-
-def _log_ticks(axis: Axis) -> None:
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
-    axis.set_major_formatter(_tick)
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _tick(value: float, _: float = 0.0) -> str:
-    """12,300 as 12.3k."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
-def _svg(figure: Figure) -> bytes:
-    file = BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()

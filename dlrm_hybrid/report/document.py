@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from matplotlib.figure import Figure
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,19 @@ class Table:
 @final
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture with its title and what there is to know about it."""
+    """A picture with its title and what there is to know about it.
+
+    Attributes:
+        title: of the picture.
+        figure: the picture.
+        caption: what there is to know.
+        has_key: its lines are the runs, in their colours; which is which is told beside it.
+    """
 
     title: str
-    svg: bytes
+    figure: Figure
     caption: str
+    has_key: bool
 
 
 @final
@@ -47,14 +57,12 @@ class Section:
         text: a paragraph, or nothing.
         table: figures, if there are any.
         pictures: below the table.
-        has_key: the pictures' lines are the runs, in their colours.
     """
 
     heading: str
     text: str
     table: Table | None
     pictures: tuple[Picture, ...]
-    has_key: bool
 
 
 @final

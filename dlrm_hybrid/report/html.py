@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from dlrm_hybrid.report.axes import svg
 from dlrm_hybrid.report.document import Document, Picture, Section, Table
 from dlrm_hybrid.report.palette import style
 
@@ -46,16 +47,21 @@ def _section(section: Section, runs: Sequence[str]) -> str:
     if section.text:
         parts.append(f"<p>{escape(section.text)}</p>")
     if section.table is not None:
-        parts.append(_table(section.table))
+        parts.append(table_html(section.table))
     if section.pictures:
-        if section.has_key:
-            parts.append(_key(runs))
-        figures = "\n".join(_figure(picture) for picture in section.pictures)
-        parts.append(f'<div class="pictures">\n{figures}\n</div>')
+        parts.append(pictures_html(section.pictures, runs))
     return "\n".join(parts)
 
 
-def _table(table: Table) -> str:
+def pictures_html(pictures: Sequence[Picture], runs: Sequence[str]) -> str:
+    """Pictures side by side as far as there is room, below the key to the colours of the runs."""
+    key = f"{_key(runs)}\n" if any(picture.has_key for picture in pictures) else ""
+    figures = "\n".join(_figure(picture) for picture in pictures)
+    return f'{key}<div class="pictures">\n{figures}\n</div>'
+
+
+def table_html(table: Table) -> str:
+    """A table that can be wider than the page; a status that is not complete stands out."""
     head = "".join(
         f'<th{_class(right)} scope="col">{escape(column)}</th>'
         for column, right in zip(table.columns, table.is_number, strict=True)
@@ -95,7 +101,7 @@ def _key(runs: Sequence[str]) -> str:
 
 
 def _figure(picture: Picture) -> str:
-    data = b64encode(picture.svg).decode("ascii")
+    data = b64encode(svg(picture.figure)).decode("ascii")
     title = escape(picture.title)
     return (
         f'<figure><h3>{title}</h3><img alt="{title}" src="data:image/svg+xml;base64,{data}">'

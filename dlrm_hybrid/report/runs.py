@@ -63,6 +63,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """All runs at `paths` and below them.
+
+    Raises:
+        ConfigError: there is none at one of the paths.
+        DataError: a file is missing or damaged; names it.
+    """
+    return [read_run(folder) for folder in find_runs(paths)]
+
+
 def is_run(folder: Path) -> bool:
     """Whether a run has begun in this folder."""
     return (folder / CONFIG_FILE).is_file()

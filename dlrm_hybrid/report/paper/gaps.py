@@ -1,0 +1,105 @@
+"""How far runs are behind a baseline that sees the same rows in the same order.
+
+They are compared step by step: the test log-loss where both were evaluated, and the training loss,
+a mean over the last tenth of the run before each point.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+from matplotlib.figure import Figure
+
+from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels
+from dlrm_hybrid.report.charts import Line, draw
+from dlrm_hybrid.report.curves import Curve
+from dlrm_hybrid.report.palette import style
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.types import ConfigError
+
+SMOOTH_PART = 10
+SIZE_INCHES = (8.0, 4.2)
+KEY_COLUMNS = 3
+
+ByStep = Mapping[int, float]
+
+
+def gaps(baselines: Sequence[Run], runs: Sequence[Run]) -> list[Line]:
+    """A line for each name of a run's folder but for the `_<seed>` behind it; seeds are averaged.
+
+    Raises:
+        ConfigError: no baseline has the seed of a run.
+    """
+    by_seed = {_seed(run): run for run in baselines}
+    pairs: defaultdict[str, list[tuple[Run, Run]]] = defaultdict(list)
+    for run in runs:
+        if _seed(run) not in by_seed:
+            raise ConfigError(f"{run.folder}: no baseline has its train.seed = {_seed(run)}")
+        name = run.folder.name
+        pairs[name.rpartition("_")[0] or name].append((run, by_seed[_seed(run)]))
+    return [_line(number, name, pairs[name]) for number, name in enumerate(pairs)]
+
+
+def figure(drawn: Sequence[Line]) -> Figure:
+    """All gaps; 0 is the baseline."""
+    with drawing():
+        picture, (axes,) = panels(
+            SIZE_INCHES, [AxesText("training steps", "log-loss against baseline, %")], [1.0]
+        )
+        axes.axhline(0, color="#1a1a1a", linewidth=0.8)
+        for line in drawn:
+            draw(axes, line)
+        add_key(picture, KEY_COLUMNS)
+        return picture
+
+
+def smooth(losses: ByStep) -> ByStep:
+    """The moving mean; starts where its window is full."""
+    values, window = list(losses.values()), max(1, len(losses) // SMOOTH_PART)
+    return {
+        step: mean(values[place + 1 - window : place + 1])
+        for place, step in enumerate(losses)
+        if place + 1 >= window
+    }
+
+
+def gap(losses: ByStep, baseline: ByStep) -> ByStep:
+    """How much higher the first is, in percent, at the steps that both have."""
+    return {step: 100 * (losses[step] / baseline[step] - 1) for step in losses if step in baseline}
+
+
+def averaged(losses: Sequence[ByStep]) -> ByStep:
+    """The mean at the steps that all have."""
+    steps = [step for step in losses[0] if all(step in one for one in losses)]
+    return {step: mean(one[step] for one in losses) for step in steps}
+
+
+def _line(number: int, name: str, pairs: Sequence[tuple[Run, Run]]) -> Line:
+    training = averaged([gap(smooth(_trained(run)), smooth(_trained(base))) for run, base in pairs])
+    tested = averaged([gap(_tested(run), _tested(base)) for run, base in pairs])
+    return Line(
+        label=f"{name}, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}",
+        style=style(number),
+        curve=Curve(tuple(training), tuple(training.values())) if training else None,
+        dots=Curve(tuple(tested), tuple(tested.values())) if tested else None,
+        band=None,
+    )
+
+
+def _seed(run: Run) -> int:
+    return run.config["train"]["seed"]
+
+
+def _trained(run: Run) -> ByStep:
+    """Training loss of each interval by its last step."""
+    return {event.step: event.values["loss"] for event in run.events if event.kind is Kind.PROGRESS}
+
+
+def _tested(run: Run) -> ByStep:
+    """Test log-loss by step."""
+    return {
+        event.step: event.values["log_loss"] for event in run.events if event.kind is Kind.EVALUATED
+    }

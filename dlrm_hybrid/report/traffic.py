@@ -1,0 +1,61 @@
+"""Bytes by class of traffic: one run against others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from dlrm_hybrid.report.charts import by_part, stacked_twice
+from dlrm_hybrid.report.document import Table
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.tables import bytes_by_class
+from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.types import ConfigError
+
+ALL = "all"
+
+
+def against_first(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """A row for each class and one for all; each run but the first beside the ratio to that.
+
+    Raises:
+        ConfigError: a run has counted no bytes.
+    """
+    sent = {label: _sent(run) for label, run in zip(labels, runs, strict=True)}
+    first, *others = ({**values, ALL: sum(values.values())} for values in sent.values())
+    columns = [labels[0], *(c for label in labels[1:] for c in (label, f"{labels[0]} / {label}"))]
+    rows = [
+        (
+            name,
+            f"{first[name]:,.1f}",
+            *(
+                cell
+                for values in others
+                for cell in (f"{values[name]:,.1f}", _ratio(first[name], values[name]))
+            ),
+        )
+        for name in first
+    ]
+    return Table(("bytes per sample", *columns), tuple(rows), num_texts=1)
+
+
+def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
+    """A bar for each run, in the colours of the classes, with a closer look at the short ones.
+
+    Raises:
+        ConfigError: a run has counted no bytes.
+    """
+    sent = {label: _sent(run) for label, run in zip(labels, runs, strict=True)}
+    return stacked_twice(list(sent), by_part(sent), "bytes per training sample")
+
+
+def _sent(run: Run) -> dict[str, float]:
+    sent = bytes_by_class(run.summary)
+    if not sent:
+        raise ConfigError(f"{run.folder}: no bytes were counted, it is no world")
+    return sent
+
+
+def _ratio(base: float, num_bytes: float) -> str:
+    return f"{base / num_bytes:.1f}" if num_bytes else MISSING
