@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dlrm_hybrid.report import pictures, tables
+from dlrm_hybrid.report import pictures, spans, tables
 from dlrm_hybrid.report.document import Document, Picture, Section, Table
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import Run
@@ -13,6 +13,10 @@ COMPARISON = (
     "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
     "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
     "float32 messages would have been. A dash: not measured."
+)
+SPANS = (
+    "What the ranks of a role do, on average: the model and its tables, making and reading "
+    "messages, the servers' optimizer, sending, reading rows; the rest of the time they wait."
 )
 DIFFERENCES = "Keys that are not the same in all runs."
 
@@ -34,7 +38,13 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
         ),
         _section("Loss", "", None, pictures.losses(runs, names)),
         _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
-        _section("CPU", "", tables.roles(runs, names), pictures.cpu(runs, names)),
+        _section("Time", SPANS, spans.table(runs, names), pictures.time_by_span(runs, names)),
+        _section(
+            "Network and CPU",
+            "",
+            tables.roles(runs, names),
+            [*pictures.usage(runs, names), *pictures.cpu(runs, names)],
+        ),
         _section("Compression", "", None, pictures.compressed(runs, names)),
         _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),
         _section("Runs", "", tables.origins(runs, names), ()),

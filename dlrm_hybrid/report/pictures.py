@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from dlrm_hybrid.report import charts, curves
+from dlrm_hybrid.report import charts, curves, spans
 from dlrm_hybrid.report.axes import AxesText
 from dlrm_hybrid.report.charts import Line
 from dlrm_hybrid.report.curves import Axis, Band, Curve
@@ -13,6 +13,7 @@ from dlrm_hybrid.report.measures import BYTES, TEST_LOSS
 from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.tables import bytes_by_class, cpu_seconds_by_role
+from dlrm_hybrid.report.usage import cpu_use, cpu_use_of_all, network_use
 from dlrm_hybrid.telemetry import compression
 
 LOSS_CAPTIONS = {
@@ -83,6 +84,15 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
         yield Picture("Quality and bytes", figure, caption, has_key=True)
 
 
+def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """What the ranks of each role do all the time."""
+    spent = spans.bars(runs, labels)
+    if spent:
+        figure = charts.stacked(list(spent), charts.by_part(spent), "µs per sample")
+        caption = "Wall time of training steps for each sample of the whole world."
+        yield Picture("Time by span", figure, caption, has_key=False)
+
+
 def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """CPU seconds by role."""
     spent = {
@@ -94,6 +104,25 @@ def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
         figure = charts.stacked(list(spent), charts.by_part(spent), "CPU seconds of training steps")
         caption = "A stage's workers are summed over all trainers."
         yield Picture("CPU seconds by role", figure, caption, has_key=False)
+
+
+def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """How busy links and processors were: of each run, or of each rank of a run alone."""
+    if len(runs) == 1:
+        network = _named(network_use(runs[0]))
+        processors = _named(cpu_use(runs[0]))
+        whose = "Each rank's link, the busiest first", "Each rank, of one core."
+    else:
+        network = _lines(runs, labels, lambda run: next(iter(network_use(run).values()), None))
+        processors = _lines(runs, labels, cpu_use_of_all)
+        whose = "The busiest link of each run", "All ranks, of the cores that they can use."
+    if _something(network):
+        caption = f"{whose[0]}; in each window of time the busier direction."
+        text = AxesText("seconds since training began", "% of the link's rate")
+        yield _over_time("Network use over time", network, text, caption, len(runs))
+    if _something(processors):
+        text = AxesText("seconds since training began", "CPU use, %")
+        yield _over_time("CPU use over time", processors, text, whose[1], len(runs))
 
 
 def compressed(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
@@ -110,6 +139,20 @@ def compressed(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
             caption = "Line: the median tensor's mean threshold; shaded: from lowest to highest."
             figure = charts.magnitudes(bands, AxesText(Axis.STEPS.value, "threshold"))
             yield Picture(f"Thresholds of {what}", figure, caption, has_key=True)
+
+
+def _over_time(
+    title: str, drawn: Sequence[Line], text: AxesText, caption: str, num_runs: int
+) -> Picture:
+    figure = charts.shares(drawn, text, with_key=num_runs == 1)
+    return Picture(title, figure, caption, has_key=num_runs > 1)
+
+
+def _named(shapes: Mapping[str, Curve]) -> list[Line]:
+    return [
+        Line(label=name, style=style(number), curve=curve, dots=None, band=None)
+        for number, (name, curve) in enumerate(shapes.items())
+    ]
 
 
 def _lines(

@@ -10,6 +10,7 @@ from typing import Any, cast
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.spans import role_of
 from dlrm_hybrid.telemetry.markdown import MISSING
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
@@ -72,7 +73,7 @@ def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
     for role in summary["roles"].values():
         use = role["cpu_utilization"]
         if use is not None:
-            name = _role(role["role"])
+            name = role_of(role["role"])
             spent[name] = spent.get(name, 0.0) + use * role["seconds_by_span"]["train"]
     return dict(sorted(spent.items(), key=lambda item: (item[0] == "servers", item[0])))
 
@@ -125,13 +126,6 @@ def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
         ),
         num_texts=6,
     )
-
-
-def _role(name: str) -> str:
-    kind, _, place = name.partition("-")
-    if kind == "server":
-        return "servers"
-    return f"stage {place.partition('.')[2]}" if "." in place else "worker"
 
 
 def _reading_order(key: str) -> tuple[str, bool, str]:

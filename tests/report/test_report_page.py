@@ -111,7 +111,7 @@ def test_one_run_alone_has_no_differences(tmp_path: Path) -> None:
     assert [section.heading for section in document.sections] == [
         "Comparison",
         "Loss",
-        "CPU",
+        "Network and CPU",
         "Runs",
     ]
 

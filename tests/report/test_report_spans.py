@@ -1,0 +1,68 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_hybrid.report import spans
+from dlrm_hybrid.report.runs import Run
+
+
+def spent(wait: float, compute: float) -> dict[str, float]:
+    return {**dict.fromkeys(spans.SPANS, 0.0), "wait": wait, "compute": compute}
+
+
+def run_of(roles: dict[str, dict[str, float] | None], seconds: float = 2.0) -> Run:
+    summary: dict[str, Any] = {
+        "seconds": seconds,
+        "samples_per_second": 500.0,
+        "roles": {
+            str(number): {"role": role, "seconds_by_span": by_span}
+            for number, (role, by_span) in enumerate(roles.items())
+        },
+    }
+    return Run(folder=Path(), config={}, overrides=(), environment={}, summary=summary, events=())
+
+
+WORLD = run_of(
+    {
+        "server-0": spent(1.5, 0.5),
+        "worker-0.0": spent(1.0, 1.0),
+        "worker-0.1": spent(0.25, 1.75),
+        "worker-1.0": spent(0.5, 1.5),
+        "worker-1.1": spent(0.75, 1.25),
+    }
+)
+
+
+def test_ranks_of_a_role_are_averaged_and_add_up_to_the_time_of_the_run() -> None:
+    by_role = spans.microseconds_by_role(WORLD.summary)
+    assert list(by_role) == ["stage 0", "stage 1", "servers"]
+    assert by_role["stage 0"]["wait"] == pytest.approx(750)
+    assert by_role["servers"]["compute"] == pytest.approx(500)
+    for values in by_role.values():
+        assert sum(values.values()) == pytest.approx(1e6 / 500)
+
+
+def test_a_bar_for_each_role_or_each_run_where_that_is_too_many() -> None:
+    alone = run_of({"worker": spent(0.0, 2.0)})
+    assert list(spans.bars([alone], ["one"])) == ["worker"]
+    assert list(spans.bars([WORLD, alone], ["many", "one"])) == [
+        *("many · stage 0", "many · stage 1", "many · servers", "one · worker")
+    ]
+    labels = [str(number) for number in range(6)]
+    each = spans.bars([WORLD] * 6, labels)
+    assert list(each) == labels
+    assert each["0"]["wait"] == pytest.approx((750 + 500 + 1500) / 3)
+
+
+def test_the_table_leaves_out_what_takes_no_time() -> None:
+    table = spans.table([WORLD], ["world"])
+    assert table is not None
+    assert table.columns == ("µs per sample", "compute", "wait", "all")
+    assert table.rows[0] == ("stage 0", "1,250", "750", "2,000")
+
+
+@pytest.mark.parametrize("roles", [{}, {"worker": None}, {"worker": {"train": 2.0}}])
+def test_runs_without_spans_have_none(roles: dict[str, dict[str, float] | None]) -> None:
+    assert spans.bars([run_of(roles)], ["old"]) == {}
+    assert spans.table([run_of(roles)], ["old"]) is None
