@@ -15,6 +15,9 @@ _TRAFFIC = {
     Kind.PUSH: Traffic.GRADIENT_PUSH,
     Kind.PARAMETERS: Traffic.PARAMETER_PULL,
     Kind.CONTROL: Traffic.CONTROL,
+    # What trainers agree on before they push is a part of what pushes cost, both ways.
+    Kind.PROPOSAL: Traffic.GRADIENT_PUSH,
+    Kind.AGREEMENT: Traffic.GRADIENT_PUSH,
 }
 
 

@@ -43,6 +43,8 @@ class Kind(IntEnum):
     PUSH = 4
     PARAMETERS = 5
     CONTROL = 6
+    PROPOSAL = 7
+    AGREEMENT = 8
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -71,7 +73,8 @@ class Frame:
         sender: rank it comes from.
         attempt: how often the run has been restarted; frames of another attempt are refused.
         step: it belongs to; for parameters the version they make.
-        boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
+        boundary: between stages `boundary` and `boundary + 1`, 0 where there is none; of a proposal
+            and an agreement the round.
         microbatch: 0 where there is none.
         sections: the tensors.
     """

@@ -58,6 +58,8 @@ def test_every_kind_has_a_class() -> None:
         Kind.PUSH: "gradient_push",
         Kind.PARAMETERS: "parameter_pull",
         Kind.CONTROL: "control",
+        Kind.PROPOSAL: "gradient_push",
+        Kind.AGREEMENT: "gradient_push",
     }
 
 

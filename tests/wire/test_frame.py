@@ -92,6 +92,8 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         ("PUSH", 4),
         ("PARAMETERS", 5),
         ("CONTROL", 6),
+        ("PROPOSAL", 7),
+        ("AGREEMENT", 8),
     ]
     assert {one.name: one.value for one in Encoding} == {
         "DENSE": 1,
@@ -129,7 +131,7 @@ def test_every_flipped_byte_is_told() -> None:
         (0, b"HTTP", "byte 0: the magic bytes are others"),
         (4, b"\x02", "byte 4: version 2; this program reads version 1"),
         (5, b"\x00", "byte 5: kind 0 is unknown"),
-        (5, b"\x07", "byte 5: kind 7 is unknown"),
+        (5, b"\x09", "byte 5: kind 9 is unknown"),
         (6, b"\xff\xff", "byte 6: 65535 sections do not fit"),
         (6, b"\x00\x00", "byte 32: 112 bytes too many"),
         (34, b"\x09", "byte 34: encoding 9 is unknown"),

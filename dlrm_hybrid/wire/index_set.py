@@ -1,0 +1,58 @@
+"""Which elements of a vector are meant, without their values, as a section of a few bits each.
+
+The gaps between rising indices in Golomb-Rice code (`kernels.id_sets`); the reader knows how many
+elements the vector has. Shapes: K indices of N elements.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_hybrid.kernels.bitmap import rising
+from dlrm_hybrid.kernels.id_sets import BITS_OF_A_COUNT, BITS_OF_AN_ID, decode, encode
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+
+Int32s = NDArray[np.int32]
+
+
+def index_set(indices_K: Int32s, count: int) -> Section:
+    """A section of bytes.
+
+    Args:
+        indices_K: int32, contiguous, rising from 0 to N - 1.
+        count: N, below 2**31.
+
+    Raises:
+        ValueError: the indices do not rise from 0 to N - 1.
+    """
+    if not rising(indices_K, count):
+        raise ValueError(f"indices do not rise from 0 to {count - 1}")
+    out = np.empty((BITS_OF_AN_ID * indices_K.size + BITS_OF_A_COUNT) // 8 + 1, np.uint8)
+    sizes_1 = np.array([indices_K.size])
+    num_bytes = encode(indices_K.astype(np.int64), sizes_1, *_vector(count), out)
+    return Section(0, Encoding.DENSE, Dtype.UINT8, num_bytes, out[:num_bytes].data)
+
+
+def index_set_of(section: Section, count: int) -> Int32s:
+    """The indices of a section that `index_set` made for a vector of N elements.
+
+    Raises:
+        SectionError: no such section has this payload.
+    """
+    if section.encoding is not Encoding.DENSE or section.dtype is not Dtype.UINT8:
+        reason = f"{section.encoding.name} {section.dtype.name.lower()} is no set of indices"
+        raise SectionError(section.tensor, Encoding.DENSE, reason)
+    given = np.frombuffer(section.payload, np.uint8).copy()  # writable: one type for the kernel
+    # An index takes a bit at least, whatever the head says.
+    indices_K = np.empty(min(count, 8 * given.size), np.int64)
+    found = decode(given, *_vector(count), indices_K, np.empty(1, np.int64))
+    if found < 0:
+        reason = f"{given.size} bytes hold no set of {count} elements"
+        raise SectionError(section.tensor, Encoding.DENSE, reason)
+    return indices_K[:found].astype(np.int32)
+
+
+def _vector(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A vector as the only table of row ids: its rows, and the bits of their number."""
+    return np.array([count]), np.array([count.bit_length()])
