@@ -177,6 +177,7 @@ def _worker(
         codec=codec,
         ops=SCHEDULES[config.schedule.name](rank % stages, stages, config.schedule.microbatches),
         client=owner,
+        negotiator=None,
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
         send=send,
     )

@@ -98,6 +98,10 @@ class Topology:
             raise ValueError(f"no server {index} in {self}")
         return self.num_workers + index
 
+    def moderator(self, stage: int) -> int:
+        """Rank of the server through which the workers of a stage agree; there are servers."""
+        return self.server(stage % self.servers)
+
     def role(self, rank: int) -> Role:
         """What a rank does; ValueError if there is no such rank."""
         if not 0 <= rank < self.size:

@@ -6,6 +6,7 @@ train step:
     forward and backward of the micro-batches, as the schedule says:
         forward:  receive activations, compute, send activations
         backward: receive a gradient, compute, send a gradient
+    agree with the other trainers on what to push         (methods that do)
     push the gradients of the weights
     update the tables                                     (the stage with the interaction)
 
@@ -29,6 +30,7 @@ from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
+from dlrm_hybrid.parallel.negotiator import Negotiator
 from dlrm_hybrid.parallel.schedule import Op
 from dlrm_hybrid.parallel.stage import Inputs, StageStep, predict_stage
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -51,6 +53,7 @@ class Worker:
         codec: of both its boundaries.
         ops: of its stage in every step.
         client: keeps the weights of `model` at the version that a step needs.
+        negotiator: agrees on what `client` pushes; None where each trainer decides alone.
         embedding_schedule: learning rate of the tables.
         send: to any rank.
     """
@@ -61,6 +64,7 @@ class Worker:
     codec: ActivationCodec
     ops: tuple[Op, ...]
     client: Client
+    negotiator: Negotiator | None
     embedding_schedule: Schedule
     send: Send
 
@@ -104,6 +108,8 @@ def train_step(worker: Worker, step: int, inputs: Inputs) -> Generator[Effect, A
             received_bM = yield from pipe.gradient(microbatch)
             pipe.send_gradient(stage.backward(microbatch, received_bM), microbatch)
     result = stage.finish()
+    if worker.negotiator is not None:
+        yield from worker.negotiator.agree(step, result.gradients, worker.send)
     for to, frame, dense_equivalent_bytes in worker.client.push(step, result.gradients):
         worker.send(to, frame, dense_equivalent_bytes)
     if result.pooled_gradient_BFD is not None:

@@ -120,6 +120,7 @@ class TinyWorld:
                     codec=DenseCodec(),
                     ops=SCHEDULES[layout.schedule](part.index, len(stages), layout.microbatches),
                     client=client,
+                    negotiator=None,
                     embedding_schedule=Constant(base_lr=self.table_lr),
                     send=self._sender(rank),
                 )

@@ -1,0 +1,119 @@
+"""CLT-k against its algorithm in plain numpy.
+
+Shapes: N elements of all tensors, K that leave.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from agreeing import Group
+from gradient_rows import SPECS, decoded, gradients_of
+from numpy.typing import NDArray
+
+from dlrm_hybrid.compress.gradient.cltk import CltK, CltKCoordination, CltKOptions
+from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.wire.index_set import index_set
+from dlrm_hybrid.wire.section import Dtype, Section, SectionError
+from dlrm_hybrid.wire.values import narrow
+
+COUNT = sum(spec.count for spec in SPECS)
+KEEP = 34  # of 337 elements at sparsity 0.9
+
+
+def group(
+    trainers: int,
+    *,
+    specs: Sequence[Spec] = SPECS,
+    dtype: Dtype = Dtype.FLOAT32,
+    low_pass: float = 1.0,
+) -> Group:
+    compressors = [
+        CltK(
+            specs,
+            CltKOptions(
+                sparsity=0.9, dtype=dtype, low_pass=low_pass, trainer=trainer, trainers=trainers
+            ),
+        )
+        for trainer in range(trainers)
+    ]
+    return Group(compressors, CltKCoordination())
+
+
+def flat(tensors: dict[str, torch.Tensor], suffix: str = "") -> NDArray[np.float32]:
+    return np.concatenate([tensors[f"{spec.name}{suffix}"].numpy().reshape(-1) for spec in SPECS])
+
+
+def flat_sent(sections: dict[str, Section]) -> NDArray[np.float32]:
+    return np.concatenate([decoded(sections[spec.name]) for spec in SPECS])
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("low_pass", [1.0, 0.25])
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_all_send_what_the_leader_chooses(trainers: int, low_pass: float, dtype: Dtype) -> None:
+    world = group(trainers, dtype=dtype, low_pass=low_pass)
+    residuals = [np.zeros(COUNT, np.float32) for _ in range(trainers)]
+    for step in range(12):
+        gradients_T = [gradients_of(100 * trainer + step) for trainer in range(trainers)]
+        sums = [
+            residual_N + flat(gradients)
+            for residual_N, gradients in zip(residuals, gradients_T, strict=True)
+        ]
+        leader_N = np.abs(sums[step % trainers])
+        chosen_K = np.sort(np.argsort(-leader_N, kind="stable")[:KEEP])
+        pushed = world.encode(gradients_T, step)
+        for trainer, sections in enumerate(pushed):
+            sent_N = flat_sent(sections)
+            expected_N = np.zeros(COUNT, np.float32)
+            expected_N[chosen_K] = narrow(sums[trainer][chosen_K], dtype)
+            np.testing.assert_array_equal(sent_N, expected_N)
+            before_N = residuals[trainer]
+            after_N = (1 - low_pass) * before_N + low_pass * (sums[trainer] - sent_N)
+            found_N = flat(world.compressors[trainer].tensors(), ".residual")
+            np.testing.assert_allclose(found_N, after_N, rtol=0, atol=0 if low_pass == 1 else 1e-5)
+            residuals[trainer] = found_N.copy()
+
+
+def test_gradients_of_many_trainers_do_not_build_up() -> None:
+    world = group(8)
+    for step in range(10):
+        gradients_T = [gradients_of(100 * trainer + step) for trainer in range(8)]
+        touched_N = np.zeros(COUNT, bool)
+        for sections in world.encode(gradients_T, step):
+            touched_N |= flat_sent(sections) != 0
+        assert touched_N.sum() == KEEP
+
+
+def test_the_leader_alone_speaks() -> None:
+    world = group(3)
+    for step in range(6):
+        proposals = [
+            one.propose(0, gradients_of(step + 10 * trainer), step)
+            for trainer, one in enumerate(world.compressors)
+        ]
+        assert [len(sections) for sections in proposals] == [
+            int(trainer == step % 3) for trainer in range(3)
+        ]
+        agreed = world.coordination.combine(0, step, proposals, COUNT)
+        assert agreed == proposals[step % 3]
+        for one in world.compressors:
+            one.agree(0, agreed)
+            one.encode({}, step)
+
+
+@pytest.mark.parametrize(
+    "agreed",
+    [
+        (),
+        (index_set(np.array([COUNT], np.int32), COUNT + 1),),
+        (index_set(np.array([1], np.int32), 9),) * 2,
+    ],
+)
+def test_what_is_no_choice_is_refused(agreed: Sequence[Section]) -> None:
+    world = group(2)
+    with pytest.raises(SectionError):
+        world.compressors[0].agree(0, agreed)
+    with pytest.raises(SectionError):
+        world.coordination.combine(0, 1, [(), agreed], COUNT)

@@ -1,0 +1,181 @@
+"""Workers that agree through servers: frames as bytes, in any order."""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.cltk import CltK, CltKCoordination, CltKOptions
+from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.parallel.moderator import Moderator
+from dlrm_hybrid.parallel.negotiator import Negotiator
+from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
+from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import sparse_of
+
+SHAPES = {"a.weight": (20, 9), "a.bias": (20,), "b.weight": (7, 11), "b.bias": (7,)}
+STAGE_OF = {name: int(name.startswith("b")) for name in SHAPES}
+TRAINERS = 3
+
+
+def drawn(trainer: int, step: int) -> dict[str, Tensor]:
+    rng = np.random.default_rng((trainer, step))
+    return {
+        name: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+        for name, shape in SHAPES.items()
+    }
+
+
+@dataclass
+class Seat:
+    negotiator: Negotiator
+    compressor: CltK
+
+
+class World:
+    """Two stages of three trainers, and queues between ranks."""
+
+    def __init__(self, servers: int) -> None:
+        self.topology = Topology(trainers=TRAINERS, stages=2, servers=servers, interaction_stage=0)
+        tensors = lay_out(SHAPES, STAGE_OF, servers)
+        self.seats: dict[int, Seat] = {}
+        for rank in range(self.topology.num_workers):
+            trainer, stage = divmod(rank, 2)
+            compressor = CltK(
+                [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage],
+                CltKOptions(
+                    sparsity=0.9,
+                    dtype=Dtype.FLOAT32,
+                    low_pass=1.0,
+                    trainer=trainer,
+                    trainers=TRAINERS,
+                ),
+            )
+            negotiator = Negotiator(
+                topology=self.topology, rank=rank, attempt=2, compressor=compressor
+            )
+            self.seats[rank] = Seat(negotiator, compressor)
+        self.others: list[Frame] = []
+        self.moderators = {
+            self.topology.server(index): Moderator(
+                *(self.topology, index, tensors, CltKCoordination(), 2), self._other
+            )
+            for index in range(servers)
+        }
+        self.links: dict[tuple[int, int], deque[Frame]] = {}
+
+    def _other(self, frame: Frame) -> list:
+        self.others.append(frame)
+        return []
+
+    def post(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        assert dense_equivalent_bytes == 0
+        received = decode(encode(frame))
+        self.links.setdefault((frame.sender, to), deque()).append(received)
+
+    def step(self, step: int, draw: Random) -> dict[int, dict[str, Section]]:
+        """What all workers push, after rounds in any order of arrival."""
+        programs = {
+            rank: seat.negotiator.agree(step, drawn(rank // 2, step), self.post)
+            for rank, seat in self.seats.items()
+        }
+        asked: dict[int, Receive] = {}
+        ready = dict.fromkeys(programs)
+        while programs:
+            moves = [("go", rank) for rank in ready] + [
+                ("arrive", link) for link, queue in self.links.items() if queue
+            ]
+            assert moves, f"deadlock: {asked}"
+            move, where = draw.choice(moves)
+            if move == "go":
+                try:
+                    asked[where] = programs[where].send(ready.pop(where))
+                except StopIteration:
+                    del programs[where]
+                continue
+            frame = self.links[where].popleft()
+            if where[1] in self.moderators:
+                for outgoing in self.moderators[where[1]].handle(frame):
+                    self.post(*outgoing)
+            else:
+                effect = asked.pop(where[1])
+                assert (frame.kind, frame.sender) == (effect.kind, effect.sender)
+                assert (frame.step, frame.boundary) == (effect.step, effect.boundary)
+                ready[where[1]] = frame
+        return {
+            rank: seat.compressor.encode(drawn(rank // 2, step), step)
+            for rank, seat in self.seats.items()
+        }
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_workers_of_a_stage_send_the_same_elements_whatever_the_order(servers: int) -> None:
+    draw, seen = Random(servers), []
+    for world in (World(servers), World(servers)):
+        pushed = [world.step(step, draw) for step in range(5, 9)]
+        for sections in pushed:
+            chosen = {
+                rank: [sparse_of(one).indices_K.tolist() for one in held.values()]
+                for rank, held in sections.items()
+            }
+            assert chosen[0] == chosen[2] == chosen[4] != chosen[1] == chosen[3] == chosen[5]
+            assert sum(map(len, chosen[0])) == 20
+            assert sum(map(len, chosen[1])) == 9
+        seen.append(
+            [
+                {rank: [bytes(one.payload) for one in held.values()] for rank, held in one.items()}
+                for one in pushed
+            ]
+        )
+        assert not world.others
+    assert seen[0] == seen[1]
+
+
+def proposal(world: World, rank: int) -> Frame:
+    """Of step 0, as it is sent."""
+    seat = world.seats[rank]
+    sent: list[Frame] = []
+    next(
+        seat.negotiator.agree(0, drawn(rank // 2, 0), lambda _to, frame, _bytes: sent.append(frame))
+    )
+    return sent[0]
+
+
+def test_other_frames_are_handed_on() -> None:
+    world = World(2)
+    frame = replace(proposal(world, 0), kind=Kind.PUSH)
+    assert world.moderators[6].handle(frame) == []
+    assert world.others == [frame]
+
+
+def test_proposals_of_another_attempt_or_stage_are_refused() -> None:
+    world = World(2)
+    frame = proposal(world, 0)
+    with pytest.raises(DlrmError, match="rank 0 for step 0: of attempt 1, expected 2"):
+        world.moderators[6].handle(replace(frame, attempt=1))
+    with pytest.raises(DlrmError, match="rank 0 for step 0, round 0: the stage of that rank"):
+        world.moderators[7].handle(frame)
+
+
+def test_broken_proposals_and_agreements_name_stage_step_and_round() -> None:
+    world = World(1)
+    nothing = (dense(0, np.zeros(3, np.uint8)),) * 2
+    for rank in (2, 4):
+        assert world.moderators[6].handle(proposal(world, rank)) == []
+    with pytest.raises(DlrmError, match="proposals of stage 0 for step 0, round 0: tensor 0: no"):
+        world.moderators[6].handle(replace(proposal(world, 0), sections=nothing))
+    program = world.seats[3].negotiator.agree(0, drawn(1, 0), world.post)
+    effect = next(program)
+    assert effect == Receive(Kind.AGREEMENT, 6, 0, 0, 0)
+    with pytest.raises(
+        DlrmError, match=r"worker-1.1 \(rank 3\): agreement of rank 6 for step 0, round 0: tensor"
+    ):
+        program.send(replace(proposal(world, 1), sections=nothing))

@@ -1,0 +1,110 @@
+"""Agreements without sockets: workers of some stages that propose, frames in flight."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.parallel.rounds import Agree, Propose, State, start, step
+from dlrm_hybrid.types import DlrmError
+
+
+@dataclass
+class Worker:
+    """Proposes, and waits for the agreement before it goes on."""
+
+    rank: int
+    at: tuple[int, int]
+    waits: bool = False
+    sent: deque[Propose] = field(default_factory=deque[Propose])
+    answers: deque[Agree] = field(default_factory=deque[Agree])
+    agreed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+
+@given(
+    rounds=st.integers(1, 3),
+    trainers=st.integers(1, 4),
+    stages=st.integers(1, 3),
+    first=st.sampled_from([0, 1, 7]),
+    steps=st.integers(1, 4),
+    choices=st.randoms(use_true_random=False),
+)
+def test_all_interleavings_give_every_agreement_once_and_in_order(
+    rounds: int, trainers: int, stages: int, first: int, steps: int, choices
+) -> None:
+    groups = {s: tuple(t * stages + s for t in range(trainers)) for s in range(stages)}
+    state = start(rounds, groups)
+    workers = {rank: Worker(rank, (first, 0)) for rank in range(trainers * stages)}
+    made: dict[int, list[tuple[int, int]]] = {stage: [] for stage in groups}
+
+    def moves() -> list[tuple[str, Worker]]:
+        return [
+            (move, worker)
+            for worker in workers.values()
+            for move, possible in (
+                ("propose", not worker.waits and worker.at[0] < first + steps),
+                ("arrive", bool(worker.sent)),
+                ("agree", bool(worker.answers)),
+            )
+            if possible
+        ]
+
+    while possible := moves():
+        move, worker = choices.choice(possible)
+        if move == "propose":
+            worker.sent.append(Propose(worker.rank, *worker.at))
+            worker.waits = True
+        elif move == "agree":
+            answer = worker.answers.popleft()
+            assert (answer.step, answer.number) == worker.at
+            worker.agreed.append(worker.at)
+            number = worker.at[1] + 1
+            worker.at = (worker.at[0] + number // rounds, number % rounds)
+            worker.waits = False
+        else:
+            state, action = step(state, worker.sent.popleft())
+            if action is not None:
+                assert action.to == groups[action.stage]
+                at = (action.step, action.number)
+                for rank in action.to:
+                    assert workers[rank].at == at, "made before every worker had proposed"
+                    assert not workers[rank].sent
+                    workers[rank].answers.append(action)
+                made[action.stage].append(at)
+    expected = [(one, number) for one in range(first, first + steps) for number in range(rounds)]
+    assert all(agreements == expected for agreements in made.values())
+    assert all(worker.agreed == expected for worker in workers.values())
+
+
+def after(*events: Propose) -> State:
+    state = start(2, {0: (0, 2), 1: (1, 3)})
+    for event in events:
+        state, _ = step(state, event)
+    return state
+
+
+def test_the_last_proposal_of_a_round_makes_the_agreement() -> None:
+    state, action = step(after(), Propose(3, 5, 0))
+    assert action is None
+    state, action = step(state, Propose(0, 4, 0))
+    assert action is None
+    state, action = step(state, Propose(1, 5, 0))
+    assert action == Agree(1, 5, 0, (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([Propose(4, 0, 0)], "rank 4 for step 0, round 0: the stage of that rank"),
+        ([Propose(0, 0, 0), Propose(0, 0, 0)], "rank 0 for step 0, round 0: it came before"),
+        ([Propose(0, 0, 1)], "rank 0 for step 0, round 1: step 0, round 0 is due"),
+        ([Propose(0, 3, 0), Propose(2, 4, 0)], "rank 2 for step 4, round 0: step 3, round 0"),
+        ([Propose(0, 3, 0), Propose(2, 3, 0), Propose(0, 4, 0)], "step 3, round 1 is due"),
+    ],
+)
+def test_proposals_out_of_turn_are_refused(events: list[Propose], message: str) -> None:
+    before = after(*events[:-1])
+    with pytest.raises(DlrmError, match=message):
+        step(before, events[-1])
