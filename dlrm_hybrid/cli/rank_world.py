@@ -159,7 +159,8 @@ def _serve(job: _Job, index: int) -> None:
         start = facts["step"]
         for outgoing in server.restart(start, checkpoint.read_all(folder, ("dense", "versions"))):
             job.channel.send(*outgoing)
-    asked = AskedServer(server, job.task.rank, job.task.attempt, job.meter, start)
+    take = build_world.handle(job.config, job.layout, index, server)
+    asked = AskedServer(server, take, job.task.rank, job.task.attempt, job.meter, start)
     workers = range(job.layout.topology.num_workers)
     serve(job.channel, asked.handle, workers, IDLE_SECONDS)
 

@@ -80,7 +80,10 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
     ]
     world = InProcessWorld(
         mailboxes=mailboxes,
-        servers=[(channel, server.handle) for channel, server in servers],
+        servers=[
+            (channel, build_world.handle(config, layout, index, server))
+            for index, (channel, server) in enumerate(servers)
+        ],
         tables=tables,
         interaction_group=topology.interaction_group,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
 from dlrm_hybrid.compress.gradient.dense import NoCompression
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
@@ -15,27 +14,10 @@ from dlrm_hybrid.compress.gradient.thresholds.hard import Hard, usual_magnitude
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
 from dlrm_hybrid.config.build_compress import dtype
+from dlrm_hybrid.config.build_coordination import COMPRESSORS
 from dlrm_hybrid.config.compression_schema import GradientConfig
+from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Whose gradients they are.
-
-    Attributes:
-        specs: the dense tensors of the stage.
-        trainer: its number.
-        stage: its number.
-        model_elements: of all dense tensors of the model.
-        lr: learning rate by step.
-    """
-
-    specs: Sequence[Spec]
-    trainer: int
-    stage: int
-    model_elements: int
-    lr: Callable[[int], float]
 
 
 def gradients(config: Config, holder: Holder) -> GradientCompressor:
@@ -98,4 +80,5 @@ METHODS: Mapping[str, Callable[[Config, Holder], GradientCompressor]] = {
     "dct": _sparsifier,
     "topk": _sparsifier,
     "hard": _sparsifier,
+    **COMPRESSORS,
 }

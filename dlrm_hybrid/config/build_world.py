@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -12,7 +12,13 @@ from dlrm_hybrid.comm.emulation.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.config import build, build_compress, build_gradient, build_model
+from dlrm_hybrid.config import (
+    build,
+    build_compress,
+    build_coordination,
+    build_gradient,
+    build_model,
+)
 from dlrm_hybrid.config.build_gradient import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
@@ -24,9 +30,12 @@ from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.moderator import Moderator
+from dlrm_hybrid.parallel.negotiator import Negotiator
 from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.service import Handle
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Send, Worker
 
@@ -94,7 +103,7 @@ def learning(config: Config, plan: Layout) -> Learning:
 def compression(config: Config, plan: Layout, rank: int) -> Compression:
     """All that the worker with this rank compresses with."""
     trainer, stage = divmod(rank, plan.topology.stages)
-    gradients = None
+    gradients = coordinated = None
     if plan.topology.servers:
         specs = [
             Spec(tensor.id, tensor.name, tensor.shape)
@@ -109,9 +118,12 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
             lr=lr,
         )
-        gradients = build_gradient.gradients(config, holder)
+        coordinated = build_coordination.compressor(config, holder)
+        gradients = coordinated or build_gradient.gradients(config, holder)
     activations = build_compress.activations(config, plan.partition.stages[stage])
-    return Compression(trainer=trainer, gradients=gradients, activations=activations)
+    return Compression(
+        trainer=trainer, gradients=gradients, coordinated=coordinated, activations=activations
+    )
 
 
 def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
@@ -134,8 +146,9 @@ def worker(config: Config, plan: Layout, rank: int, send: Send) -> WorkerParts:
     model = stage_model(config, plan, rank % plan.topology.stages)
     own = compression(config, plan, rank)
     owner = _client(config, plan, rank, model, own)
+    alone = _worker(config, plan, rank, model, own.activations, owner, send)
     return WorkerParts(
-        worker=_worker(config, plan, rank, model, own.activations, owner, send),
+        worker=replace(alone, negotiator=_negotiator(plan, rank, own)),
         client=owner,
         compression=own,
     )
@@ -156,6 +169,14 @@ def _client(
         return LocalClient(plan.topology.name(rank), weights, learning(config, plan))
     return ServerClient(
         plan.topology, rank, plan.tensors, weights, policy(config), plan.attempt, own.gradients
+    )
+
+
+def _negotiator(plan: Layout, rank: int, own: Compression) -> Negotiator | None:
+    if own.coordinated is None:
+        return None
+    return Negotiator(
+        topology=plan.topology, rank=rank, attempt=plan.attempt, compressor=own.coordinated
     )
 
 
@@ -198,3 +219,14 @@ def server(config: Config, plan: Layout, index: int) -> ParameterServer:
     return ParameterServer(
         plan.topology, index, plan.tensors, values, learning(config, plan), options
     )
+
+
+def handle(config: Config, plan: Layout, index: int, server: ParameterServer) -> Handle:
+    """What becomes of pushes to a server, and of proposals to it."""
+    coordination = build_coordination.coordination(config)
+    if coordination is None:
+        return server.handle
+    moderator = Moderator(
+        plan.topology, index, plan.tensors, coordination, plan.attempt, server.handle
+    )
+    return moderator.handle

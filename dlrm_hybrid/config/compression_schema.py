@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Precision
-from dlrm_hybrid.config.gradient_sections import HardConfig
+from dlrm_hybrid.config.gradient_sections import CltkConfig, HardConfig
 
-MethodName = Literal["none", "dct", "topk", "hard"]
+MethodName = Literal["none", "dct", "topk", "hard", "cltk"]
 RuleName = Literal["exact", "histogram", "hard"]
 
 
@@ -31,6 +31,7 @@ class GradientConfig:
     drain: Literal["none", "discard", "flush"] | None
     drain_every: Positive | None
     hard: HardConfig | None
+    cltk: CltkConfig | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

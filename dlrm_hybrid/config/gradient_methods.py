@@ -51,6 +51,7 @@ METHODS: Mapping[str, Method] = {
     "dct": Method(),
     "topk": Method(thresholds=("histogram", "exact")),
     "hard": Method(thresholds=("hard",)),
+    "cltk": Method(keys=(), thresholds=(), sections=("cltk",), policies=("sync",)),
 }
 
 

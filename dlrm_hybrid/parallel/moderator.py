@@ -5,13 +5,14 @@ All agreements of stage w go through server w mod S, whichever servers own its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from dlrm_hybrid.compress.gradient.coordination import Coordination, Sections
 from dlrm_hybrid.parallel import rounds
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.rounds import Agree, Propose
+from dlrm_hybrid.parallel.service import Handle
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -38,7 +39,7 @@ class Moderator:
         tensors: Sequence[DenseTensor],
         coordination: Coordination,
         attempt: int,
-        others: Callable[[Frame], list[Outgoing]],
+        others: Handle,
     ) -> None:
         self._topology = topology
         self._rank = topology.server(index)
@@ -51,7 +52,7 @@ class Moderator:
         self._state = rounds.start(coordination.rounds, groups)
         self._proposed: dict[int, Sections] = {}
 
-    def handle(self, frame: Frame) -> list[Outgoing]:
+    def handle(self, frame: Frame) -> Sequence[Outgoing]:
         """Take a frame; the answers to send before the next call.
 
         Raises:

@@ -20,7 +20,7 @@ def serve(
     Args:
         channel: of this rank; the caller closes it.
         handle: takes all frames but goodbyes: `ParameterServer.handle`, or a function that answers
-            CONTROL frames with sections itself.
+            proposals and CONTROL frames with sections itself.
         workers: ranks that will say goodbye.
         deadline_seconds: longest silence.
 

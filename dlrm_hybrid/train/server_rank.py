@@ -9,6 +9,7 @@ from typing import final
 from dlrm_hybrid.parallel.control import Topic, control, num_bytes, values_of
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
+from dlrm_hybrid.parallel.service import Handle
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
@@ -22,6 +23,7 @@ class AskedServer:
 
     Attributes:
         server: owns the tensors.
+        take: gets all frames that are no questions: `server.handle`, or what hands pushes on to it.
         rank: its own.
         attempt: how often the run has been restarted.
         meter: told what the answers are for.
@@ -29,6 +31,7 @@ class AskedServer:
     """
 
     server: ParameterServer
+    take: Handle
     rank: int
     attempt: int
     meter: RankMeter
@@ -36,10 +39,10 @@ class AskedServer:
     _asked: list[Frame] = field(default_factory=list[Frame])
 
     def handle(self, frame: Frame) -> Sequence[Outgoing]:
-        """As `ParameterServer.handle`; a question waits until all versions of its step are made."""
+        """As `take`; a question waits until all versions of its step are made."""
         self.meter.switch(self._phase(frame))
         if frame.kind is not Kind.CONTROL:
-            outgoing = self.server.handle(frame)
+            outgoing = self.take(frame)
             return [*outgoing, *self._answers()] if self._asked else outgoing
         self._asked.append(frame)
         return self._answers()

@@ -17,6 +17,7 @@ from dlrm_hybrid.kernels.distinct import collapse, lay_out, sum_rows
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.id_sets import decode as decode_ids
 from dlrm_hybrid.kernels.id_sets import encode as encode_ids
+from dlrm_hybrid.kernels.largest import list_largest
 from dlrm_hybrid.kernels.narrow import (
     float16_bits,
     from_float16_bits,
@@ -75,6 +76,17 @@ def scattered() -> Outputs:
 def ranked() -> Outputs:
     cases = [(1, 1), (100, 7), (20_000, 20_000), (20_000, 150)]
     return [np.array([magnitude_of_rank(floats(count, 3), rank) for count, rank in cases])]
+
+
+def largest() -> Outputs:
+    outputs: Outputs = []
+    for count, tau in ((63, 1.5), (1000, 2.0)):
+        values_N, indices_K = np.rint(2 * floats(count, 6)) / 2, np.zeros(count, np.int32)
+        listed = list_largest(
+            values_N, tau, np.count_nonzero(np.abs(values_N) > tau) + 1, indices_K
+        )
+        outputs += [np.array(listed), indices_K[:listed].copy()]
+    return outputs
 
 
 def kept_of_rows() -> Outputs:
@@ -154,6 +166,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
     "histogram": ranked,
+    "largest": largest,
     "narrow": narrowed,
     "indices": coded,
     "rows": kept_of_rows,

@@ -1,0 +1,43 @@
+"""Worlds whose trainers agree before they push."""
+
+import pytest
+from world_runs import Train, assert_moved, assert_same_state, curve, summary
+
+from dlrm_hybrid.config.build_coordination import COMPRESSORS
+
+WORLD = (
+    *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
+    *("train.batch_size=16", "network.patience_seconds=60", "gradient.sparsity=0.9"),
+)
+METHODS = sorted(COMPRESSORS)
+QUICK = "cltk"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(one, marks=() if one == QUICK else pytest.mark.slow) for one in METHODS],
+)
+def test_processes_agree_as_one_process_does(method: str, train: Train) -> None:
+    options = (*WORLD, f"gradient={method}", "train.steps=20", "checkpoint.every=10")
+    code, in_process = train("in-process", *options, "parallel.world=in_process")
+    assert code == 0
+    assert_moved(in_process, 10, 20)
+    code, processes = train("processes", *options)
+    assert code == 0
+    for step in (10, 20):
+        assert_same_state(processes, in_process, step)
+    assert curve(processes) == curve(in_process)
+    for part in ("test", "compression"):
+        assert summary(processes)[part] == summary(in_process)[part]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_agrees_as_the_unbroken_one(method: str, train: Train) -> None:
+    options = (*WORLD, f"gradient={method}", "parallel.world=in_process", "checkpoint.every=7")
+    code, unbroken = train("unbroken", *options, "train.steps=14")
+    assert code == 0
+    resume = f"checkpoint.resume={unbroken / 'checkpoints' / 'step_00000007'}"
+    code, resumed = train("resumed", *options, "train.steps=14", resume)
+    assert code == 0
+    assert_same_state(resumed, unbroken, 14)
+    assert_moved(unbroken, 7, 14)
