@@ -10,13 +10,10 @@ WORLD = (
     *("train.batch_size=16", "network.patience_seconds=60", "gradient.sparsity=0.9"),
 )
 METHODS = sorted(COMPRESSORS)
-QUICK = "cltk"
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(one, marks=() if one == QUICK else pytest.mark.slow) for one in METHODS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_processes_agree_as_one_process_does(method: str, train: Train) -> None:
     options = (*WORLD, f"gradient={method}", "train.steps=20", "checkpoint.every=10")
     code, in_process = train("in-process", *options, "parallel.world=in_process")
