@@ -29,6 +29,8 @@ class LiveTraining:
         """Take one event."""
         values = event.values
         if event.kind is Kind.STARTED:
+            self._stack.close()  # the bar of an attempt before
+            self._before, self._speed = None, 0.0
             self._steps_total = values["steps_total"]
             self._bar = self._stack.enter_context(self._terminal.bar("train"))
             self._terminal.line(

@@ -44,10 +44,10 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     engine = build_engine.engine(config, shards, plan.steps)
     progress = _resume(task, values, engine, shards)
-    progress = rewind_events(folder / EVENTS_FILE, progress, task)
+    progress = rewind_events(folder / EVENTS_FILE, progress)
     with ExitStack() as stack:
         sink = stack.enter_context(closing(open_sink(folder, config, report, progress.samples)))
-        sink.write(started(config, shards, plan, progress))
+        sink.write(started(task, config, shards, plan, progress))
         parts = Parts(
             learn=engine.learn,
             meet=lambda progress: _meet(progress, plan, engine, stop),
@@ -147,10 +147,9 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
     return progress
 
 
-def rewind_events(path: Path, progress: Progress, task: TrainTask) -> Progress:
+def rewind_events(path: Path, progress: Progress) -> Progress:
     """Drop the events that will be lived through again; know which evaluation is on record."""
-    goes_on = task.resume_from is not None and path.exists()
-    kept = events.until(events.read(path), progress.step) if goes_on else []
+    kept = events.until(events.read(path), progress.step) if path.exists() else []
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(f"{event.to_json()}\n" for event in kept), encoding="utf-8")
     partial.replace(path)
@@ -175,9 +174,12 @@ def _meet(progress: Progress, plan: Plan, engine: Engine, stop: StopWish) -> tup
     return progress, severity
 
 
-def started(config: Config, shards: Shards, plan: Plan, progress: Progress) -> Event:
+def started(
+    task: TrainTask, config: Config, shards: Shards, plan: Plan, progress: Progress
+) -> Event:
     """The first event of an attempt."""
     values = {
+        "attempt": task.attempt,
         "rank": 0,
         "role": "worker",
         "pid": os.getpid(),

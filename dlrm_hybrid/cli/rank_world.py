@@ -175,9 +175,9 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
         sink: Sink = Fanout([])
         if built.rank.leads:
             folder = Path(task.run_folder)
-            progress = ranks.rewind_events(folder / EVENTS_FILE, progress, task)
+            progress = ranks.rewind_events(folder / EVENTS_FILE, progress)
             sink = ranks.open_sink(folder, job.config, report, progress.samples)
-            sink.write(ranks.started(job.config, job.shards, job.plan, progress))
+            sink.write(ranks.started(task, job.config, job.shards, job.plan, progress))
         stack.enter_context(closing(sink))
         parts = _parts(job, built, sink, report, stop)
         try:

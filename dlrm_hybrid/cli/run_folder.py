@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.cli.request import Request
-from dlrm_hybrid.config.identity import config_hash, differences, same_results
+from dlrm_hybrid.config.identity import (
+    FROM_ITSELF,
+    config_hash,
+    differences,
+    same_results,
+)
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.report.runs import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
@@ -35,14 +40,20 @@ def claim(request: Request) -> Path | None:
         _check_same_run(request)
         # Until this attempt ends nothing is summed up.
         (folder / SUMMARY_FILE).unlink(missing_ok=True)
-        if has_latest(folder):
-            return folder
     elif used:
         raise _fault(
             f"hydra.run.dir = {folder}: is not empty; two runs never share a folder "
             "(checkpoint.resume=auto goes on with the run in it)"
         )
-    return None if resume in ("never", "auto") else Path(resume)
+    return resume_point(request)
+
+
+def resume_point(request: Request) -> Path | None:
+    """What a run goes on from: its folder once it has saved there, else what it began with."""
+    if has_latest(request.folder):
+        return request.folder
+    resume = request.config.checkpoint.resume
+    return None if resume in FROM_ITSELF else Path(resume)
 
 
 def is_complete(request: Request) -> bool:
@@ -67,10 +78,11 @@ def write_facts(request: Request) -> None:
 
 
 def attempts(folder: Path) -> int:
-    """How often the run in this folder has been started before."""
+    """How often the run in this folder has been started before, as far as its record knows."""
     path = folder / EVENTS_FILE
     record = events.read(path) if path.exists() else iter(())
-    return sum(event.kind is events.Kind.STARTED for event in record)
+    started = [one.values["attempt"] for one in record if one.kind is events.Kind.STARTED]
+    return max(started, default=-1) + 1
 
 
 def append_events(folder: Path, told: Sequence[events.Event]) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.attempts import Attempts
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.prepare import prepared_rows
-from dlrm_hybrid.cli.request import Request, TrainTask
+from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
@@ -23,8 +22,8 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_latest
-from dlrm_hybrid.train.rank import Rank
-from dlrm_hybrid.train.supervisor import Outcome, run_ranks
+from dlrm_hybrid.train.restarts import Restarts
+from dlrm_hybrid.train.supervisor import Outcome, run_attempts
 from dlrm_hybrid.types import ExitCode, RunFailedError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
@@ -40,63 +39,43 @@ STATUS: dict[int, str] = {
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
     terminal = Terminal()
-    resume_from = run_folder.claim(request)
+    run_folder.claim(request)
     with rank_namespaces(request.config, terminal) as namespaces:
         run_folder.write_facts(request)
-        outcome = _run_ranks(request, resume_from, namespaces, terminal)
+        outcome = _run_ranks(request, namespaces, terminal)
     cores = len(os.sched_getaffinity(0))
     return close(request, outcome, cores, terminal)
 
 
-def _run_ranks(
-    request: Request, resume_from: Path | None, namespaces: Namespaces, terminal: Terminal
-) -> Outcome:
+def _run_ranks(request: Request, namespaces: Namespaces, terminal: Terminal) -> Outcome:
     """Make the rows ready, run all ranks to the end and put on record what they say."""
     rows = prepared_rows(request.config, terminal)
     terminal.line(f"run folder {request.folder}")
-    told: list[Event] = []
+    options = request.config.checkpoint
     with LiveTraining(terminal) as live, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
+        attempts = Attempts(
+            request=request,
+            rows=rows,
+            rendezvous=Path(rendezvous),
+            namespaces=namespaces,
+            restarts=Restarts(options.max_restarts, options.restart_window_seconds),
+            first=run_folder.attempts(request.folder),
+            say=terminal.line,
+        )
 
         def report(event: Event) -> None:
             if event.kind is Kind.RANK:
-                told.append(event)
+                attempts.told.append(event)
             live.show(event)
 
-        task = TrainTask(
-            run_folder=str(request.folder),
-            prepared=str(rows),
-            resume_from=None if resume_from is None else str(resume_from),
-            rank=0,
-            attempt=run_folder.attempts(request.folder),
-            rendezvous=rendezvous,
-        )
-        ranks = _ranks(request, task, namespaces)
-        outcome = run_ranks(ranks, _entry(request.config), report)
-    run_folder.append_events(request.folder, told)
+        outcome = run_attempts(attempts.ranks, _entry(request.config), report, attempts.again)
+    run_folder.append_events(request.folder, attempts.told)
     return outcome
 
 
 def _entry(config: Config) -> str:
     """What each process of the run does."""
     return WORLD_RANK if build.many_processes(config) else TRAIN_RANK
-
-
-def _ranks(request: Request, task: TrainTask, namespaces: Namespaces) -> list[Rank]:
-    """The processes of the run; a world of one process has one."""
-    names = ["worker-0"]
-    if build.many_processes(request.config):
-        topology = build.topology(request.config)
-        names = [topology.name(rank) for rank in range(topology.size)]
-    return [
-        Rank(
-            index=index,
-            name=name,
-            argument=json.dumps(asdict(replace(task, rank=index))),
-            log_folder=request.folder / "log",
-            namespaces=namespaces(index),
-        )
-        for index, name in enumerate(names)
-    ]
 
 
 def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) -> int:

@@ -11,6 +11,7 @@ from typing import Any, cast
 WITHOUT_EFFECT = (
     *("name", "skip_completed", "evaluate", "telemetry", "report", "bench", "doctor"),
     *("checkpoint.every", "checkpoint.keep"),
+    *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
     "data.parquet",
 )

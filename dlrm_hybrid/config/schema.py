@@ -148,11 +148,13 @@ class EvaluateConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When to save, how many to keep, where to go on from."""
+    """When to save, how many to keep, where to go on from, and how often after a loss."""
 
     every: Count
     keep: Positive
     resume: Path
+    max_restarts: Count
+    restart_window_seconds: Rate
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

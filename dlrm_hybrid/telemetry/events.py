@@ -33,7 +33,8 @@ class Event:
         step: training steps done when it happened, over all attempts.
         time_seconds: since 1970.
         values: by kind —
-            started: rank, role, pid, steps_total, samples_per_step, train_rows, test_rows.
+            started: attempt (starts before this one), rank, role, pid, steps_total,
+                samples_per_step, train_rows, test_rows.
             tick: samples, loss and accuracy so far; for the eye only, never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
                 interval), lr, and timed_rows, timed_seconds, timed_cpu_seconds of the training
@@ -81,11 +82,12 @@ def read(path: Path) -> Iterator[Event]:
 def until(events: Iterable[Event], step: int) -> list[Event]:
     """The events of a run as it was when the checkpoint of `step` was written.
 
-    What came later is lived through again after resuming, so its rows would stand twice.
+    What came later is lived through again after resuming, so its rows would stand twice. That an
+    attempt was made stays true.
     """
-    kept: list[Event] = []
-    for event in events:
-        if event.step > step or event.kind in (Kind.FINISHED, Kind.FAILED):
-            continue
-        kept.append(event)
-    return kept
+    return [
+        event
+        for event in events
+        if event.kind is Kind.STARTED
+        or (event.step <= step and event.kind not in (Kind.FINISHED, Kind.FAILED))
+    ]

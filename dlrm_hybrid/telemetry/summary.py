@@ -17,7 +17,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     """The summary of one run; whatever was not measured is None.
 
     `seconds`, `samples_per_second`, `cpu` and `network` cover training steps only, without the
-    first ones of each attempt. `train.loss` and `train.accuracy` are means over the last tenth of
+    first ones of each attempt; of `network` and `cpu` in a world, only the attempts that came to
+    their end. `train.loss` and `train.accuracy` are means over the last tenth of
     the steps.
 
     Args:
@@ -29,14 +30,17 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     points = [event for event in record if event.kind is Kind.PROGRESS]
     ranks = [event.values for event in record if event.kind is Kind.RANK]
     compressed = [event.values["of"] for event in record if event.kind is Kind.COMPRESSION]
-    rows = sum(point.values["timed_rows"] for point in points)
-    seconds = sum(point.values["timed_seconds"] for point in points)
-    cpu_seconds = sum(point.values["timed_cpu_seconds"] for point in points)
+    attempts = _attempts(record)
+    rows, seconds, cpu_seconds = _timed(record)
+    counted_rows, counted_seconds = rows, seconds
     if ranks:
+        # A rank that was killed has told nothing of what it did.
+        told = [part for part in attempts if any(one.kind is Kind.RANK for one in part)]
+        counted_rows, counted_seconds, _ = _timed(event for part in told for event in part)
         cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
     processes = len({rank["rank"] for rank in ranks}) or 1
     last = points[-1] if points else None
-    attempts = _attempts(record)
+    starts = [event.values for event in record if event.kind is Kind.STARTED]
     return {
         "status": status,
         "steps": last.step if last else 0,
@@ -46,9 +50,11 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
         "test": _test_scores(record),
-        "network": world_network(ranks, rows) if ranks else NETWORK_UNMEASURED,
+        "network": world_network(ranks, counted_rows) if ranks else NETWORK_UNMEASURED,
         "cpu": {
-            "utilization": cpu_seconds / (seconds * min(processes, cores)) if seconds else None,
+            "utilization": (
+                cpu_seconds / (counted_seconds * min(processes, cores)) if counted_seconds else None
+            ),
             "seconds": cpu_seconds or None,
         },
         "roles": world_roles(ranks) if ranks else _role(record, seconds, cpu_seconds),
@@ -56,8 +62,18 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
             "gradient_density": compression.density(compressed, compression.GRADIENT),
             "activation_density": compression.density(compressed, compression.ACTIVATION),
         },
-        "restarts": max(0, len(attempts) - 1),
+        "restarts": max((one["attempt"] for one in starts), default=0),
     }
+
+
+def _timed(record: Iterable[Event]) -> tuple[int, float, float]:
+    """Rows, seconds and CPU seconds of training steps."""
+    points = [event.values for event in record if event.kind is Kind.PROGRESS]
+    return (
+        sum(point["timed_rows"] for point in points),
+        sum(point["timed_seconds"] for point in points),
+        sum(point["timed_cpu_seconds"] for point in points),
+    )
 
 
 def _attempts(record: Sequence[Event]) -> list[list[Event]]:

@@ -41,6 +41,15 @@ def find(path: Path) -> Path:
         raise DataError(f"{path}: no checkpoint here (no {LATEST_FILE}){hint}") from None
 
 
+def saved_step(path: Path | None) -> int:
+    """The step after which a run goes on from this run folder or checkpoint; 0 without one.
+
+    Raises:
+        DataError: as `find` and `read_facts`.
+    """
+    return 0 if path is None else read_facts(find(path))["step"]
+
+
 def read_facts(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint: `step`, `files` and the facts given to `save`.
 

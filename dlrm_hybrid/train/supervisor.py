@@ -2,7 +2,7 @@
 
 Ranks are forked from a forkserver that has made the slow imports once. The kernel ends forkserver
 and ranks with the supervisor, even after kill -9. The first rank that fails decides the outcome;
-the others are ended.
+the others are ended. Where that rank was lost, not wrong, all may be started again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -32,10 +32,17 @@ TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: the exit code and, unless it is DONE, a message for a person."""
+    """How a run ended: the exit code and, unless it is DONE, a message for a person.
+
+    Attributes:
+        exit_code: for the shell.
+        message: why.
+        lost: a rank was killed, or is gone for another; what was saved is whole.
+    """
 
     exit_code: int
     message: str
+    lost: bool = False
 
 
 @dataclass(slots=True)
@@ -66,7 +73,7 @@ class _Forwarder:
     What comes before a rank is ready waits until it is.
     """
 
-    running: list[_Running]
+    running: list[_Running] = field(default_factory=list[_Running])
     received: list[int] = field(default_factory=list[int])
     _before: dict[int, Any] = field(default_factory=dict[int, Any])
 
@@ -113,14 +120,44 @@ def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
         entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
         report: called in this process for every event of every rank.
     """
-    running: list[_Running] = []
+    return run_attempts(lambda: ranks, entry, report, lambda lost: lost)
+
+
+def run_attempts(
+    ranks: Callable[[], Sequence[Rank]],
+    entry: str,
+    report: Report,
+    again: Callable[[Outcome], Outcome | None],
+) -> Outcome:
+    """As `run_ranks`, time after time as long as a rank is lost and `again` has no outcome.
+
+    Nobody is asked after a signal. One that comes between two attempts reaches the ranks of the
+    next.
+
+    Args:
+        ranks: what to start, for each attempt.
+        entry: as above.
+        report: as above.
+        again: what becomes of the run after this outcome; None is another attempt.
+    """
+    with _Forwarder() as forwarder:
+        outcome = None
+        while outcome is None:
+            outcome = _attempt(ranks(), entry, report, forwarder)
+            if outcome.lost and not forwarder.received:
+                outcome = again(outcome)
+        return outcome
+
+
+def _attempt(ranks: Sequence[Rank], entry: str, report: Report, forwarder: _Forwarder) -> Outcome:
+    running = forwarder.running
     try:
-        with _Forwarder(running) as forwarder:
-            for rank in ranks:
-                running.append(_start(rank, entry))
-            return _listen(running, forwarder, report)
+        for rank in ranks:
+            running.append(_start(rank, entry))
+        return _listen(running, forwarder, report)
     finally:
         _end(running)
+        running.clear()
 
 
 def _start(rank: Rank, entry: str) -> _Running:
@@ -183,14 +220,15 @@ def _failure(one: _Running) -> Outcome:
     code = one.process.exitcode
     assert code is not None
     if one.failure is not None and code == one.failure.values["exit_code"]:
-        return Outcome(code, one.failure.values["message"])
+        return Outcome(code, one.failure.values["message"], one.failure.values["lost_peer"])
     log = one.rank.log_folder / f"{one.rank.name}.log"
+    lost = code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)
     if code < 0:
         cause = f"was killed by {signal.Signals(-code).name}"
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
         cause = f"ended with exit code {code}"
-    return Outcome(code, f"{one.rank.name} (rank {one.rank.index}) {cause}; see {log}")
+    return Outcome(code, f"{one.rank.name} (rank {one.rank.index}) {cause}; see {log}", lost)
 
 
 def _end(running: Sequence[_Running]) -> None:

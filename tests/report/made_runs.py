@@ -60,7 +60,7 @@ def told(rank: int, role: str, bytes_pushed: int) -> Event:
 
 
 def plain_events(loss: float = 0.5) -> list[Event]:
-    started = {"rank": 0, "role": "worker", "pid": 1, "steps_total": 20}
+    started = {"attempt": 0, "rank": 0, "role": "worker", "pid": 1, "steps_total": 20}
     return [
         Event(Kind.STARTED, 0, BEGIN, {**started, "samples_per_step": SAMPLES_PER_STEP}),
         progress(10, loss + 0.1),

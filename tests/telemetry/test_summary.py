@@ -1,11 +1,14 @@
 import pytest
 
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.summary import summarise
+from dlrm_hybrid.telemetry.traffic import Phase, Traffic, TrafficCounter
 
 
-def started(step: int, time_seconds: float) -> Event:
-    return Event(Kind.STARTED, step, time_seconds, {"rank": 0, "role": "worker"})
+def started(step: int, time_seconds: float, attempt: int = 0) -> Event:
+    values = {"attempt": attempt, "rank": 0, "role": "worker"}
+    return Event(Kind.STARTED, step, time_seconds, values)
 
 
 def point(step: int, time_seconds: float, loss: float, rows: int = 100) -> Event:
@@ -22,6 +25,17 @@ def point(step: int, time_seconds: float, loss: float, rows: int = 100) -> Event
     return Event(Kind.PROGRESS, step, time_seconds, values)
 
 
+def told(rank: int, role: str, pushed_bytes: int) -> Event:
+    """What a rank of a world says at its end, after a CPU second of training for each number."""
+    counters: list[TrafficCounter] = []
+    meter = RankMeter(on_phase=counters.append)
+    meter.switch(Phase.TRAIN)
+    counters[-1].add(Traffic.GRADIENT_PUSH, pushed_bytes, pushed_bytes)
+    values = {"rank": rank, "role": role, "received_bytes": 0, **meter.values()}
+    values["cpu_seconds"][Phase.TRAIN] = 1.0 + rank
+    return Event(Kind.RANK, 20, 212.0, values)
+
+
 SCORES = {
     "log_loss": 0.5,
     "accuracy": 0.75,
@@ -36,7 +50,7 @@ def test_a_run_of_two_attempts() -> None:
     record = [
         started(0, 100.0),
         point(10, 110.0, 0.9),
-        started(10, 200.0),
+        started(10, 200.0, attempt=1),
         point(20, 210.0, 0.6),
         point(22, 212.0, 0.2, rows=20),
         Event(Kind.EVALUATED, 22, 216.0, SCORES),
@@ -64,6 +78,15 @@ def test_a_run_of_two_attempts() -> None:
         "evaluate": 4.0,
         "checkpoint": 0.5,
     }
+
+
+def test_bytes_and_processor_time_are_held_against_the_attempt_that_tells_them() -> None:
+    ranks = [told(0, "worker-0.0", 800), told(1, "server-0", 800)]
+    killed, whole = [started(0, 100.0), point(10, 110.0, 0.9)], [started(10, 200.0, attempt=1)]
+    summary = summarise([*killed, *whole, point(20, 210.0, 0.6), *ranks], "complete", cores=8)
+    assert summary["network"]["bytes_per_sample"] == 1600 / 80  # of 100 rows 20 are not timed
+    assert summary["cpu"]["utilization"] == (1.0 + 2.0) / (2.0 * 2)
+    assert summary["samples_per_second"] == 160 / 4
 
 
 def test_a_run_that_did_nothing_claims_nothing() -> None:

@@ -140,7 +140,7 @@ def test_a_killed_rank_is_named_and_ends_the_others(
 ) -> None:
     watcher = Watcher(tmp_path / "run", 7, lambda ranks: os.kill(ranks[role], signal.SIGKILL))
     watcher.start()
-    code, folder = train("run", *LONG)
+    code, folder = train("run", *LONG, "checkpoint.max_restarts=0")
     watcher.join()
     assert watcher.acted_at > 0, "the fault did not strike"
     assert time.monotonic() - watcher.acted_at < 10

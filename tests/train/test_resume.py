@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_faults import fault_file
+from rank_faults import left, plan
 from safetensors.numpy import load_file
 
 import dlrm_hybrid.cli.train as cli_train
 from dlrm_hybrid.telemetry import events
 
 STEPS = 93
-KILLS = 20
+KILLS, RUNS = 20, 4
 Train = Callable[..., tuple[int, Path]]
 
 
@@ -43,12 +43,6 @@ def curve(folder: Path) -> list[tuple[object, ...]]:
     ]
 
 
-def strike(folder: Path, step: int, signal: str) -> Path:
-    path = fault_file(folder)
-    path.write_text(json.dumps({"step": step, "signal": signal}))
-    return path
-
-
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_train, "TRAIN_RANK", "rank_faults:struck_rank")
@@ -57,35 +51,83 @@ def struck(monkeypatch: pytest.MonkeyPatch) -> None:
 EVERY = ("telemetry.every=1", "checkpoint.every=7")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "momentum"])
-def test_killed_runs_end_like_the_unbroken_one(
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def starts(folder: Path) -> list[int]:
+    """The step at which each attempt began."""
+    found = events.read(folder / "events.jsonl")
+    return [event.step for event in found if event.kind is events.Kind.STARTED]
+
+
+def test_a_run_killed_again_and_again_ends_like_the_unbroken_one(
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, unbroken = train("unbroken", *EVERY)
+    assert code == 0
+    each = KILLS // RUNS
+    kills = random.Random("kills").sample(range(1, STEPS), KILLS)
+    for number in range(RUNS):
+        folder = tmp_path / f"killed-{number}"
+        steps = sorted(kills[number * each :][:each])
+        saved = [(step - 1) // 7 * 7 for step in steps]  # killed where it would save, it has not
+        plan(folder, "SIGKILL", *steps)
+        capsys.readouterr()
+        code, _ = train(folder.name, *EVERY, f"checkpoint.max_restarts={each}")
+        assert code == 0
+        assert left(folder) == []
+        assert starts(folder) == [0, *saved]
+        told = capsys.readouterr().out
+        for restart, step in enumerate(saved, 1):
+            assert f"; restart {restart} of {each} from step {step}\n" in told
+        assert summary(folder)["restarts"] == each
+        assert_equal_runs(unbroken, folder)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "momentum"])
+def test_killed_runs_go_on_to_the_end_of_the_unbroken_one(
     optimizer: str, train: Train, struck: None, tmp_path: Path
 ) -> None:
-    tables = {"sgd": "sgd", "adagrad": "adagrad", "momentum": "rowwise_adagrad"}[optimizer]
+    tables = {"adagrad": "adagrad", "momentum": "rowwise_adagrad"}[optimizer]
     choice = (f"optimizer={optimizer}", f"embedding.optimizer={tables}", "optimizer.lr=0.02")
     code, unbroken = train("unbroken", *EVERY, *choice)
     assert code == 0
     moved = tensors(unbroken)
     for name, before in tensors(unbroken, step=91).items():
         assert np.abs(moved[name] - before).max() > 0, name
-    steps = random.Random(optimizer).sample(range(1, STEPS), KILLS if optimizer == "sgd" else 2)
-    for step in steps:
+    for step in random.Random(optimizer).sample(range(1, STEPS), 2):
         folder = tmp_path / f"killed-{step}"
-        fault = strike(folder, step, "SIGKILL")
-        code, _ = train(folder.name, *EVERY, *choice)
+        plan(folder, "SIGKILL", step)
+        code, _ = train(folder.name, *EVERY, *choice, "checkpoint.max_restarts=0")
         assert code == 1
-        assert not fault.exists(), "the fault did not strike"
-        assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+        assert left(folder) == []
+        assert summary(folder)["status"] == "failed"
         code, _ = train(folder.name, *EVERY, *choice, "checkpoint.resume=auto")
         assert code == 0
         assert_equal_runs(unbroken, folder)
+
+
+def test_too_many_losses_end_a_run(
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(tmp_path / "run", "SIGKILL", 5, 6)
+    code, folder = train("run", "telemetry.every=1", "checkpoint.max_restarts=1")
+    assert (code, starts(folder)) == (1, [0, 0])
+    told = capsys.readouterr()
+    assert "restart 1 of 1 from step 0" in told.out
+    assert "no restart is left (checkpoint.max_restarts = 1 within 3600 s)" in told.err
+    assert summary(folder)["status"] == "failed"
+    assert train("run", "telemetry.every=1", "checkpoint.resume=auto")[0] == 0
+    assert starts(folder) == [0, 0, 0]
+    assert summary(folder)["restarts"] == 2
 
 
 def test_sigterm_saves_the_step_it_interrupts(train: Train, struck: None, tmp_path: Path) -> None:
     options = ("telemetry.every=1", "train.evaluate_every=20", "optimizer.schedule=linear")
     assert train("unbroken", *options)[0] == 0
     folder = tmp_path / "preempted"
-    strike(folder, 40, "SIGTERM")
+    plan(folder, "SIGTERM", 40)
     code, _ = train("preempted", *options)
     assert code == 75
     assert (folder / "checkpoints" / "latest").read_text() == "step_00000040\n"
@@ -97,13 +139,13 @@ def test_sigterm_saves_the_step_it_interrupts(train: Train, struck: None, tmp_pa
         if event.kind is events.Kind.EVALUATED
     ]
     assert evaluated == [20, 40, 60, 80, 93]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["restarts"], summary["samples"]) == ("complete", 1, 5952)
+    told = summary(folder)
+    assert (told["status"], told["restarts"], told["samples"]) == ("complete", 1, 5952)
 
 
 def test_ctrl_c_saves_nothing_and_leaves_nobody(train: Train, struck: None, tmp_path: Path) -> None:
     folder = tmp_path / "interrupted"
-    strike(folder, 40, "SIGINT")
+    plan(folder, "SIGINT", 40)
     assert train("interrupted", "telemetry.every=1")[0] == 130
     assert not (folder / "checkpoints").exists()
     pid = int((folder / "log" / "worker-0.pid").read_text())
@@ -148,4 +190,4 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     code, folder = train("diverged", "optimizer.lr=1e30")
     assert code == 4
     assert "step 2: the loss is nan" in capsys.readouterr().err
-    assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"
+    assert (summary(folder)["status"], starts(folder)) == ("diverged", [0])

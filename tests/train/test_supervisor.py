@@ -13,8 +13,8 @@ import pytest
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.train.supervisor import run_ranks
-from dlrm_hybrid.types import DataError, InterruptedRunError
+from dlrm_hybrid.train.supervisor import Outcome, run_attempts, run_ranks
+from dlrm_hybrid.types import DataError, InterruptedRunError, PeerLostError
 
 DEADLINE_SECONDS = 30.0
 
@@ -37,6 +37,10 @@ def breaks(argument: str, report, stop: StopWish) -> None:
 
 def is_killed(argument: str, report, stop: StopWish) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loses_a_peer(argument: str, report, stop: StopWish) -> None:
+    raise PeerLostError(3, "its connection ended")
 
 
 def waits_for_signals(argument: str, report, stop: StopWish) -> None:
@@ -103,6 +107,42 @@ def test_the_first_failure_ends_the_others(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.message) == (130, "told to stop")
     for index in (0, 1):
         assert not alive(int((tmp_path / f"worker-{index}.pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("entry", "attempts"),
+    [("is_killed", 3), ("loses_a_peer", 3), ("has_bad_data", 1), ("breaks", 1)],
+)
+def test_only_a_loss_is_followed_by_another_attempt(
+    tmp_path: Path, entry: str, attempts: int
+) -> None:
+    made: list[list[Rank]] = []
+
+    def next_ranks() -> list[Rank]:
+        made.append(ranks(tmp_path, str(len(made))))
+        return made[-1]
+
+    def again(lost: Outcome) -> Outcome | None:
+        return None if len(made) < 3 else lost
+
+    outcome = run_attempts(next_ranks, f"{__name__}:{entry}", lambda event: None, again)
+    assert len(made) == attempts
+    assert outcome.exit_code == {"has_bad_data": 3}.get(entry, 1)
+
+
+def test_nobody_starts_again_after_a_signal(tmp_path: Path) -> None:
+    asked: list[Outcome] = []
+
+    def strike(event: Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(event.values["pid"], signal.SIGKILL)
+
+    def again(lost: Outcome) -> Outcome | None:
+        asked.append(lost)
+        return lost
+
+    run_attempts(lambda: ranks(tmp_path, ""), f"{__name__}:waits_for_signals", strike, again)
+    assert asked == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])

@@ -1,4 +1,7 @@
-"""Whoever of a world is killed, and whenever: all end soon, say why, leave nothing, and go on."""
+"""Whoever of a world is killed, and whenever: all go on soon, by themselves where they may.
+
+Where they may not, and where the supervisor is killed, all end, say why and leave nothing.
+"""
 
 import random
 import subprocess
@@ -9,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import world_faults
-from world_faults import Fault, struck
+from world_faults import Fault, all_struck, planned, struck
 from world_runs import Train, assert_moved, assert_same, pids, summary
 
 import dlrm_hybrid.cli.train as cli_train
@@ -17,7 +20,8 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
 KILLS = 20
-RESUMED = 5  # of the runs killed
+BY_HAND = 5  # of them, in runs that are started again by hand
+EACH = 5  # in one run that starts again by itself
 STEPS = 60
 EVERY = 7
 WORLD = (
@@ -29,6 +33,7 @@ ROLES = (
     "server-0",
 )
 GONE_SECONDS = 10.0
+RESTART_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -64,10 +69,10 @@ def last_checkpoint(folder: Path) -> int:
     return int(latest.read_text()[len("step_") :]) if latest.exists() else 0
 
 
-def starts(folder: Path) -> list[int]:
-    """The step at which each attempt began."""
+def starts(folder: Path) -> list[events.Event]:
+    """The first event of each attempt."""
     found = events.read(folder / "events.jsonl")
-    return [event.step for event in found if event.kind is Kind.STARTED]
+    return [event for event in found if event.kind is Kind.STARTED]
 
 
 def assert_goes_on(folder: Path, unbroken: Path, train: Train) -> None:
@@ -75,7 +80,7 @@ def assert_goes_on(folder: Path, unbroken: Path, train: Train) -> None:
     begin = last_checkpoint(folder)
     code, _ = train(folder.name, *WORLD, "checkpoint.resume=auto")
     assert code == 0
-    assert starts(folder)[-1] == begin
+    assert starts(folder)[-1].step == begin
     assert_same(folder, unbroken, STEPS)
     scores, expected = summary(folder)["test"], summary(unbroken)["test"]
     assert scores == expected
@@ -100,8 +105,11 @@ def faults(role: str) -> list[Fault]:
     return [Fault(rank=ROLES.index(role), step=step, sends=draw.randrange(3)) for step in steps]
 
 
+KILLED = ("worker-0.0", "worker-0.1", "worker-1.2", "server-0")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["worker-0.0", "worker-0.1", "worker-1.2", "server-0"])
+@pytest.mark.parametrize("role", KILLED)
 def test_a_rank_killed_at_any_step_ends_the_run_and_it_goes_on(
     role: str,
     train: Train,
@@ -110,20 +118,49 @@ def test_a_rank_killed_at_any_step_ends_the_run_and_it_goes_on(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for number, fault in enumerate(faults(role)):
+    for number, fault in enumerate(faults(role)[:BY_HAND]):
         folder = tmp_path / f"killed-{number}"
         fault.plan(folder)
         capsys.readouterr()
-        code, _ = train(folder.name, *WORLD)
+        code, _ = train(folder.name, *WORLD, "checkpoint.max_restarts=0")
         assert time.time() - struck(folder).time < GONE_SECONDS
         assert code == 1
         assert f"{role} (rank {fault.rank}) was killed by SIGKILL" in capsys.readouterr().err
         assert summary(folder)["status"] == "failed"
         assert_nothing_left(folder)
-        if number < RESUMED:
-            # The stages before and behind may be a step ahead of the leader, who saves.
-            assert fault.step - last_checkpoint(folder) <= EVERY
-            assert_goes_on(folder, unbroken, train)
+        # The stages before and behind may be a step ahead of the leader, who saves.
+        assert fault.step - last_checkpoint(folder) <= EVERY
+        assert_goes_on(folder, unbroken, train)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", KILLED)
+def test_a_world_killed_again_and_again_ends_like_the_unbroken_one(
+    role: str,
+    train: Train,
+    faulty: None,
+    unbroken: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kills = faults(role)[BY_HAND:]
+    for number in range(len(kills) // EACH):
+        folder = tmp_path / f"killed-{number}"
+        chosen = sorted(kills[number * EACH :][:EACH], key=lambda fault: fault.step)
+        world_faults.plan(folder, *chosen)
+        capsys.readouterr()
+        code, _ = train(folder.name, *WORLD, f"checkpoint.max_restarts={EACH}")
+        assert code == 0
+        assert planned(folder) == []
+        told = capsys.readouterr().out
+        assert told.count(f"{role} (rank {chosen[0].rank}) was killed by SIGKILL") == EACH
+        assert [one.values["attempt"] for one in starts(folder)] == list(range(EACH + 1))
+        for one, after in zip(all_struck(folder), starts(folder)[1:], strict=True):
+            assert after.time_seconds - one.time < RESTART_SECONDS
+        assert summary(folder)["restarts"] == EACH
+        assert_same(folder, unbroken, STEPS)
+        assert summary(folder)["test"] == summary(unbroken)["test"]
+        assert_nothing_left(folder)
 
 
 PROGRAM = """
@@ -159,5 +196,5 @@ def test_a_supervisor_killed_at_any_step_leaves_nobody_and_the_run_goes_on(
             time.sleep(0.01)
         assert not any(alive(pid) for pid in left.pids)
         assert_nothing_left(folder)
-        if number < RESUMED:
+        if number < BY_HAND:
             assert_goes_on(folder, unbroken, train)

@@ -1,4 +1,4 @@
-"""A world's ranks of which one suffers a fault in the middle of a chosen step; named by tests."""
+"""A world's ranks of which some suffer faults in the middle of chosen steps; named by tests."""
 
 import json
 import os
@@ -40,7 +40,18 @@ class Fault:
 
     def plan(self, run_folder: Path) -> None:
         """Let it happen in the next run in this folder, once."""
-        _plan_file(run_folder).write_text(json.dumps(asdict(self)))
+        plan(run_folder, self)
+
+
+def plan(run_folder: Path, *faults: Fault) -> None:
+    """Let these happen in the next attempts in this folder, one in each."""
+    _plan_file(run_folder).write_text(json.dumps([asdict(fault) for fault in faults]))
+
+
+def planned(run_folder: Path) -> list[Fault]:
+    """What has not happened yet."""
+    path = _plan_file(run_folder)
+    return [Fault(**values) for values in json.loads(path.read_text())] if path.exists() else []
 
 
 @dataclass(frozen=True)
@@ -59,17 +70,21 @@ class Struck:
 
 
 def struck(run_folder: Path) -> Struck:
-    """What the rank wrote down before it struck; FileNotFoundError if it did not."""
-    return Struck(**json.loads(_struck_file(run_folder).read_text()))
+    """What the rank wrote down before it last struck; FileNotFoundError if none did."""
+    return all_struck(run_folder)[-1]
+
+
+def all_struck(run_folder: Path) -> list[Struck]:
+    """The same for each fault that happened."""
+    lines = _struck_file(run_folder).read_text().splitlines()
+    return [Struck(**json.loads(line)) for line in lines]
 
 
 def struck_world_rank(argument: str, report, stop: StopWish) -> None:
     """Be a rank of a world, with the fault planned for it."""
     task = json.loads(argument)
     folder = Path(task["run_folder"])
-    path = _plan_file(folder)
-    if path.exists():
-        fault = Fault(**json.loads(path.read_text()))
+    for fault in planned(folder)[:1]:
         if fault.rank == task["rank"]:
             _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
     world_rank(argument, report, stop)
@@ -92,7 +107,7 @@ def _evaluation(fault: Fault, folder: Path) -> None:
     predict = WorldEvaluation._predict
 
     def strike_then_predict(evaluation: WorldEvaluation, number: int, group: list) -> object:
-        if number == fault.step and _plan_file(folder).exists():
+        if number == fault.step and fault in planned(folder):
             _strike(fault, folder)
         return predict(evaluation, number, group)
 
@@ -100,7 +115,7 @@ def _evaluation(fault: Fault, folder: Path) -> None:
 
 
 def _strike(fault: Fault, folder: Path) -> None:
-    _plan_file(folder).unlink()
+    plan(folder, *planned(folder)[1:])
     supervisor = psutil.Process(os.getppid()).parent()
     family = supervisor.children(recursive=True)
     ports = [
@@ -110,7 +125,8 @@ def _strike(fault: Fault, folder: Path) -> None:
         if connection.status == psutil.CONN_LISTEN
     ]
     found = Struck(time.time(), [process.pid for process in family], ports)
-    _struck_file(folder).write_text(json.dumps(asdict(found)))
+    with _struck_file(folder).open("a") as file:
+        file.write(json.dumps(asdict(found)) + "\n")
     victim = supervisor.pid if fault.supervisor else os.getpid()
     os.kill(victim, signal.Signals[fault.signal])
 

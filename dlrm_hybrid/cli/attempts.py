@@ -1,0 +1,95 @@
+"""The attempts of a run on one machine: what each starts with, and whether there is another."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import final
+
+from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.emulated import Namespaces
+from dlrm_hybrid.cli.request import Request, TrainTask
+from dlrm_hybrid.config import build
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.train.checkpoint_folder import saved_step
+from dlrm_hybrid.train.rank import Rank
+from dlrm_hybrid.train.restarts import Restarts
+from dlrm_hybrid.train.supervisor import Outcome
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Attempts:
+    """Prepares one attempt after the other.
+
+    Attributes:
+        request: the run.
+        rows: folder of its shards.
+        rendezvous: a folder of this start of the program; each attempt meets in one below.
+        namespaces: that ranks enter.
+        restarts: counts them.
+        first: number of the first attempt.
+        say: shows a person a line.
+        told: what ranks of the present attempt said at their end.
+    """
+
+    request: Request
+    rows: Path
+    rendezvous: Path
+    namespaces: Namespaces
+    restarts: Restarts
+    first: int
+    say: Callable[[str], None]
+    told: list[Event] = field(default_factory=list[Event])
+
+    def ranks(self) -> list[Rank]:
+        """The processes of the next attempt; a world of one process has one."""
+        self.told.clear()  # by ranks that were done when another was lost
+        resume_from = run_folder.resume_point(self.request)
+        attempt = self.first + self.restarts.made
+        task = TrainTask(
+            run_folder=str(self.request.folder),
+            prepared=str(self.rows),
+            resume_from=None if resume_from is None else str(resume_from),
+            rank=0,
+            attempt=attempt,
+            rendezvous=str(self.rendezvous / str(attempt)),
+        )
+        return [
+            Rank(
+                index=index,
+                name=name,
+                argument=json.dumps(asdict(replace(task, rank=index))),
+                log_folder=self.request.folder / "log",
+                namespaces=self.namespaces(index),
+            )
+            for index, name in enumerate(_names(self.request))
+        ]
+
+    def again(self, lost: Outcome) -> Outcome | None:
+        """What becomes of a run that has lost a rank: None to go on from what was saved."""
+        number = self.restarts.another(time.monotonic())
+        if number is not None:
+            step = saved_step(run_folder.resume_point(self.request))
+            self.say(
+                f"{lost.message}; restart {number} of {self.restarts.limit} from step {step:,}"
+            )
+            return None
+        if not self.restarts.limit:
+            return lost
+        options = self.request.config.checkpoint
+        told = (
+            f"no restart is left (checkpoint.max_restarts = {options.max_restarts} within "
+            f"{options.restart_window_seconds:g} s)"
+        )
+        return replace(lost, message=f"{lost.message}; {told}")
+
+
+def _names(request: Request) -> list[str]:
+    if not build.many_processes(request.config):
+        return ["worker-0"]
+    topology = build.topology(request.config)
+    return [topology.name(rank) for rank in range(topology.size)]
