@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 BLOCK = 64  # elements per mask
 
 _FLOAT = ir.FloatType()
+_DOUBLE = ir.DoubleType()
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
 _BLOCK_FLOATS = ir.VectorType(_FLOAT, BLOCK)
@@ -155,3 +156,91 @@ def floats_at(_typing: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))
 
     return pointer(types.uint64), generate
+
+
+def _tree(builder: Any, lanes: Any, count: int, join: Any) -> Any:
+    """One value of all lanes of a vector: halves are joined until one lane is left."""
+    while count > 1:
+        count //= 2
+        undefined = ir.Constant(lanes.type, ir.Undefined)
+        parts = [
+            builder.shuffle_vector(
+                lanes,
+                undefined,
+                ir.Constant(ir.VectorType(_INT32, count), list(range(first, first + count))),
+            )
+            for first in (0, count)
+        ]
+        lanes = join(*parts)
+    return builder.extract_element(lanes, ir.Constant(_INT32, 0))
+
+
+def _doubles(builder: Any, block: Any, of_magnitudes: bool) -> Any:
+    """A block as float64, without signs if asked."""
+    if of_magnitudes:
+        name = f"llvm.fabs.v{BLOCK}f32"
+        kind = ir.FunctionType(_BLOCK_FLOATS, [_BLOCK_FLOATS])
+        block = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [block])
+    return builder.fpext(block, ir.VectorType(_DOUBLE, BLOCK))
+
+
+def _sums(of_magnitudes: bool) -> Any:
+    """Code for the sum and the sum of squares of a block less a shift."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, start, shift = arguments
+        pointer = _pointer(context, builder, signature.args[0], array, start)
+        block = _doubles(builder, builder.load(pointer, align=4), of_magnitudes)
+        undefined = ir.Constant(block.type, ir.Undefined)
+        first = builder.insert_element(undefined, shift, ir.Constant(_INT32, 0))
+        zeros = ir.Constant(ir.VectorType(_INT32, BLOCK), [0] * BLOCK)
+        moved = builder.fsub(block, builder.shuffle_vector(first, undefined, zeros))
+        total = _tree(builder, moved, BLOCK, builder.fadd)
+        squares = _tree(builder, builder.fmul(moved, moved), BLOCK, builder.fadd)
+        return context.make_tuple(builder, signature.return_type, (total, squares))
+
+    return generate
+
+
+@intrinsic
+def sums64(_typing: Any, values: Any, first: Any, shift: Any) -> Any:
+    """sums64(values, first, shift): of 64 values less a shift, their sum and that of squares.
+
+    float32 array, int64, float64 -> two float64.
+    """
+    kinds = types.UniTuple(types.float64, 2)
+    return kinds(values, types.int64, types.float64), _sums(of_magnitudes=False)
+
+
+@intrinsic
+def magnitude_sums64(_typing: Any, values: Any, first: Any, shift: Any) -> Any:
+    """magnitude_sums64(values, first, shift): as `sums64`, of the values without their signs."""
+    kinds = types.UniTuple(types.float64, 2)
+    return kinds(values, types.int64, types.float64), _sums(of_magnitudes=True)
+
+
+@intrinsic
+def log_parts64(_typing: Any, values: Any, first: Any) -> Any:
+    """log_parts64(values, first): the product of 64 magnitudes, zeros left out, as m * 2 ** e.
+
+    float32 array, int64 -> m float64, 1 to 2 ** 64, and e int64.
+    """
+    kinds = types.Tuple((types.float64, types.int64))
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, start = arguments
+        pointer = _pointer(context, builder, signature.args[0], array, start)
+        sizes = _doubles(builder, builder.load(pointer, align=4), of_magnitudes=True)
+        ones = ir.Constant(sizes.type, [1.0] * BLOCK)
+        is_zero = builder.fcmp_ordered("==", sizes, ir.Constant(sizes.type, [0.0] * BLOCK))
+        words = ir.VectorType(_INT64, BLOCK)
+        bits = builder.bitcast(builder.select(is_zero, ones, sizes), words)
+        exponents = builder.lshr(bits, ir.Constant(words, [52] * BLOCK))
+        fractions = builder.and_(bits, ir.Constant(words, [(1 << 52) - 1] * BLOCK))
+        mantissas = builder.or_(fractions, ir.Constant(words, [1023 << 52] * BLOCK))
+        product = _tree(builder, builder.bitcast(mantissas, sizes.type), BLOCK, builder.fmul)
+        total = _tree(builder, exponents, BLOCK, builder.add)
+        exponent = builder.sub(total, ir.Constant(_INT64, 1023 * BLOCK))
+        return context.make_tuple(builder, signature.return_type, (product, exponent))
+
+    return kinds(values, types.int64), generate

@@ -18,6 +18,14 @@ from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.id_sets import decode as decode_ids
 from dlrm_hybrid.kernels.id_sets import encode as encode_ids
 from dlrm_hybrid.kernels.largest import list_largest
+from dlrm_hybrid.kernels.moments import (
+    count_reaching,
+    gather_reaching,
+    largest_magnitude,
+    log_sum,
+    magnitude_sums,
+    sums,
+)
 from dlrm_hybrid.kernels.narrow import (
     float16_bits,
     from_float16_bits,
@@ -28,6 +36,7 @@ from dlrm_hybrid.kernels.rice import STORE_BYTES, encode, fit, write_sections
 from dlrm_hybrid.kernels.rice_decode import decode
 from dlrm_hybrid.kernels.row_positions import join_rows, split_rows
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
+from dlrm_hybrid.kernels.sample import sample
 from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
 
@@ -87,6 +96,15 @@ def largest() -> Outputs:
         )
         outputs += [np.array(listed), indices_K[:listed].copy()]
     return outputs
+
+
+def estimated() -> Outputs:
+    values_N, out_N, out_S = floats(5000, 3), np.zeros(5000, np.float32), np.zeros(70, np.float32)
+    found = [*sums(values_N), *magnitude_sums(values_N, 0.25), log_sum(values_N)]
+    found.append(largest_magnitude(values_N))
+    counts = [count_reaching(values_N, 1.0), gather_reaching(values_N, 2.0, out_N)]
+    sample(values_N, 11, out_S)
+    return [np.array(found), np.array(counts), out_N, out_S]
 
 
 def kept_of_rows() -> Outputs:
@@ -167,6 +185,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "scatter": scattered,
     "histogram": ranked,
     "largest": largest,
+    "estimates": estimated,
     "narrow": narrowed,
     "indices": coded,
     "rows": kept_of_rows,
