@@ -9,13 +9,9 @@ from dlrm_hybrid.compress.gradient.dense import NoCompression
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
 from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
-from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.hard import Hard, usual_magnitude
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
 from dlrm_hybrid.config.build_compress import dtype
 from dlrm_hybrid.config.build_coordination import COMPRESSORS
-from dlrm_hybrid.config.compression_schema import GradientConfig
+from dlrm_hybrid.config.build_threshold import THRESHOLDS
 from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
 
@@ -39,7 +35,7 @@ def _options(config: Config, holder: Holder) -> SparsifierOptions:
     assert options.lifespan is not None and options.staggered is not None
     return SparsifierOptions(
         sparsity=options.sparsity,
-        rule=RULES[options.threshold](options, holder),
+        rule=THRESHOLDS[options.threshold](config, holder),
         lifespan=LifeSpan(
             steps=options.lifespan,
             renewal=Renewal(options.renewal),
@@ -56,29 +52,13 @@ def _options(config: Config, holder: Holder) -> SparsifierOptions:
     )
 
 
-def _exact(options: GradientConfig, holder: Holder) -> ThresholdRule:
-    return Exact()
-
-
-def _histogram(options: GradientConfig, holder: Holder) -> ThresholdRule:
-    return Histogram()
-
-
-def _hard(options: GradientConfig, holder: Holder) -> ThresholdRule:
-    assert options.hard is not None
-    keep = keep_count(holder.model_elements, options.sparsity)
-    return Hard(options.hard.magnitude or usual_magnitude(keep))
-
-
-RULES: Mapping[str, Callable[[GradientConfig, Holder], ThresholdRule]] = {
-    "exact": _exact,
-    "histogram": _histogram,
-    "hard": _hard,
-}
 METHODS: Mapping[str, Callable[[Config, Holder], GradientCompressor]] = {
     "none": _none,
     "dct": _sparsifier,
     "topk": _sparsifier,
+    "redsync": _sparsifier,
+    "gaussian": _sparsifier,
     "hard": _sparsifier,
+    "sidco": _sparsifier,
     **COMPRESSORS,
 }

@@ -19,7 +19,7 @@ from dlrm_hybrid.config import (
     build_gradient,
     build_model,
 )
-from dlrm_hybrid.config.build_gradient import Holder
+from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
 from dlrm_hybrid.model.mlp import Precision

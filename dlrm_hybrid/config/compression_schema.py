@@ -7,10 +7,17 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Precision
-from dlrm_hybrid.config.gradient_sections import CltkConfig, HardConfig
+from dlrm_hybrid.config.gradient_sections import (
+    CltkConfig,
+    GaussianConfig,
+    HardConfig,
+    RedsyncConfig,
+    SampleConfig,
+    SidcoConfig,
+)
 
-MethodName = Literal["none", "dct", "topk", "hard", "cltk"]
-RuleName = Literal["exact", "histogram", "hard"]
+MethodName = Literal["none", "dct", "topk", "redsync", "gaussian", "hard", "sidco", "cltk"]
+RuleName = Literal["exact", "histogram", "dgc", "redsync", "gaussian", "hard", "sidco"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -30,7 +37,11 @@ class GradientConfig:
     residual: Literal["gradient", "update"] | None
     drain: Literal["none", "discard", "flush"] | None
     drain_every: Positive | None
+    dgc: SampleConfig | None
+    redsync: RedsyncConfig | None
+    gaussian: GaussianConfig | None
     hard: HardConfig | None
+    sidco: SidcoConfig | None
     cltk: CltkConfig | None
 
 

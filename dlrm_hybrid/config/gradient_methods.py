@@ -15,7 +15,11 @@ LOCAL_KEYS = (
 RULE_SECTIONS: Mapping[str, tuple[str, ...]] = {
     "exact": (),
     "histogram": (),
+    "dgc": ("dgc",),
+    "redsync": ("redsync",),
+    "gaussian": ("gaussian",),
     "hard": ("hard",),
+    "sidco": ("sidco",),
 }
 EVERY_RULE = tuple(RULE_SECTIONS)
 EVERY_PRECISION = ("float32", "bfloat16", "float16")
@@ -50,7 +54,10 @@ METHODS: Mapping[str, Method] = {
     "none": Method(keys=(), thresholds=(), is_sparse=False, precisions=("float32",)),
     "dct": Method(),
     "topk": Method(thresholds=("histogram", "exact")),
+    "redsync": Method(thresholds=("redsync",)),
+    "gaussian": Method(thresholds=("gaussian",)),
     "hard": Method(thresholds=("hard",)),
+    "sidco": Method(thresholds=("sidco",)),
     "cltk": Method(keys=(), thresholds=(), sections=("cltk",), policies=("sync",)),
 }
 

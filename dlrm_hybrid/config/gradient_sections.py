@@ -5,9 +5,37 @@ Their values are in conf/gradient/base/sections.yaml.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.config.bounds import STRICT, Part, Rate
+from dlrm_hybrid.config.bounds import STRICT, Part, Positive, Rate
+
+Inside = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class SampleConfig:
+    """DGC's threshold: of a sample, corrected where too few or too many elements reach it."""
+
+    part: Part
+    lowest: Part
+    highest: Annotated[float, Field(ge=1)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class RedsyncConfig:
+    """RedSync's search between the mean and the largest magnitude."""
+
+    search: Literal["bisect", "trim"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class GaussianConfig:
+    """The values a normal distribution is fitted to: as they are, or their magnitudes."""
+
+    fit: Literal["signed", "magnitude"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -15,6 +43,18 @@ class HardConfig:
     """One magnitude for all tensors and steps; null is 1 / (2 √k), k elements of the model."""
 
     magnitude: Rate | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class SidcoConfig:
+    """SIDCo's fitted distribution and the number of its stages."""
+
+    distribution: Literal["exponential", "gamma", "pareto"]
+    adaptation: Literal["best", "literal", "flip"] | Annotated[int, Field(ge=1, le=32)]
+    window: Positive
+    tolerance: Inside
+    first_density: Inside
+    gamma: Literal["exact", "closed"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

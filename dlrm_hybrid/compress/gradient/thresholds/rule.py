@@ -42,3 +42,8 @@ def keep_count(count: int, sparsity: float) -> int:
     the index of the threshold counted from 0).
     """
     return min(count, max(1, count - count * round(_PARTS * sparsity) // _PARTS))
+
+
+def beyond(tau: float) -> float:
+    """The smallest float32 above a threshold: for methods that send what exceeds it."""
+    return float(np.nextafter(np.float32(tau), np.float32(np.inf)))

@@ -1,0 +1,70 @@
+"""The threshold of a sample (deep gradient compression, Lin et al., ICLR 2018, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.moments import count_reaching, gather_reaching
+from dlrm_hybrid.kernels.sample import sample
+from dlrm_hybrid.rng import fold
+
+LEAST = 2  # elements of the sample that should reach the threshold
+LOWER = 0.8
+LOOKS = 10
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dgc:
+    """Sorts a sample; where the threshold is off, a second selection or a lower one corrects it.
+
+    Where too many elements reach it, those are searched for the threshold of exactly `keep`
+    (hierarchical selection). Where too few do, it falls step by step.
+
+    Attributes:
+        part: of the elements that is sampled.
+        lowest: part of `keep` that is too few.
+        highest: times `keep` that is too many.
+        seed: of the samples; each draw of each tensor has numbers of its own.
+    """
+
+    part: float
+    lowest: float
+    highest: float
+    seed: int
+
+    def slots(self) -> dict[str, Tensor]:
+        """How many samples have been drawn."""
+        return {"samples": torch.zeros(1, dtype=torch.int64)}
+
+    def tau(
+        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
+    ) -> float:
+        """About the magnitude that `keep` elements reach."""
+        count = accumulated_N.size
+        drawn = min(count, max(ceil(count * self.part), ceil(LEAST * count / keep)))
+        samples = memory["samples"]
+        seed = fold(self.seed, "sample", int(samples.item()))
+        samples += 1
+        sample_S = np.empty(drawn, np.float32)
+        sample(accumulated_N, seed, sample_S)
+        tau = magnitude_of_rank(sample_S, ceil(drawn * keep / count))
+        found = count_reaching(accumulated_N, tau)
+        for _ in range(LOOKS):
+            if found >= self.lowest * keep:
+                break
+            tau *= LOWER
+            found = count_reaching(accumulated_N, tau)
+        if found <= self.highest * keep:
+            return tau
+        scratch_N = np.empty(count, np.float32)
+        return magnitude_of_rank(scratch_N[: gather_reaching(accumulated_N, tau, scratch_N)], keep)

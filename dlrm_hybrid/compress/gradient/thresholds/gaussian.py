@@ -1,0 +1,62 @@
+"""The threshold that a normal distribution would have (GaussianKSGD, Shi et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite, sqrt
+from statistics import NormalDist
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
+from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.moments import count_reaching, magnitude_sums, sums
+
+LOOKS = 3
+LOWER, HIGHER = 0.5, 1.5
+
+
+class Fit(StrEnum):
+    """What the distribution is fitted to: its authors take the values, SIDCo's the magnitudes."""
+
+    SIGNED = "signed"
+    MAGNITUDE = "magnitude"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """A fit, halved where less than ⅔ of what is wanted exceeds it, times 1.5 where more than 4/3.
+
+    What it ends with may be far off. Where no element exceeds it, the largest leaves.
+    """
+
+    fit: Fit
+
+    def slots(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def tau(
+        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
+    ) -> float:
+        """The threshold of the third look, or of the first that is near enough."""
+        count = accumulated_N.size
+        is_signed = self.fit is Fit.SIGNED
+        total, squares = sums(accumulated_N) if is_signed else magnitude_sums(accumulated_N, 0.0)
+        mean = total / count
+        variance = max(0.0, squares - mean * total) / max(1, count - 1)
+        quantile = NormalDist().inv_cdf(1 - keep / count / 2)
+        tau = max(0.0, mean + quantile * sqrt(variance)) if isfinite(variance) else 0.0
+        found = 0
+        for look in range(LOOKS):
+            found = count_reaching(accumulated_N, beyond(tau))
+            if 2 * keep <= 3 * found <= 4 * keep or look == LOOKS - 1:
+                break
+            tau *= LOWER if 3 * found < 2 * keep else HIGHER
+        return beyond(tau) if found > 0 else magnitude_of_rank(accumulated_N, 1)

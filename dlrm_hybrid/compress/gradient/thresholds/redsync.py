@@ -1,0 +1,75 @@
+"""A threshold between the mean and the largest magnitude (RedSync, Fang et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
+from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.moments import count_reaching, largest_magnitude, magnitude_sums
+
+NEAR = 0.2  # the search ends at an interval of this length, so after three looks
+TRIMMED = (0.8, 0.6, 0.4, 0.2, 0.0)
+
+
+class Search(StrEnum):
+    """BISECT halves the interval from mean to maximum; TRIM comes down from the maximum."""
+
+    BISECT = "bisect"
+    TRIM = "trim"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Redsync:
+    """A few looks at how many elements exceed a point between mean and maximum.
+
+    What it ends with may be far off. Where no element exceeds it, as where all magnitudes are
+    equal, the threshold is that of exactly `keep` elements.
+    """
+
+    search: Search
+
+    def slots(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def tau(
+        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
+    ) -> float:
+        """The last of the points that were looked at."""
+        mean = magnitude_sums(accumulated_N, 0.0)[0] / accumulated_N.size
+        top = largest_magnitude(accumulated_N)
+        looks = self._bisected if self.search is Search.BISECT else self._trimmed
+        *_, (tau, found) = looks(accumulated_N, keep, mean, top)
+        return tau if found > 0 else magnitude_of_rank(accumulated_N, keep)
+
+    def _bisected(
+        self, values_N: NDArray[np.float32], keep: int, mean: float, top: float
+    ) -> Iterator[tuple[float, int]]:
+        low, high = 0.0, 1.0
+        while high - low > NEAR:
+            part = (low + high) / 2
+            tau = beyond(mean + part * (top - mean))
+            found = count_reaching(values_N, tau)
+            yield tau, found
+            if keep < found < 2 * keep:
+                return
+            low, high = (low, part) if 2 * found < keep else (part, high)
+
+    def _trimmed(
+        self, values_N: NDArray[np.float32], keep: int, mean: float, top: float
+    ) -> Iterator[tuple[float, int]]:
+        for part in TRIMMED:
+            tau = beyond(mean + part * (top - mean))
+            found = count_reaching(values_N, tau)
+            yield tau, found
+            if found >= keep:
+                return

@@ -1,0 +1,196 @@
+"""A threshold from a distribution fitted to the magnitudes (SIDCo, Abdelmoniem et al., MLSys 2021).
+
+A distribution that fits all magnitudes fits the largest badly. So it is fitted in stages: the first
+keeps a quarter, each later one is fitted to what exceeds the threshold before. More stages let
+fewer of heavy tails through than one does, and more of light ones.
+
+Shapes: N elements of a tensor, K that exceed a threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, isnan, log2, nan
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.thresholds.fits import exponential, gamma, pareto
+from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
+from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.moments import count_reaching, gather_reaching, log_sum, magnitude_sums
+
+Float32s = NDArray[np.float32]
+
+FEW = 10  # values, to which nothing is fitted
+FAR = 4  # times as many as wanted: the estimate is of no use
+SAME = 1e-9  # of the squared mean: values that vary less are equal
+
+
+class Distribution(StrEnum):
+    """What is fitted: the same at every stage, but a gamma is followed by Pareto's."""
+
+    EXPONENTIAL = "exponential"
+    GAMMA = "gamma"
+    PARETO = "pareto"
+
+
+class Adaptation(StrEnum):
+    """How the number of stages follows what the estimates let through.
+
+    BEST tries all numbers on the values at hand. LITERAL is the paper's: one less where too many
+    are let through, one more where too few, which is the wrong way for heavy tails. FLIP turns
+    that direction round whenever the error has grown.
+    """
+
+    BEST = "best"
+    LITERAL = "literal"
+    FLIP = "flip"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidco:
+    """Fits in stages; their number is adapted to how many elements the estimates let through.
+
+    Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
+    4 times too many would leave, the threshold is that of exactly `keep` elements.
+
+    Attributes:
+        distribution: to fit.
+        adaptation: of the number of stages; a number keeps to that.
+        window: estimates between two looks at the number of stages.
+        tolerance: relative error of the elements let through, below which nothing is adapted.
+        first_density: part of the elements that the first of several stages keeps.
+        exact_gamma: see `fits.gamma`.
+    """
+
+    distribution: Distribution
+    adaptation: Adaptation | int
+    window: int
+    tolerance: float
+    first_density: float
+    exact_gamma: bool
+
+    def slots(self) -> dict[str, Tensor]:
+        """Stages, direction, estimates in this window and elements they let through; last error."""
+        stages = self.adaptation if isinstance(self.adaptation, int) else 1
+        return {
+            "stages": torch.tensor([stages, 1, 0, 0]),
+            "stage_error": torch.zeros(1, dtype=torch.float64),
+        }
+
+    def tau(self, accumulated_N: Float32s, keep: int, memory: Mapping[str, Tensor]) -> float:
+        """An estimate of the magnitude that `keep` elements reach; 0 where fewer are not 0."""
+        nonzero = count_reaching(accumulated_N, 0.0)
+        if keep >= nonzero:
+            return 0.0
+        most = max(1, ceil(log2(nonzero / keep)))
+        stages = min(int(memory["stages"][0].item()), most)
+        [(_, tau, found)] = self._estimates(accumulated_N, keep, nonzero, [stages])
+        if not isnan(tau) and self._window_ends(found, memory):
+            outside = self._stray(memory, keep, most)
+            if outside and self.adaptation is Adaptation.BEST:
+                tau, found = self._best(accumulated_N, keep, nonzero, most, memory)
+        if isnan(tau) or not 0 < found <= FAR * keep:
+            return magnitude_of_rank(accumulated_N, keep)
+        return tau
+
+    def _estimates(
+        self, values_N: Float32s, keep: int, nonzero: int, choices: Iterable[int]
+    ) -> Iterator[tuple[int, float, int]]:
+        """For each number of stages the threshold, NaN if there is none, and what reaches it."""
+        density = keep / nonzero
+        shared: tuple[float, Float32s] | None = None
+        for stages in choices:
+            if stages == 1 or density >= self.first_density:
+                tau, rest_K = self._first(values_N, nonzero, density), values_N
+            else:
+                if shared is None:
+                    tau = self._first(values_N, nonzero, self.first_density)
+                    shared = tau, _exceeding(values_N, tau)
+                tau, rest_K = shared
+                ratio = (density / self.first_density) ** (1 / (stages - 1))
+                for stage in range(stages - 1):
+                    rest_K = _exceeding(rest_K, tau) if stage else rest_K
+                    tau += self._later(rest_K, tau, ratio)
+            yield stages, tau, 0 if isnan(tau) else count_reaching(rest_K, tau)
+
+    def _first(self, values_N: Float32s, nonzero: int, ratio: float) -> float:
+        mean, variance = _moments(values_N, 0.0, nonzero)
+        if isnan(variance):
+            return nan
+        if self.distribution is Distribution.GAMMA:
+            logs = log_sum(values_N) / nonzero
+            return gamma(mean, logs, ratio, is_exact=self.exact_gamma)
+        return self._fit(mean, variance, ratio)
+
+    def _later(self, rest_K: Float32s, tau: float, ratio: float) -> float:
+        mean, variance = _moments(rest_K, tau, rest_K.size)
+        return nan if isnan(variance) else self._fit(mean, variance, ratio)
+
+    def _fit(self, mean: float, variance: float, ratio: float) -> float:
+        if self.distribution is Distribution.EXPONENTIAL:
+            return exponential(mean, ratio)
+        return pareto(mean, variance, ratio)
+
+    def _window_ends(self, found: int, memory: Mapping[str, Tensor]) -> bool:
+        counts = memory["stages"].numpy()
+        counts[2:] += (1, found)
+        return not isinstance(self.adaptation, int) and counts.item(2) >= self.window
+
+    def _stray(self, memory: Mapping[str, Tensor], keep: int, most: int) -> bool:
+        """Begin a new window; whether the estimates of the last one were out of tolerance.
+
+        The paper's code divides by one more than it has added up; this is the mean.
+        """
+        counts = memory["stages"].numpy()
+        stages, direction, estimates, elements = counts.tolist()
+        counts[2:] = 0
+        quality = elements / (estimates * keep)
+        error, before = abs(quality - 1), memory["stage_error"].item()
+        memory["stage_error"][0] = error
+        if error <= self.tolerance:
+            return False
+        if self.adaptation is Adaptation.FLIP and error > before > 0:
+            direction = -direction
+        if self.adaptation is not Adaptation.BEST:
+            step = -direction if quality > 1 else direction
+            counts[:2] = (min(max(stages + step, 1), most), direction)
+        return True
+
+    def _best(
+        self, values_N: Float32s, keep: int, nonzero: int, most: int, memory: Mapping[str, Tensor]
+    ) -> tuple[float, int]:
+        """The number of stages that comes nearest, the smallest of equals."""
+        tried = self._estimates(values_N, keep, nonzero, range(1, most + 1))
+        known = [one for one in tried if not isnan(one[1])]
+        stages, tau, found = min(known, key=lambda one: (abs(one[2] - keep), one[0]))
+        memory["stages"][0] = stages
+        return tau, found
+
+
+def _exceeding(values_N: Float32s, tau: float) -> Float32s:
+    """The magnitudes above a threshold, in memory of their own; none if it is NaN."""
+    if isnan(tau):
+        return np.empty(0, np.float32)
+    scratch_N = np.empty(values_N.size, np.float32)
+    return scratch_N[: gather_reaching(values_N, beyond(tau), scratch_N)]
+
+
+def _moments(values_N: Float32s, shift: float, count: int) -> tuple[float, float]:
+    """Mean and unbiased variance of `count` magnitudes less a shift; NaN if nothing can be fitted.
+
+    Zeros may stand among the values where the shift is 0.
+    """
+    if count < FEW:
+        return nan, nan
+    total, squares = magnitude_sums(values_N, shift)
+    mean = total / count
+    variance = (squares - mean * total) / (count - 1)
+    return mean, variance if variance > SAME * mean * mean else nan

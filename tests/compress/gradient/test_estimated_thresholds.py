@@ -1,0 +1,120 @@
+"""Thresholds that are guessed: of samples, between mean and maximum, of a normal distribution."""
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
+from dlrm_hybrid.compress.gradient.thresholds.gaussian import Fit, Gaussian
+from dlrm_hybrid.compress.gradient.thresholds.hard import Hard, usual_magnitude
+from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync, Search
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+
+Float32s = NDArray[np.float32]
+
+DGC = Dgc(part=0.01, lowest=0.8, highest=1.3, seed=5)
+RULES: dict[str, ThresholdRule] = {
+    "dgc": DGC,
+    **{f"redsync-{search}": Redsync(search) for search in Search},
+    **{f"gaussian-{fit}": Gaussian(fit) for fit in Fit},
+}
+
+
+def drawn(seed: int, count: int = 50_000) -> Float32s:
+    return np.random.default_rng(seed).laplace(size=count).astype(np.float32)
+
+
+def reaching(values_N: Float32s, tau: float) -> int:
+    return np.count_nonzero((np.abs(values_N) >= np.float32(tau)) & (values_N != 0))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_zeros_equal_values_and_one_element_have_thresholds(name: str) -> None:
+    rule = RULES[name]
+    memory = rule.slots()
+    assert rule.tau(np.zeros(40, np.float32), 4, memory) == 0
+    equal_N = np.full(40, -0.5, np.float32)
+    tau = rule.tau(equal_N, 4, memory)
+    assert 0 <= tau <= 0.5 if isinstance(rule, Gaussian) else tau == 0.5
+    assert 0 < rule.tau(np.array([-3], np.float32), 1, memory) <= 3
+    bad_N = drawn(0)
+    bad_N[7] = np.nan
+    rule.tau(bad_N, 4, memory)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
+def test_something_leaves_and_not_everything(name: str, density: float) -> None:
+    rule = RULES[name]
+    memory = rule.slots()
+    for seed in range(4):
+        values_N = drawn(seed)
+        before_N = values_N.copy()
+        found = reaching(values_N, rule.tau(values_N, int(density * values_N.size), memory))
+        assert 0 < found < values_N.size / 2
+        np.testing.assert_array_equal(values_N, before_N)
+
+
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
+def test_samples_are_corrected_both_ways(density: float) -> None:
+    memory, keep = DGC.slots(), int(density * 50_000)
+    taus = [DGC.tau(drawn(seed), keep, memory) for seed in range(10)]
+    found = [reaching(drawn(seed), tau) for seed, tau in enumerate(taus)]
+    assert all(0.8 * keep <= count <= 1.3 * keep for count in found)
+    exact = [Histogram().tau(drawn(seed), keep, {}) for seed in range(10)]
+    assert taus != exact
+    assert memory["samples"].tolist() == [10]
+
+
+def test_samples_differ_from_draw_to_draw_and_from_trainer_to_trainer() -> None:
+    values_N, memory = drawn(3), DGC.slots()
+    other = Dgc(part=0.01, lowest=0.8, highest=1.3, seed=6)
+    taus = [DGC.tau(values_N, 5000, memory) for _ in range(4)]
+    assert len({*taus, other.tau(values_N, 5000, other.slots())}) == 5
+    assert DGC.tau(values_N, 5000, DGC.slots()) == taus[0]
+
+
+def test_a_second_selection_finds_exactly_as_many() -> None:
+    # The sample is all there is, and its threshold is that of twice as many as wanted.
+    rule = Dgc(part=1.0, lowest=0.8, highest=1.0, seed=0)
+    values_N = np.repeat(drawn(1, 500), 2)
+    values_N[1::2] *= np.float32(0.999)
+    for keep in (1, 7, 100):
+        assert reaching(values_N, rule.tau(values_N, keep, rule.slots())) == keep
+
+
+def test_redsync_bisects_between_mean_and_maximum() -> None:
+    values_N = np.arange(1, 101, dtype=np.float32)
+    # The mean is 50.5, the maximum 100; the middle 75.25 has 25 above it.
+    middle = np.nextafter(np.float32(75.25), np.float32(200))
+    assert Redsync(Search.BISECT).tau(values_N, 20, {}) == middle
+    upper = np.nextafter(np.float32(50.5 + 0.75 * 49.5), np.float32(200))
+    assert Redsync(Search.BISECT).tau(values_N, 10, {}) == upper
+    trimmed = np.nextafter(np.float32(50.5 + 0.6 * 49.5), np.float32(200))
+    assert Redsync(Search.TRIM).tau(values_N, 15, {}) == trimmed
+
+
+def test_a_normal_distribution_is_fitted_as_it_is() -> None:
+    values_N = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
+    expected = NormalDist().inv_cdf(1 - 0.01 / 2)
+    assert Gaussian(Fit.SIGNED).tau(values_N, 2000, {}) == pytest.approx(expected, rel=0.02)
+    # Fitted to magnitudes it is far too high, and lowered.
+    assert Gaussian(Fit.MAGNITUDE).tau(values_N, 2000, {}) < expected
+
+
+def test_the_last_correction_is_not_made() -> None:
+    # Half of the values are 1, the others grow: every threshold is far too high.
+    values_N = np.concatenate([np.ones(990), np.full(10, 1e4)]).astype(np.float32)
+    spread = float(np.std(values_N.astype(np.float64), ddof=1))
+    first = float(values_N.mean(dtype=np.float64)) + NormalDist().inv_cdf(1 - 0.2 / 2) * spread
+    found = Gaussian(Fit.SIGNED).tau(values_N, 200, {})
+    assert found == pytest.approx(first / 4, rel=1e-6)
+
+
+def test_a_hard_threshold_knows_no_values() -> None:
+    assert usual_magnitude(11_174) == pytest.approx(4.73e-3, rel=1e-3)
+    assert usual_magnitude(28_900) == pytest.approx(2.94e-3, rel=1e-3)
+    assert {Hard(0.5).tau(drawn(seed), 3, {}) for seed in range(3)} == {0.5}
