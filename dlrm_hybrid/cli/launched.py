@@ -23,7 +23,7 @@ from rich.console import Console
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.launch_rules import check_world
-from dlrm_hybrid.cli.launched_rank import Part, take_part
+from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import Request, TrainTask
@@ -35,6 +35,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.train.checkpoint_folder import saved_step
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time
@@ -42,6 +43,7 @@ PREPARE_SECONDS = 86_400.0  # to make many rows takes long; who dies meanwhile i
 LEAVE_SECONDS = 60.0
 FAREWELL_SECONDS = 2.0
 POLL_SECONDS = 0.02
+RUN_FOLDER = "run_folder"
 OWN_KEYS = ("network.bind", "network.keys")
 
 
@@ -89,8 +91,7 @@ def run(launch: Launch, arguments: list[str]) -> int:
                 return error.exit_code
             raise
         except DlrmError as error:
-            with suppress(DlrmError):
-                board.fail(error.exit_code, str(error))
+            tell_failure(board, error.exit_code, str(error))
             raise
         if part is None:
             return ExitCode.DONE
@@ -127,11 +128,14 @@ def _go_on() -> None:
 
 
 def _prepared(launch: Launch, arguments: list[str], board: StoreBoard) -> Part | None:
-    """All that this rank needs to begin; None if the command line only asks for help."""
+    """All that this rank needs to begin; None if there is nothing to do."""
+    hopeless = board.for_all_attempts().failure()
+    if hopeless is not None:
+        raise hopeless
     terminal = Terminal(Console(quiet=True))
     if launch.rank == 0:
         terminal = Terminal()
-        announced = _announce(launch, arguments, terminal)
+        announced = _announce(launch, arguments, terminal, board.for_all_attempts())
         text = "null" if announced is None else json.dumps(asdict(announced))
         board.put("announcement.json", text)
     text = await_text(board, "announcement.json", PREPARE_SECONDS)
@@ -153,14 +157,31 @@ def _prepared(launch: Launch, arguments: list[str], board: StoreBoard) -> Part |
     return Part(launch=launch, request=request, task=task, board=board)
 
 
-def _announce(launch: Launch, arguments: list[str], terminal: Terminal) -> Announcement | None:
-    """Rank 0's preparations."""
-    request = _composed(arguments)
+def _announce(
+    launch: Launch, arguments: list[str], terminal: Terminal, job: StoreBoard
+) -> Announcement | None:
+    """Rank 0's preparations; None if help was asked for, or an attempt before was the last.
+
+    Args:
+        launch: of this attempt.
+        arguments: of the command line.
+        terminal: of rank 0.
+        job: what attempts tell each other.
+    """
+    folder = job.read(RUN_FOLDER)
+    own = [] if folder is None else [f"hydra.run.dir={folder}"]
+    request = _composed([*arguments, *own])
     if request is None:
         return None
     check_world(request.config, launch)
-    resume_from = run_folder.claim(request)
+    if own and run_folder.is_complete(request):
+        return None
+    resume_from = run_folder.claim(request, is_restart=bool(own))
     run_folder.write_facts(request)
+    job.put(RUN_FOLDER, str(request.folder))
+    if own:
+        step = saved_step(resume_from)
+        terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
     rows = prepared_rows(request.config, terminal)
     terminal.line(f"run folder {request.folder}")
     return Announcement(
@@ -168,7 +189,7 @@ def _announce(launch: Launch, arguments: list[str], terminal: Terminal) -> Annou
         overrides=request.overrides,
         run_folder=str(request.folder),
         resume_from=None if resume_from is None else str(resume_from.absolute()),
-        attempt=run_folder.attempts(request.folder),
+        attempt=max(launch.restarts, run_folder.attempts(request.folder)),
         rows=ranks.rows_identity(open_shards(rows, build.semantics(request.config))),
     )
 

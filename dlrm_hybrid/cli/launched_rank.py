@@ -37,6 +37,8 @@ from dlrm_hybrid.train.supervisor import GRACE_SECONDS, TOGETHER, Outcome
 from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError
 
 POLL_SECONDS = 0.02
+# A restart by the launcher would end in the same way.
+FOR_GOOD = (ExitCode.CONFIGURATION, ExitCode.DATA, ExitCode.DIVERGED, ExitCode.RESOURCES)
 
 
 @final
@@ -94,6 +96,14 @@ def take_part(part: Part) -> int:
     return end.exit_code
 
 
+def tell_failure(board: StoreBoard, exit_code: int, message: str) -> None:
+    """Let the other ranks know why the run cannot go on; and those to come, if it never can."""
+    with suppress(DlrmError):
+        board.fail(exit_code, message)
+        if exit_code in FOR_GOOD:
+            board.for_all_attempts().fail(exit_code, message)
+
+
 def _train(part: Part, rank: Rank, told: list[Event], terminal: Terminal) -> Ending:
     stop = StopWish()
     stop.install()
@@ -122,8 +132,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
     if end.exit_code == ExitCode.DONE:
         return end, False
     if end.lost is None:
-        with suppress(DlrmError):
-            board.fail(end.exit_code, end.message)
+        tell_failure(board, end.exit_code, end.message)
         return end, True
     lost, cause = end.lost.rank, end.lost.cause
     try:

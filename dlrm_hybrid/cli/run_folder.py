@@ -25,18 +25,22 @@ from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 
-def claim(request: Request) -> Path | None:
+def claim(request: Request, is_restart: bool = False) -> Path | None:
     """Make the folder this run's own; returns the folder to resume from, if any.
 
     `never` and a path want an empty folder; `auto` goes on in a folder that holds the same run,
     unfinished, and so does `skip_completed` with the jobs of a sweep.
+
+    Args:
+        request: the run.
+        is_restart: this run has claimed the folder before.
 
     Raises:
         ConfigError: the folder holds something else, or a run that is complete.
     """
     folder, resume = request.folder, request.config.checkpoint.resume
     used = any(folder.iterdir())
-    if used and (resume == "auto" or request.config.skip_completed):
+    if used and (is_restart or resume == "auto" or request.config.skip_completed):
         _check_same_run(request)
         # Until this attempt ends nothing is summed up.
         (folder / SUMMARY_FILE).unlink(missing_ok=True)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from ipaddress import IPv4Address
-from typing import TypeVar, final
+from typing import TypeVar, cast, final
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from dlrm_hybrid.types import ConfigError, DeadlineError, DlrmError, ResourceError, RunFailedError
 
 FAILURE = "failure.json"
+ALL_ATTEMPTS = "dlrm_hybrid"
 Answer = TypeVar("Answer")
 
 
@@ -39,6 +40,11 @@ class StoreBoard:
 
     def __str__(self) -> str:
         return f"the store at {self.place}"
+
+    def for_all_attempts(self) -> StoreBoard:
+        """Another board in the same store, for what later attempts must know."""
+        store = PrefixStore(ALL_ATTEMPTS, cast(PrefixStore, self.store).underlying_store)
+        return replace(self, store=store)
 
     def put(self, name: str, text: str) -> bool:
         """See `Board`; `text` is not empty. The same text twice is no fault."""

@@ -59,6 +59,9 @@ def test_attempts_do_not_see_each_other(boards: tuple[StoreBoard, StoreBoard]) -
     address, _, port = host.place.partition(":")
     again = reach_board(address, int(port), "run/1", goes_on, DEADLINE_SECONDS)
     assert again.get("note") is None
+    host.for_all_attempts().put("folder", "runs/mine")
+    assert again.for_all_attempts().get("folder") == "runs/mine"
+    assert again.get("folder") is None
 
 
 def test_a_failure_ends_the_waiting_of_all(boards: tuple[StoreBoard, StoreBoard]) -> None:
