@@ -16,6 +16,7 @@ from dlrm_hybrid.bench.kernels_gradient import seconds
 from dlrm_hybrid.bench.plain_dlrm import PlainDlrm, PlainTraining, RowDataset, plain_loader
 from dlrm_hybrid.bench.random_rows import draw_rows
 from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.compress.gradient.aim import Aim, Scope
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
@@ -153,7 +154,13 @@ def _reached(milliseconds: float, goal: float | None) -> str | None:
 
 def _options(method: Method, dtype: Dtype) -> SparsifierOptions:
     return SparsifierOptions(
-        sparsity=SPARSITY,
+        aim=Aim(
+            sparsity=SPARSITY,
+            scope=Scope.TENSOR,
+            sends_ties=True,
+            warmup_sparsities=(),
+            warmup_steps=0,
+        ),
         rule=method.rule,
         lifespan=LifeSpan(steps=method.steps, renewal=method.renewal, staggered=False),
         dtype=dtype,

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Precision
 from dlrm_hybrid.config.gradient_sections import (
     CltkConfig,
+    CorrectionConfig,
     GaussianConfig,
     HardConfig,
     RedsyncConfig,
@@ -16,7 +17,7 @@ from dlrm_hybrid.config.gradient_sections import (
     SidcoConfig,
 )
 
-MethodName = Literal["none", "dct", "topk", "redsync", "gaussian", "hard", "sidco", "cltk"]
+MethodName = Literal["none", "dct", "topk", "dgc", "redsync", "gaussian", "hard", "sidco", "cltk"]
 RuleName = Literal["exact", "histogram", "dgc", "redsync", "gaussian", "hard", "sidco"]
 
 
@@ -31,6 +32,7 @@ class GradientConfig:
     sparsity: Fraction
     precision: Precision
     threshold: RuleName | None
+    scope: Literal["tensor", "stage"] | None
     lifespan: Positive | None
     renewal: Literal["controlled", "fixed"] | None
     staggered: bool | None
@@ -42,6 +44,7 @@ class GradientConfig:
     gaussian: GaussianConfig | None
     hard: HardConfig | None
     sidco: SidcoConfig | None
+    correction: CorrectionConfig | None
     cltk: CltkConfig | None
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 # Keys that all methods with a threshold of their own read.
 LOCAL_KEYS = (
-    *("threshold", "lifespan", "renewal", "staggered"),
+    *("threshold", "scope", "lifespan", "renewal", "staggered"),
     *("residual", "drain", "drain_every"),
 )
 # The section that a rule reads beside the keys of all.
@@ -54,6 +54,7 @@ METHODS: Mapping[str, Method] = {
     "none": Method(keys=(), thresholds=(), is_sparse=False, precisions=("float32",)),
     "dct": Method(),
     "topk": Method(thresholds=("histogram", "exact")),
+    "dgc": Method(sections=("correction",), optimizers=("sgd",)),
     "redsync": Method(thresholds=("redsync",)),
     "gaussian": Method(thresholds=("gaussian",)),
     "hard": Method(thresholds=("hard",)),

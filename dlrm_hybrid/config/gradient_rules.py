@@ -64,6 +64,11 @@ def _local(config: Config) -> Iterator[str]:
         )
     if gradient.staggered and gradient.renewal != "fixed":
         yield "gradient.staggered = True: belongs to gradient.renewal=fixed"
+    if gradient.staggered and gradient.scope == "stage":
+        yield "gradient.staggered = True: gradient.scope=stage has one threshold for all tensors"
+    rising = gradient.correction.warmup_sparsities if gradient.correction else ()
+    if list(rising) != sorted(rising):
+        yield f"gradient.correction.warmup_sparsities = {list(rising)}: must rise"
     if gradient.residual == "update" and config.optimizer.name != "sgd":
         yield (
             f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "

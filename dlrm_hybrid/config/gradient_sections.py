@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.config.bounds import STRICT, Part, Positive, Rate
+from dlrm_hybrid.config.bounds import STRICT, BelowOne, Count, Part, Positive, Rate
 
 Inside = Annotated[float, Field(gt=0, lt=1)]
 
@@ -55,6 +55,18 @@ class SidcoConfig:
     tolerance: Inside
     first_density: Inside
     gamma: Literal["exact", "closed"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class CorrectionConfig:
+    """DGC's momentum in the trainer, and how the sparsity rises to its value."""
+
+    momentum: BelowOne
+    nesterov: bool
+    masking: bool
+    clip_norm: Rate | None
+    warmup_steps: Count
+    warmup_sparsities: tuple[BelowOne, ...]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -40,6 +40,27 @@ HYBRID = "parallel=hybrid"
             "gradient.lifespan = 10, gradient.renewal = 'fixed': gradient=topk finds the k largest",
         ),
         (
+            f"{HYBRID} gradient=dct gradient.scope=stage gradient.renewal=fixed "
+            "gradient.staggered=true",
+            "gradient.staggered = True: gradient.scope=stage has one threshold for all tensors",
+        ),
+        (
+            f"{HYBRID} gradient=dgc gradient.correction.warmup_sparsities=[0.5,0.25]",
+            "gradient.correction.warmup_sparsities = [0.5, 0.25]: must rise",
+        ),
+        (
+            f"{HYBRID} gradient=dgc gradient.sparsity=0.999 optimizer=momentum",
+            "gradient = 'dgc': needs optimizer=sgd, not momentum",
+        ),
+        (
+            f"{HYBRID} gradient=sidco gradient.sidco.adaptation=worst",
+            "gradient.sidco.adaptation = 'worst': must be 'best', 'literal' or 'flip'",
+        ),
+        (
+            f"{HYBRID} gradient=cltk sync=bounded sync.staleness=1",
+            "gradient = 'cltk': its trainers agree in every step, so sync=bounded cannot be",
+        ),
+        (
             f"{HYBRID} gradient=hard gradient.threshold=exact",
             "gradient.threshold = 'exact': gradient=hard is that of hard; gradient=dct takes any",
         ),

@@ -39,6 +39,7 @@ from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 from dlrm_hybrid.kernels.sample import sample
 from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
+from dlrm_hybrid.kernels.sent import clear_sent, keep_first_ties
 
 Outputs = list[NDArray[np.generic]]
 
@@ -80,6 +81,20 @@ def scattered() -> Outputs:
     bounds_E, rounded_K = np.array([0, union_K.size]), np.rint(taken_K)
     give_back(np.array([0, 200]), bounds_E, union_K, taken_K, rounded_K, rest_N)
     return [*outputs, bounds_E, union_K, rounded_K, rest_N]
+
+
+def put_back() -> Outputs:
+    firsts_E, bounds_E = np.array([0, 10, 30]), np.array([0, 4, 9])
+    indices_K = np.array([1, 3, 5, 9, 0, 2, 6, 7, 19], np.int32)
+    values_K = np.array([2, -1, 1, 3, 1, -1, 5, 1, 4], np.float32)
+    residual_N, marks_N = np.zeros(30, np.float32), np.ones(30, np.float32)
+    taus_T = np.ones(2, np.float32)
+    keep_first_ties(
+        *(np.array([0, 2]), np.array([6]), taus_T, firsts_E),
+        *(bounds_E, indices_K, values_K, residual_N),
+    )
+    clear_sent(firsts_E, bounds_E, indices_K, marks_N)
+    return [bounds_E, indices_K, values_K, residual_N, marks_N]
 
 
 def ranked() -> Outputs:
@@ -184,6 +199,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
     "histogram": ranked,
+    "sent": put_back,
     "largest": largest,
     "estimates": estimated,
     "narrow": narrowed,

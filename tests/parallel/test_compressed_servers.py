@@ -22,6 +22,7 @@ from server_world import (
 )
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.aim import Aim, Scope
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
@@ -54,7 +55,13 @@ def sparsifier(
 ) -> Callable[[Sequence[Spec]], GradientCompressor]:
     """Thresholds that change every few steps, residuals that are drained every few."""
     options = SparsifierOptions(
-        sparsity=sparsity,
+        aim=Aim(
+            sparsity=sparsity,
+            scope=Scope.TENSOR,
+            sends_ties=True,
+            warmup_sparsities=(),
+            warmup_steps=0,
+        ),
         rule=Histogram(),
         lifespan=LifeSpan(steps=4, renewal=Renewal.CONTROLLED, staggered=False),
         dtype=dtype,

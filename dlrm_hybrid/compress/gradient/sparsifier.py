@@ -15,18 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.aim import Aim
 from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan
 from dlrm_hybrid.compress.gradient.tensor_states import TensorStates
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
 from dlrm_hybrid.kernels.scatter import give_back
 from dlrm_hybrid.kernels.select import select_all
+from dlrm_hybrid.kernels.sent import clear_sent, keep_first_ties
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all
 from dlrm_hybrid.wire.values import narrow
 
+Float32s = NDArray[np.float32]
 Int64s = NDArray[np.int64]
 
 
@@ -36,7 +39,7 @@ class SparsifierOptions:
     """What leaves, how often that is reconsidered, and in which form it travels.
 
     Attributes:
-        sparsity: part of the elements of each tensor that stays, 0 to 1.
+        aim: how many should.
         rule: finds thresholds.
         lifespan: says when.
         dtype: of the values sent: FLOAT32, BFLOAT16 or FLOAT16.
@@ -45,7 +48,7 @@ class SparsifierOptions:
             where the server does not multiply by it; None for 1.
     """
 
-    sparsity: float
+    aim: Aim
     rule: ThresholdRule
     lifespan: LifeSpan
     dtype: Dtype
@@ -55,7 +58,7 @@ class SparsifierOptions:
 
 @final
 class Sparsifier:
-    """A residual and a threshold for each tensor.
+    """A residual for each tensor, and a threshold for each or for all of them.
 
     Exact zeros never leave. What rounding to `dtype` takes from a value goes back to the residual.
     A tensor whose gradients have all been zero has no threshold yet.
@@ -68,12 +71,19 @@ class Sparsifier:
     def __init__(self, specs: Sequence[Spec], options: SparsifierOptions) -> None:
         self.specs: Sequence[Spec] = tuple(specs)
         self._options = options
+        units = options.aim.units(len(specs))
+        counts = [sum(specs[place].count for place in unit) for unit in units]
+        last = options.aim.warmup_steps * len(options.aim.warmup_sparsities)
         self._states = TensorStates(
             self.specs,
             options.lifespan,
-            keeps=[keep_count(spec.count, options.sparsity) for spec in specs],
+            units=units,
+            keeps=options.aim.keeps(counts, last),
             memories=[options.rule.slots() for _ in specs],
         )
+        self._units_F = np.array([*(unit.start for unit in units), len(specs)], np.int64)
+        self._bounds_E = np.zeros(len(specs) + 1, np.int64)
+        self._sparsity = options.aim.sparsity
         elements = self._states.residual_N.size
         self._indices_N = np.empty(elements, np.int32)
         self._values_N = np.empty(elements, np.float32)
@@ -82,27 +92,35 @@ class Sparsifier:
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
         """Sections of what leaves, in memory of their own."""
         states = self._states
+        self._warm_up(step)
         given = self._given(gradients, step)
         addresses = [gradient.data_ptr() for gradient in given]
-        taus = states.taus_T.tolist()
         flushed = self._drain(step)
-        for place in flushed:
-            taus[place] = 0.0
-        over = [place for place in states.over(step) if place not in flushed]
-        for place in over:
-            taus[place] = self._renewed(place, given[place])
-            addresses[place] = 0
-        bounds_E = self._select(addresses, taus, step)
+        taus_T = states.taus_T.copy()
+        renewed: dict[int, float] = {}
+        for number in states.over(step):
+            unit = states.units[number]
+            if set(unit) <= set(flushed):
+                continue
+            renewed[number] = taus_T[unit.start : unit.stop] = self._renewed(number, given)
+            for place in unit:
+                addresses[place] = 0
+        taus_T[flushed] = 0
+        bounds_E = self._select(addresses, taus_T, step)
         counts = _sizes(bounds_E)
-        for place in over:
+        for number, tau in renewed.items():
             # Nothing but zeros tells nothing: a threshold of 0 from there would send all that
             # comes later.
-            if taus[place] > 0 or counts[place] > 0:
-                states.renew(place, taus[place])
+            if tau > 0 or any(counts[place] > 0 for place in states.units[number]):
+                states.renew(number, tau)
         states.serve(counts, flushed)
         sections = self._sections(bounds_E)
         states.count_step(_sizes(bounds_E))
         return {spec.name: section for spec, section in zip(self.specs, sections, strict=True)}
+
+    def clear_sent(self, values_N: Float32s) -> None:
+        """Set to 0 what left at the last step, in memory laid out like the residuals."""
+        clear_sent(self._states.firsts_E, self._bounds_E, self._indices_N, values_N)
 
     def tensors(self) -> dict[str, Tensor]:
         """Residuals "<tensor>.residual" of the tensor's shape, and small tensors beside them."""
@@ -138,23 +156,35 @@ class Sparsifier:
             self._states.discard(place)
         return []
 
-    def _renewed(self, place: int, gradient: Tensor) -> float:
-        """Add the gradient to the residual, and the threshold that is found there."""
-        residual_N = self._states.residuals[place]
+    def _warm_up(self, step: int) -> None:
+        """Aim at what the step should send."""
+        aim = self._options.aim
+        if aim.warmup_steps and self._sparsity != aim.sparsity_at(step):
+            self._sparsity = aim.sparsity_at(step)
+            self._states.keeps = aim.keeps(self._states.unit_counts, step)
+
+    def _renewed(self, number: int, given: Sequence[Tensor]) -> float:
+        """Add a unit's gradients to its residuals, and the threshold that is found there."""
+        states = self._states
+        unit = states.units[number]
         # Sums that overflow are found by the selection; numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
-            np.add(residual_N, gradient.numpy().reshape(-1), out=residual_N)
-            keep, memory = self._states.keeps[place], self._states.memories[place]
-            return self._options.rule.tau(residual_N, keep, memory)
+            for place in unit:
+                residual_N = states.residuals[place]
+                np.add(residual_N, given[place].numpy().reshape(-1), out=residual_N)
+            keep, memory = states.keeps[number], states.memories[unit.start]
+            return self._options.rule.tau(states.unit_residuals[number], keep, memory)
 
-    def _select(self, addresses: Sequence[int], taus: Sequence[float], step: int) -> Int64s:
+    def _select(self, addresses: Sequence[int], taus_T: Float32s, step: int) -> Int64s:
         """Move what leaves the residuals to the buffers; gives the bounds of each tensor there."""
-        bounds_E = np.empty(len(addresses) + 1, np.int64)
+        states, bounds_E = self._states, self._bounds_E
+        # In a warm-up all of a tensor may leave that has no threshold yet.
+        taus_T[np.isnan(taus_T)] = 0
         fault = select_all(
             np.array(addresses, np.uint64),
-            np.array(taus, np.float32),
-            self._states.firsts_E,
-            self._states.residual_N,
+            taus_T,
+            states.firsts_E,
+            states.residual_N,
             bounds_E,
             self._indices_N,
             self._values_N,
@@ -163,6 +193,17 @@ class Sparsifier:
             raise DivergedError(
                 f"step {step + 1}: the gradient of {self.specs[fault].name} is not finite; "
                 "optimizer.lr may be too high"
+            )
+        if not self._options.aim.sends_ties:
+            keep_first_ties(
+                self._units_F,
+                np.array(states.keeps, np.int64),
+                taus_T,
+                states.firsts_E,
+                bounds_E,
+                self._indices_N,
+                self._values_N,
+                states.residual_N,
             )
         return bounds_E
 

@@ -3,6 +3,8 @@
 All that a resumed run needs lies in arrays; tensors over the same memory go to the checkpoint. The
 arrays are those of all tensors, for a step touches every one of them.
 
+Tensors side by side that share a threshold are a unit; its life is kept at the first of them.
+
 Shapes: T tensors of N elements in all, E = T + 1 places between which they lie.
 """
 
@@ -27,17 +29,21 @@ class TensorStates:
     Args:
         specs: of the tensors.
         lifespan: of the thresholds.
-        keeps: elements of each that should leave in each step.
-        memories: of the threshold rule, for each.
+        units: the places of the tensors that share a threshold.
+        keeps: elements of each unit that should leave at the end of a warm-up.
+        memories: of the threshold rule, for each tensor; that of the first of a unit is used.
 
     Attributes:
-        keeps: as given.
+        units: as given.
+        unit_counts: elements of each unit.
+        keeps: elements of each unit that should leave now.
         memories: as given.
         counts: elements of each tensor.
         counts_T: the same, int64.
         firsts_E: int64, where each residual begins, and the end of the last.
         residual_N: float32, of all.
-        residuals: a view of it for each.
+        residuals: a view of it for each tensor.
+        unit_residuals: a view of it for each unit.
         taus_T: float32, the thresholds; NaN before the first.
         drains_T: int64, how often each residual was drained.
     """
@@ -47,10 +53,12 @@ class TensorStates:
         specs: Sequence[Spec],
         lifespan: LifeSpan,
         *,
+        units: Sequence[range],
         keeps: Sequence[int],
         memories: Sequence[Mapping[str, Tensor]],
     ) -> None:
         self.specs = specs
+        self.units = units
         self.keeps = keeps
         self.memories = memories
         self.counts = [spec.count for spec in specs]
@@ -58,47 +66,64 @@ class TensorStates:
         self.firsts_E = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts_T)])
         self.residual_N = np.zeros(self.firsts_E[-1], np.float32)
         self.residuals = np.split(self.residual_N, self.firsts_E[1:-1])
+        bounds = [(self.firsts_E[unit.start], self.firsts_E[unit.stop]) for unit in units]
+        self.unit_residuals = [self.residual_N[first:last] for first, last in bounds]
+        self.unit_counts = [residual_U.size for residual_U in self.unit_residuals]
         self._lifespan = lifespan
+        self._offsets = [lifespan.offset(number, len(units)) for number in range(len(units))]
         # Where everything leaves there is nothing to find.
-        self._sparse = [place for place, keep in enumerate(keeps) if keep < self.counts[place]]
-        self._offsets = [lifespan.offset(place, len(specs)) for place in range(len(specs))]
         self.taus_T = np.zeros(len(specs), np.float32)
-        self.taus_T[self._sparse] = np.nan
+        for unit, is_whole in zip(units, self.whole, strict=True):
+            self.taus_T[unit.start : unit.stop] = 0 if is_whole else np.nan
         self.drains_T = np.zeros(len(specs), np.int64)
         self._discarded_T2 = np.zeros((len(specs), 2))  # sum, then the L2 norms of all drains
         self._lives_T2 = np.zeros((len(specs), 2), np.int64)  # age in steps, elements sent
         self._start_report()
 
+    @property
+    def whole(self) -> list[bool]:
+        """For each unit whether all of it should leave now."""
+        return [keep >= count for keep, count in zip(self.keeps, self.unit_counts, strict=True)]
+
     def over(self, step: int) -> list[int]:
-        """The tensors for which a new threshold is due before this step."""
+        """The units for which a new threshold is due before this step."""
         taus, lives = self.taus_T.tolist(), self._lives_T2.tolist()
         return [
-            place
-            for place in self._sparse
-            if math.isnan(taus[place])
-            or self._lifespan.ended(
-                step=step + self._offsets[place],
-                age=lives[place][0],
-                sent=lives[place][1],
-                keep=self.keeps[place],
+            number
+            for number, unit in enumerate(self.units)
+            if self.keeps[number] < self.unit_counts[number]
+            and (
+                math.isnan(taus[unit.start])
+                or self._lifespan.ended(
+                    step=step + self._offsets[number],
+                    age=lives[unit.start][0],
+                    sent=lives[unit.start][1],
+                    keep=self.keeps[number],
+                )
             )
         ]
 
-    def renew(self, place: int, tau: float) -> None:
-        """Begin the life of a threshold."""
-        self._account(place)
-        self.taus_T[place] = tau
-        self._lives_T2[place] = 0
-        self._renewals[place] += 1
+    def renew(self, number: int, tau: float) -> None:
+        """Begin the life of a unit's threshold."""
+        unit = self.units[number]
+        for place in unit:
+            self._account(place)
+            self._renewals[place] += 1
+        self.taus_T[unit.start : unit.stop] = tau
+        self._lives_T2[unit.start] = 0
 
     def serve(self, counts: Sequence[int], idle: Sequence[int]) -> None:
-        """One more step in the lives of all thresholds but `idle`; `counts` elements left."""
+        """One more step in the lives of all thresholds but those of `idle` tensors.
+
+        `counts` elements left each tensor.
+        """
         # One item of a memoryview is read in a third of the time that one of an array takes.
         lives_T2 = self._lives_T2.data
-        for place, count in enumerate(counts):
-            if place not in idle:
-                lives_T2[place, 0] += 1
-                lives_T2[place, 1] += count
+        for unit in self.units:
+            served = [counts[place] for place in unit if place not in idle]
+            if served:
+                lives_T2[unit.start, 0] += 1
+                lives_T2[unit.start, 1] += sum(served)
 
     def discard(self, place: int) -> None:
         """Forget a residual; the ledger takes its sum and its norm, in float64."""

@@ -9,11 +9,12 @@ from itertools import product
 
 import numpy as np
 import torch
+from method_rows import Joins, gradient_itself
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.aim import Aim, Scope
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.dense import NoCompression
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
 from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
@@ -40,16 +41,34 @@ class Row:
         make: a fresh compressor for some tensors.
         checks: it refuses what is not finite; otherwise it passes it on.
         drops: a step may lose residual, by the ledger "<tensor>.drains".
+        joins, sends_largest, sends_always, rounds, has_threshold: as of method_rows.MethodRow.
     """
 
     name: str
     make: Callable[[Sequence[Spec]], GradientCompressor]
     checks: bool
     drops: bool
+    rounds: bool
+    joins: Joins = gradient_itself
+    sends_largest: bool = True
+    sends_always: bool = False
+    has_threshold: bool = True
 
 
 def drain_of(mode: DrainMode, every: int = 3) -> Drain:
     return Drain(mode=mode, every=every, seed=11, trainer=2)
+
+
+def aim_of(
+    sparsity: float, scope: Scope = Scope.TENSOR, *, sends_ties: bool = True, warm: int = 0
+) -> Aim:
+    return Aim(
+        sparsity=sparsity,
+        scope=scope,
+        sends_ties=sends_ties,
+        warmup_sparsities=(0.25, 0.5) if warm else (),
+        warmup_steps=warm,
+    )
 
 
 def options_of(
@@ -62,9 +81,12 @@ def options_of(
     dtype: Dtype = Dtype.FLOAT32,
     drain: DrainMode = DrainMode.NONE,
     scale: Callable[[int], float] | None = None,
+    scope: Scope = Scope.TENSOR,
+    sends_ties: bool = True,
+    warm: int = 0,
 ) -> SparsifierOptions:
     return SparsifierOptions(
-        sparsity=sparsity,
+        aim=aim_of(sparsity, scope, sends_ties=sends_ties, warm=warm),
         rule=RULES[rule],
         lifespan=LifeSpan(steps=steps, renewal=renewal, staggered=staggered),
         dtype=dtype,
@@ -84,10 +106,12 @@ def _sparsifiers() -> Iterator[Row]:
             lambda specs, options=options: Sparsifier(specs, options),
             checks=True,
             drops=drain is DrainMode.DISCARD,
+            rounds=dtype is not Dtype.FLOAT32,
+            sends_largest=drain is DrainMode.NONE,
         )
 
 
-ROWS = [Row("none", NoCompression, checks=False, drops=False), *_sparsifiers()]
+ROWS = [*_sparsifiers()]
 
 
 def gradients_of(step: int, specs: Sequence[Spec] = SPECS) -> dict[str, Tensor]:

@@ -3,26 +3,30 @@
 import numpy as np
 import pytest
 import torch
-from gradient_rows import ROWS, SPECS, Row, decoded, gradients_of, residual_of, state_of
+from gradient_rows import ROWS as MADE_ROWS
+from gradient_rows import SPECS, Row, decoded, gradients_of, residual_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from method_rows import METHOD_ROWS, MethodRow
 
-from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.types import DivergedError
 
+ROWS: list[Row | MethodRow] = [*METHOD_ROWS, *MADE_ROWS]
 ALL_ROWS = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 STEPS = 12
 
 
 @ALL_ROWS
-def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row) -> None:
+def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     dropped = 0
     for step in range(STEPS):
         gradients = gradients_of(step)
         before = {name: one.clone() for name, one in gradients.items()}
         kept = {spec: residual_of(compressor, spec) for spec in SPECS}
+        joining = joining_of(row, compressor, gradients)
         drains = {spec: drains_of(compressor.tensors(), spec) for spec in SPECS}
         sections = compressor.encode(gradients, step)
         assert list(sections) == [spec.name for spec in SPECS]
@@ -33,7 +37,7 @@ def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row) -> None:
             section = sections[spec.name]
             assert (section.tensor, section.count) == (spec.id, spec.count)
             left_N = decoded(section) + residual_of(compressor, spec)
-            total_N = gradients[spec.name].view(-1).numpy() + kept[spec]
+            total_N = joining[spec.name] + kept[spec]
             np.testing.assert_array_equal(left_N, total_N)
             assert torch.equal(gradients[spec.name], before[spec.name])
     assert (dropped > 0) is row.drops
@@ -48,20 +52,24 @@ def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row) -> None:
         elements=st.sampled_from([0.0, -0.0, 0.5, -0.5, 0.5009765625, 3.0, 1e-30, 7e4]),
     )
 )
-def test_ties_zeros_and_extremes_keep_the_law(row: Row, gradients_SN: np.ndarray) -> None:
+def test_ties_zeros_and_extremes_keep_the_law(
+    row: Row | MethodRow, gradients_SN: np.ndarray
+) -> None:
     spec = Spec(0, "x", (67,))
     compressor = row.make([spec])
     for step, gradient_N in enumerate(gradients_SN):
         kept_N, drains = residual_of(compressor, spec), drains_of(compressor.tensors(), spec)
-        section = compressor.encode({"x": torch.from_numpy(gradient_N)}, step)["x"]
+        gradients = {"x": torch.from_numpy(gradient_N)}
+        joining_N = joining_of(row, compressor, gradients)["x"]
+        section = compressor.encode(gradients, step)["x"]
         if row.drops and drains_of(compressor.tensors(), spec) > drains:
             kept_N[:] = 0
         left_N = decoded(section) + residual_of(compressor, spec)
-        np.testing.assert_array_equal(left_N, gradient_N + kept_N)
+        np.testing.assert_array_equal(left_N, joining_N + kept_N)
 
 
 @ALL_ROWS
-def test_zeros_send_nothing_and_leave_no_trace(row: Row) -> None:
+def test_zeros_send_nothing_and_leave_no_trace(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     zeros = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
     sections = compressor.encode(zeros, 0)
@@ -76,7 +84,7 @@ def test_zeros_send_nothing_and_leave_no_trace(row: Row) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("step", [0, 3])
 def test_what_is_not_finite_ends_the_run_or_reaches_the_server(
-    row: Row, bad: float, step: int
+    row: Row | MethodRow, bad: float, step: int
 ) -> None:
     compressor = row.make(SPECS)
     for before in range(step):
@@ -92,7 +100,7 @@ def test_what_is_not_finite_ends_the_run_or_reaches_the_server(
 
 
 @ALL_ROWS
-def test_a_run_resumed_in_mid_cycle_is_the_run_itself(row: Row) -> None:
+def test_a_run_resumed_in_mid_cycle_is_the_run_itself(row: Row | MethodRow) -> None:
     straight, saved = row.make(SPECS), row.make(SPECS)
     for step in range(7):
         straight.encode(gradients_of(step), step)
@@ -112,7 +120,7 @@ def test_a_run_resumed_in_mid_cycle_is_the_run_itself(row: Row) -> None:
 
 
 @ALL_ROWS
-def test_a_report_counts_what_was_sent_and_begins_anew(row: Row) -> None:
+def test_a_report_counts_what_was_sent_and_begins_anew(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     sent = {spec.name: 0 for spec in SPECS}
     for step in range(STEPS):
@@ -123,10 +131,59 @@ def test_a_report_counts_what_was_sent_and_begins_anew(row: Row) -> None:
         report = reports[spec.name]
         assert report.elements == STEPS * spec.count
         assert report.sent == (sent[spec.name] if row.checks else report.elements)
-        assert (report.threshold is None) is not row.checks
+        assert (report.threshold is None) is not row.has_threshold
     assert {(one.elements, one.sent, one.renewals) for one in compressor.report().values()} == {
         (0, 0, 0)
     }
+
+
+@ALL_ROWS
+def test_what_stays_is_no_larger_than_what_leaves(row: Row | MethodRow) -> None:
+    compressor = row.make(SPECS)
+    for step in range(STEPS):
+        sections = compressor.encode(gradients_of(step), step)
+        sent = {spec: decoded(sections[spec.name]) for spec in SPECS}
+        assert not row.sends_always or any(sent_N.any() for sent_N in sent.values())
+        for spec, sent_N in sent.items():
+            kept_N = residual_of(compressor, spec)
+            smallest = np.abs(sent_N[sent_N != 0]).min(initial=np.inf)
+            if row.sends_largest and not row.rounds:
+                assert np.abs(kept_N).max(initial=0) <= smallest
+                # So the residual is that much shorter than the sum: a contraction.
+                part = 1 - np.count_nonzero(sent_N) / max(1, spec.count)
+                assert square_of(kept_N) <= part * square_of(sent_N + kept_N) * (1 + 1e-6)
+
+
+@ALL_ROWS
+def test_a_section_is_no_longer_than_any_plain_encoding(row: Row | MethodRow) -> None:
+    compressor = row.make(SPECS)
+    width = 2 if row.rounds else 4
+    for step in range(STEPS):
+        sections = compressor.encode(gradients_of(step), step)
+        for spec in SPECS:
+            length = len(sections[spec.name].payload)
+            if not row.checks:
+                assert length == 4 * spec.count
+                continue
+            sent = np.count_nonzero(decoded(sections[spec.name]))
+            bitmap = width * -(-spec.count // (8 * width))
+            plain = [(4 + width) * sent, bitmap + width * sent]
+            assert length <= min(plain)
+
+
+def joining_of(
+    row: Row | MethodRow, compressor: GradientCompressor, gradients: dict[str, torch.Tensor]
+) -> dict[str, np.ndarray]:
+    """What will join the residuals."""
+    state = compressor.tensors()
+    return {
+        spec.name: row.joins(gradients[spec.name].reshape(-1).numpy(), state, spec.name)
+        for spec in compressor.specs
+    }
+
+
+def square_of(values_N: np.ndarray) -> float:
+    return float(np.square(values_N.astype(np.float64)).sum())
 
 
 def drains_of(tensors: dict[str, torch.Tensor], spec: Spec) -> int:

@@ -54,16 +54,17 @@ class Dgc:
         drawn = min(count, max(ceil(count * self.part), ceil(LEAST * count / keep)))
         samples = memory["samples"]
         seed = fold(self.seed, "sample", int(samples.item()))
-        samples += 1
         sample_S = np.empty(drawn, np.float32)
         sample(accumulated_N, seed, sample_S)
         tau = magnitude_of_rank(sample_S, ceil(drawn * keep / count))
         found = count_reaching(accumulated_N, tau)
         for _ in range(LOOKS):
-            if found >= self.lowest * keep:
+            if found >= self.lowest * keep or tau == 0:
                 break
             tau *= LOWER
             found = count_reaching(accumulated_N, tau)
+        # All zeros leave no trace.
+        samples += int(found > 0)
         if found <= self.highest * keep:
             return tau
         scratch_N = np.empty(count, np.float32)

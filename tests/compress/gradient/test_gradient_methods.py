@@ -1,8 +1,10 @@
 """A method of gradients has its row, its builder and its configuration; a rule its own."""
 
+import re
 from typing import get_args
 
 import pytest
+from method_rows import METHOD_ROWS
 
 from dlrm_hybrid.config import build_gradient
 from dlrm_hybrid.config.build_threshold import THRESHOLDS
@@ -14,7 +16,18 @@ from dlrm_hybrid.config.gradient_methods import METHODS, RULE_SECTIONS, sections
 def test_no_method_and_no_rule_misses_one_of_its_parts() -> None:
     configured = {path.stem for path in (conf_folder() / "gradient").glob("*.yaml")}
     assert set(METHODS) == set(get_args(MethodName)) == set(build_gradient.METHODS) == configured
+    assert {row.method for row in METHOD_ROWS} == configured
     assert set(RULE_SECTIONS) == set(get_args(RuleName)) == set(THRESHOLDS)
+
+
+def test_every_method_and_every_rule_has_its_line_in_the_documentation() -> None:
+    page = conf_folder().parent / "docs" / "compressors.md"
+    methods, rules = (
+        set(re.findall(rf"^\| `{key}=(\w+)`", page.read_text(encoding="utf-8"), re.M))
+        for key in ("gradient", "gradient.threshold")
+    )
+    assert methods == set(METHODS)
+    assert rules == set(RULE_SECTIONS)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,0 +1,144 @@
+"""Every method of gradients as `conf/` has it, as rows of a table: a new method adds its rows here.
+
+What is special about a row is said here; the laws are in test_gradient_laws.py. Sparsifiers put
+together by hand are in gradient_rows.py.
+
+Shapes: N elements of a tensor.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from agreeing import Alone
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.config import build_coordination, build_gradient
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.gradient_holder import Holder
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+
+Float32s = NDArray[np.float32]
+# What joins a residual, of a tensor's gradient and of the state before the step.
+Joins = Callable[[Float32s, Mapping[str, Tensor], str], Float32s]
+
+
+def gradient_itself(gradient_N: Float32s, state: Mapping[str, Tensor], name: str) -> Float32s:
+    """Without momentum."""
+    return gradient_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRow:
+    """A configured method and what is special about it.
+
+    Attributes:
+        method: choice of `gradient`.
+        options: further overrides.
+        checks: it refuses what is not finite; otherwise it passes it on.
+        drops: a step may lose residual, by the ledger "<tensor>.drains".
+        joins: what joins the residual, of which then a part leaves.
+        sends_largest: nothing that stays in a tensor is larger than what leaves it.
+        sends_always: something leaves at every step at which something is not zero.
+        has_threshold: it reports one.
+        rounds: values are rounded on the way.
+    """
+
+    method: str
+    options: tuple[str, ...] = ()
+    checks: bool = True
+    drops: bool = False
+    joins: Joins = gradient_itself
+    sends_largest: bool = True
+    sends_always: bool = True
+    has_threshold: bool = True
+    rounds: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the row."""
+        return " ".join((self.method, *self.options))
+
+    def make(self, specs: Sequence[Spec]) -> GradientCompressor:
+        """A fresh compressor of one trainer for some tensors; it agrees with itself if it must."""
+        config = configured(self)
+        holder = Holder(
+            specs=specs,
+            trainer=0,
+            stage=0,
+            model_elements=sum(spec.count for spec in specs),
+            lr=lambda step: 0.1,
+        )
+        coordination = build_coordination.coordination(config)
+        if coordination is None:
+            return build_gradient.gradients(config, holder)
+        compressor = build_coordination.compressor(config, holder)
+        assert compressor is not None
+        return Alone(compressor, coordination)
+
+
+@cache
+def configured(row: MethodRow) -> Config:
+    """The configuration of a row; sparsity 0.9 where there is one."""
+    sparse = () if row.method in DENSE else ("gradient.sparsity=0.9",)
+    world = ("parallel=hybrid", "parallel.trainers=1")
+    return validate(values_of([*world, f"gradient={row.method}", *sparse, *row.options]))
+
+
+def momentum_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str) -> Float32s:
+    """DGC without Nesterov."""
+    return np.float32(0.9) * state[f"{name}.momentum"].numpy().reshape(-1) + gradient_N
+
+
+def nesterov_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str) -> Float32s:
+    """DGC with Nesterov."""
+    momentum_N = state[f"{name}.momentum"].numpy().reshape(-1)
+    return gradient_N + np.float32(0.9) * (momentum_N + gradient_N)
+
+
+DENSE = ("none",)
+RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
+BFLOAT16 = "gradient.precision=bfloat16"
+STAGE = "gradient.scope=stage"
+WARM = "gradient.correction.warmup_steps=2"
+
+METHOD_ROWS = [
+    MethodRow(method="none", checks=False, has_threshold=False),
+    MethodRow(method="dct", sends_always=False),
+    *(
+        MethodRow(method="dct", options=(f"gradient.threshold={rule}",), sends_always=False)
+        for rule in RULES
+    ),
+    MethodRow(method="dct", options=(STAGE, BFLOAT16), sends_always=False, rounds=True),
+    MethodRow(method="topk"),
+    MethodRow(method="topk", options=(STAGE,)),
+    MethodRow(method="dgc", options=(WARM,), joins=momentum_joins),
+    MethodRow(
+        method="dgc",
+        options=(WARM, "gradient.correction.nesterov=true", BFLOAT16),
+        joins=nesterov_joins,
+        rounds=True,
+    ),
+    MethodRow(method="redsync"),
+    MethodRow(method="redsync", options=("gradient.redsync.search=trim",)),
+    MethodRow(method="gaussian"),
+    MethodRow(method="gaussian", options=("gradient.gaussian.fit=magnitude",)),
+    MethodRow(method="hard", options=(BFLOAT16,), sends_always=False, rounds=True),
+    *(
+        MethodRow(method="sidco", options=(f"gradient.sidco.distribution={distribution}",))
+        for distribution in ("exponential", "gamma", "pareto")
+    ),
+    *(
+        MethodRow(
+            method="sidco",
+            options=(f"gradient.sidco.adaptation={adaptation}", more),
+            rounds=more == BFLOAT16,
+        )
+        for adaptation, more in (("flip", STAGE), ("literal", BFLOAT16))
+    ),
+    MethodRow(method="cltk", has_threshold=False),
+]
