@@ -1,6 +1,9 @@
 import csv
 import json
+import os
+import signal
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -11,6 +14,15 @@ def started(folder: Path) -> float:
     """When the last attempt of a job began."""
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return max(line["time_seconds"] for line in lines if line["kind"] == "started")
+
+
+def kill_rank(folder: Path, gone: Event) -> None:
+    """Kill -9 the one rank of a job as soon as there is one; `gone` ends the waiting."""
+    pid_file = folder / "log" / "worker-0.pid"
+    while not gone.wait(0.01):
+        if pid_file.exists() and (text := pid_file.read_text()).endswith("\n"):
+            os.kill(int(text), signal.SIGKILL)
+            return
 
 
 def table(sweep: Path) -> list[dict[str, str]]:
@@ -75,3 +87,41 @@ def test_a_job_of_another_sweep_is_never_taken_for_this_ones(
     assert [row["status"] for row in table(tmp_path / "sweep")] == ["refused"]
     assert run([*argv, "train.seed=1"]) == 0
     assert "job 0: is complete, skipped" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_one_job_of_ten_is_killed_and_only_that_one_is_done_again(
+    small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five sparsities with two ways of finding thresholds end in one table and one page."""
+    sweep, page = tmp_path / "sweep", tmp_path / "report.html"
+    sparsities, rules = ("0.75", "0.9", "0.95", "0.98", "0.995"), ("exact", "histogram")
+    points = [f"gradient.sparsity={','.join(sparsities)}", f"gradient.threshold={','.join(rules)}"]
+    world = ["+experiment=dct_dp", "parallel.world=in_process", "train.steps=12"]
+    argv = ["dlrm_hybrid", "train", "-m", *small_rows, *world, *points]
+    argv = [*argv, f"hydra.sweep.dir={sweep}", "skip_completed=true"]
+    gone = Event()
+    killer = Thread(target=kill_rank, args=(sweep / "7", gone))
+    killer.start()
+    assert run(argv) == 1
+    gone.set()
+    killer.join()
+    told = capsys.readouterr()
+    assert [line.partition(":")[0] for line in told.err.splitlines()] == ["job 7"]
+    assert "1 of 10 jobs did not complete" in told.out
+    rows = table(sweep)
+    assert [(row["gradient.sparsity"], row["gradient.threshold"]) for row in rows] == [
+        (sparsity, rule) for sparsity in sparsities for rule in rules
+    ]
+    assert [row["status"] for row in rows].count("complete") == 9
+    assert rows[7]["status"] == "failed"
+    before = {number: started(sweep / str(number)) for number in range(10) if number != 7}
+
+    assert run(argv) == 0
+    assert capsys.readouterr().out.count("is complete, skipped") == 9
+    assert {number: started(sweep / str(number)) for number in before} == before
+    assert [row["status"] for row in table(sweep)] == ["complete"] * 10
+
+    assert run(["dlrm_hybrid", "report", f"report.runs={sweep}", f"report.output={page}"]) == 0
+    assert "<h1>10 runs compared</h1>" in page.read_text()
+    assert "sparsity=0.98 threshold=histogram" in page.read_text()
