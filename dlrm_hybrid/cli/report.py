@@ -1,7 +1,8 @@
-"""The verb `report`: run folders → one HTML file, its tables as Markdown beside it."""
+"""The verb `report`: run folders → one HTML file, the same as Markdown beside it."""
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.schema import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.report.build import build_report
+from dlrm_hybrid.report.document import Document
 from dlrm_hybrid.report.html import html
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.report.tables import comparison
-from dlrm_hybrid.report.text import text
-from dlrm_hybrid.types import ConfigError, ExitCode
+from dlrm_hybrid.report.text import text, write_pictures
+from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
 
 
 def run(request: Request) -> int:
@@ -30,9 +32,26 @@ def run(request: Request) -> int:
     document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
     page = Path(options.output)
     write_whole(page, html(document))
-    write_whole(page.with_suffix(".md"), text(document))
-    terminal.line(f"report {page}, its tables {page.with_suffix('.md')}")
+    write_whole(page.with_suffix(".md"), text(document, _pictures(document, options, page)))
+    terminal.line(f"report {page}, as Markdown {page.with_suffix('.md')}")
     return ExitCode.DONE
+
+
+def _pictures(document: Document, options: ReportConfig, page: Path) -> str | None:
+    """Write them, if they are wanted; returns their folder as the page names it.
+
+    Raises:
+        ResourceError: they cannot be written.
+    """
+    if options.pictures is None:
+        return None
+    folder = Path(options.pictures)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_pictures(document, folder)
+    except OSError as error:
+        raise ResourceError(f"{folder}: cannot be written: {error.strerror}") from error
+    return Path(os.path.relpath(folder, page.parent)).as_posix()
 
 
 def _paths(options: ReportConfig) -> list[Path]:

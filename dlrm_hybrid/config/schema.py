@@ -167,10 +167,11 @@ class TelemetryConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ReportConfig:
-    """Which runs the verb `report` compares, and the file it writes."""
+    """Which runs the verb `report` compares, and the files it writes."""
 
     runs: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
     output: Annotated[str, Field(pattern=r"[^/]\.html$")]
+    pictures: Path | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
 from matplotlib.figure import Figure
+
+from dlrm_hybrid.report.axes import keyed
+
+KEY_COLUMNS = 2
 
 
 @final
@@ -45,6 +51,12 @@ class Picture:
     figure: Figure
     caption: str
     has_key: bool
+
+    @contextmanager
+    def alone(self) -> Generator[Figure, None, None]:
+        """The figure with its key in it, for as long."""
+        with keyed(self.figure, KEY_COLUMNS) if self.has_key else nullcontext():
+            yield self.figure
 
 
 @final

@@ -14,13 +14,16 @@ def test_a_run_becomes_a_page_and_its_tables(
     capsys.readouterr()
     page = tmp_path / "pages" / "mine.html"
     page.parent.mkdir()
-    options = [f"report.runs={folder}", f"report.output={page}"]
+    pictures = tmp_path / "pictures"
+    options = [f"report.runs={folder}", f"report.output={page}", f"report.pictures={pictures}"]
     assert run(["dlrm_hybrid", "report", *options]) == 0
     out = capsys.readouterr().out
     assert "│ mine │ complete │    20 │" in out
     assert "<h1>Run mine</h1>" in page.read_text()
     assert "| mine | complete |    20 |" in page.with_suffix(".md").read_text()
     assert sorted(path.name for path in page.parent.iterdir()) == ["mine.html", "mine.md"]
+    assert "(../pictures/loss_over_training_steps.png)" in page.with_suffix(".md").read_text()
+    assert (pictures / "loss_over_training_steps.png").is_file()
 
 
 def test_what_to_report_must_be_named_and_be_there(

@@ -15,7 +15,8 @@ from dlrm_hybrid.report.build import build_report
 from dlrm_hybrid.report.document import Document
 from dlrm_hybrid.report.html import html
 from dlrm_hybrid.report.runs import read_run
-from dlrm_hybrid.report.text import text
+from dlrm_hybrid.report.show import show
+from dlrm_hybrid.report.text import text, write_pictures
 
 EVIL = '<script>alert("$x$")</script>&|'
 
@@ -74,7 +75,7 @@ def test_the_page_is_whole_and_needs_nothing_beside_it(four: Document) -> None:
 
 
 def test_what_stands_in_the_tables(four: Document) -> None:
-    page = text(four)
+    page = text(four, None)
     rows = {
         cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
         for line in page.partition("## Bytes")[0].splitlines()
@@ -100,7 +101,7 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     page = html(document)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-    widths = {line.count("|") - line.count("\\|") for line in text(document).splitlines()}
+    widths = {line.count("|") - line.count("\\|") for line in text(document, None).splitlines()}
     assert widths == {0, *(len(table.columns) + 1 for s in document.sections if (table := s.table))}
 
 
@@ -126,3 +127,31 @@ def test_roles_are_stages_and_servers(tmp_path: Path) -> None:
     summary = read_run(tmp_path / "a").summary
     assert tables.cpu_seconds_by_role(summary) == {"stage 0": 1.0, "stage 1": 2.0, "servers": 3.0}
     assert tables.bytes_by_class(summary)["gradient push"] == 10.0
+
+
+def test_pictures_as_files_have_their_key_and_stand_in_the_text(
+    four: Document, tmp_path: Path
+) -> None:
+    write_pictures(four, tmp_path)
+    page = text(four, "../pictures")
+    named = re.findall(r"!\[.*?\]\(\.\./pictures/(.*?)\)", page)
+    assert sorted(named) == sorted(path.name for path in tmp_path.iterdir())
+    assert len(named) == 10
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) < 150_000
+    picture = four.sections[1].pictures[0]
+    with picture.alone() as figure:
+        (key,) = figure.legends
+        assert [name.get_text() for name in key.get_texts()][0] == four.runs[0]
+    assert figure.legends == []
+
+
+def test_a_notebook_shows_tables_and_pictures(four: Document) -> None:
+    table, pictures = four.sections[0].table, four.sections[1].pictures
+    shown = show("<heading>", table, pictures, None, pictures[0].figure)
+    page = Page()
+    page.feed(shown._repr_html_())
+    assert page.open == []
+    assert page.tags >= {"h4", "table", "figure", "img"}
+    sources = [value or "" for name, value in page.attributes if name == "src"]
+    assert len(sources) == len(pictures) + 1

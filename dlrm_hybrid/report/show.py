@@ -1,0 +1,61 @@
+"""Tables and pictures for notebooks, which show what has `_repr_html_`."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from typing import final
+
+from matplotlib.figure import Figure
+
+from dlrm_hybrid.report.axes import svg
+from dlrm_hybrid.report.document import Picture, Table
+from dlrm_hybrid.report.html import table_html
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A piece of a page."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def show(*things: str | Table | Figure | Iterable[Picture] | None) -> Shown:
+    """All of them, one below the other: headings, tables, pictures side by side.
+
+    What is None is left out.
+    """
+    return Shown("\n".join(_html(thing) for thing in things if thing is not None))
+
+
+def _html(thing: str | Table | Figure | Iterable[Picture]) -> str:
+    if isinstance(thing, str):
+        return f"<h4>{escape(thing)}</h4>"
+    if isinstance(thing, Table):
+        return table_html(thing)
+    if isinstance(thing, Figure):
+        return _image(thing, "")
+    figures = "\n".join(_figure(picture) for picture in thing)
+    return f'<div style="display: flex; flex-wrap: wrap; gap: 1.5rem">\n{figures}\n</div>'
+
+
+def _figure(picture: Picture) -> str:
+    """With the key that a page has beside it."""
+    with picture.alone() as figure:
+        image = _image(figure, picture.title)
+    return (
+        f'<figure style="margin: 0; max-width: 28rem"><strong>{escape(picture.title)}</strong>'
+        f"{image}<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    )
+
+
+def _image(figure: Figure, title: str) -> str:
+    source = f"data:image/svg+xml;base64,{b64encode(svg(figure)).decode('ascii')}"
+    width = f"width: 100%; max-width: {figure.get_figwidth()}in"
+    return f'<img style="{width}; background: white" alt="{escape(title)}" src="{source}">'
