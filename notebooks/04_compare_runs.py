@@ -1,0 +1,91 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Compare runs
+#
+# Any runs: a sweep's folder, two folders of your own. This is what `python -m dlrm_hybrid report`
+# puts into one HTML file, piece by piece, and then as pandas frames for questions of your own.
+
+# %% [markdown]
+# With no folder named, a small sweep is made here (half a minute).
+
+# %% tags=["parameters"]
+FOLDERS = []
+
+# %%
+import subprocess
+import sys
+from pathlib import Path
+
+from dlrm_hybrid.report import frames, pictures, tables
+from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.runs import read_runs
+from dlrm_hybrid.report.show import show
+from dlrm_hybrid.telemetry.events import Kind
+
+if not FOLDERS:
+    FOLDERS = ["runs/notebooks/sweep"]
+    command = (
+        f"{sys.executable} -m dlrm_hybrid train -m +experiment=dct_dp parallel.world=in_process "
+        "model=dlrm_small data.rows=60000 gradient.sparsity=0.9,0.99,0.999 telemetry.every=20 "
+        f"train.evaluate_every=100 hydra.sweep.dir={FOLDERS[0]} skip_completed=true"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+
+# %% [markdown]
+# A label is what tells a run from the others: its name, what was swept, or its folder. Its colour
+# stays the same in all pictures.
+
+# %%
+runs = read_runs([Path(folder) for folder in FOLDERS])
+names = labels(runs)
+show(tables.comparison(runs, names), pictures.quality(runs, names))
+
+# %% [markdown]
+# What makes them different:
+
+# %%
+show(tables.differences(runs, names))
+
+# %% [markdown]
+# Loss, over three things one may be short of: steps, time, bytes.
+
+# %%
+show(pictures.losses(runs, names))
+
+# %% [markdown]
+# How much was sent, and where the threshold lay:
+
+# %%
+show(pictures.compressed(runs, names))
+
+# %% [markdown]
+# ## Questions of your own
+#
+# `frames.measures` has a row for each run with every figure of the table above, unrounded;
+# `frames.points` a row for each event of a kind: `progress` (loss, time), `evaluated`
+# (test scores), `compression`, `saved`.
+
+# %%
+frames.measures(runs)
+
+# %%
+points = frames.points(runs, Kind.EVALUATED)
+points.pivot(index="step", columns="run", values="log_loss")
+
+# %% [markdown]
+# The first step at which each run was within 1 % of the best test log-loss of all:
+
+# %%
+points[points["log_loss"] < 1.01 * points["log_loss"].min()].groupby("run")["step"].min()
