@@ -14,6 +14,8 @@ from dlrm_hybrid.report.axes import svg
 from dlrm_hybrid.report.document import Picture, Table
 from dlrm_hybrid.report.html import table_html
 
+NOTHING = "<p>These runs have not measured it.</p>"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,10 @@ class Shown:
 def show(*things: str | Table | Figure | Iterable[Picture] | None) -> Shown:
     """All of them, one below the other: headings, tables, pictures side by side.
 
-    What is None is left out.
+    What is None is left out; if that is all, it says so.
     """
-    return Shown("\n".join(_html(thing) for thing in things if thing is not None))
+    parts = [_html(thing) for thing in things if thing is not None]
+    return Shown("\n".join(part for part in parts if part) or NOTHING)
 
 
 def _html(thing: str | Table | Figure | Iterable[Picture]) -> str:
@@ -42,7 +45,9 @@ def _html(thing: str | Table | Figure | Iterable[Picture]) -> str:
     if isinstance(thing, Figure):
         return _image(thing, "")
     figures = "\n".join(_figure(picture) for picture in thing)
-    return f'<div style="display: flex; flex-wrap: wrap; gap: 1.5rem">\n{figures}\n</div>'
+    return (
+        figures and f'<div style="display: flex; flex-wrap: wrap; gap: 1.5rem">\n{figures}\n</div>'
+    )
 
 
 def _figure(picture: Picture) -> str:

@@ -155,3 +155,4 @@ def test_a_notebook_shows_tables_and_pictures(four: Document) -> None:
     assert page.tags >= {"h4", "table", "figure", "img"}
     sources = [value or "" for name, value in page.attributes if name == "src"]
     assert len(sources) == len(pictures) + 1
+    assert "not measured" in show(None, [])._repr_html_()
