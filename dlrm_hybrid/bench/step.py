@@ -31,6 +31,7 @@ from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.telemetry.machine import Machine
+from dlrm_hybrid.telemetry.spans import SpanClock
 
 LR = 0.1
 SEED = 0
@@ -178,7 +179,7 @@ def _run(step: Callable[[AnyBatch], Tensor], batches: Iterator[AnyBatch]) -> flo
 
 def _our_step(spec: ModelSpec, precision: Precision) -> Callable[[Batch], Tensor]:
     options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=0.0)
-    trainer = Trainer(Dlrm(spec, options, precision, SEED), Sgd())
+    trainer = Trainer(Dlrm(spec, options, precision, SEED), Sgd(), SpanClock())
     return lambda batch: trainer.step(*batch, lr=LR, embedding_lr=LR).loss
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.engine import Engine, checkpoint_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
+from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
 
 Report = Callable[[Event], None]
 
@@ -42,7 +45,8 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
-    engine = build_engine.engine(config, shards, plan.steps)
+    meter = RankMeter(None, SpanClock())
+    engine = build_engine.engine(config, shards, plan.steps, meter.clock)
     progress = _resume(task, values, engine, shards)
     progress = rewind_events(folder / EVENTS_FILE, progress)
     with ExitStack() as stack:
@@ -61,9 +65,28 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
             ),
             sink=sink,
             live=report,
+            spans=meter.clock.seconds,
         )
-        progress = train(parts, plan, progress)
+        meter.begin(progress.step)
+        with telling(report, meter, 0, "worker"):
+            progress = train(metered(parts, meter), plan, progress)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+
+
+@contextmanager
+def telling(report: Report, meter: RankMeter, rank: int, role: str) -> Generator[None, None, None]:
+    """Tell at the end what the rank has counted, also where a signal ends it between two steps."""
+
+    def tell() -> None:
+        told = {"rank": rank, "role": role, **meter.values()}
+        report(Event(Kind.RANK, meter.step, time.time(), told))
+
+    try:
+        yield
+    except (PreemptedError, InterruptedRunError):
+        tell()
+        raise
+    tell()
 
 
 def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
@@ -82,7 +105,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
         activation=replace(config.activation, evaluate_masked=task.masked),
         evaluate=replace(config.evaluate, batch_size=task.batch_size),
     )
-    engine = build_engine.engine(scored, shards, steps=1)
+    engine = build_engine.engine(scored, shards, 1, SpanClock())
     groups = checkpoint_groups(engine.tensors())
     checkpoint.load(folder, {name: groups[name] for name in ("dense", "embeddings")})
     scores = engine.evaluate(stop.check)
@@ -169,8 +192,7 @@ def _meet(progress: Progress, plan: Plan, engine: Engine, stop: StopWish) -> tup
     """See `Parts.meet`; nobody else is there."""
     severity = stop.severity
     if severity or plan.anything_due(progress.step):
-        compressed = Interval(compression=engine.compression())
-        progress = replace(progress, interval=progress.interval.plus(compressed))
+        progress = progress.plus(Interval(compression=engine.compression()))
     return progress, severity
 
 

@@ -24,23 +24,24 @@ from dlrm_hybrid.config.build_worker import BuiltWorker
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
+from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.meter import Interval
-from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
-from dlrm_hybrid.telemetry.traffic import Phase, TrafficCounter
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint import Saved
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.engine import checkpoint_groups
 from dlrm_hybrid.train.loop import train
-from dlrm_hybrid.train.parts import Learned, Parts, Plan, Progress
+from dlrm_hybrid.train.parts import Parts, Plan, Progress
+from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.server_rank import AskedServer
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
@@ -95,12 +96,13 @@ def be_rank(
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
+    clock = SpanClock()
     with (
-        _channel(task, config, layout, rendezvous.board) as (channel, presence),
+        _channel(task, config, layout, rendezvous.board, clock) as (channel, presence),
         sampled(build_world.address(config), build.link_rate(config)) as interface,
     ):
-        meter = RankMeter(lambda counter: setattr(channel, "counter", counter), interface)
-        meter.switch(Phase.WARMUP)
+        meter = RankMeter(lambda counters: setattr(channel, "counters", counters), clock, interface)
+        meter.begin(0)
         job = _Job(
             task=task,
             values=values,
@@ -113,17 +115,16 @@ def be_rank(
             meter=meter,
         )
         role = layout.topology.role(task.rank)
-        if isinstance(role, ServerRole):
-            _serve(job, role.index)
-        else:
-            _work(job, report, stop)
-        told = {"rank": task.rank, "role": role.name, "received_bytes": channel.received_bytes}
-        report(Event(Kind.RANK, plan.steps, time.time(), {**told, **meter.values()}))
+        with ranks.telling(report, meter, task.rank, role.name):
+            if isinstance(role, ServerRole):
+                _serve(job, role.index)
+            else:
+                _work(job, report, stop)
 
 
 @contextmanager
 def _channel(
-    task: TrainTask, config: Config, layout: Layout, board: Board
+    task: TrainTask, config: Config, layout: Layout, board: Board, clock: SpanClock
 ) -> Generator[tuple[MeteredChannel, Presence], None, None]:
     """The rank's end of the network, and who notices there when a rank goes.
 
@@ -140,7 +141,7 @@ def _channel(
     size = layout.topology.size
     inner = open_zmq_channel(board, task.rank, size, task.attempt, options, print)
     try:
-        yield MeteredChannel(inner, TrafficCounter()), inner
+        yield MeteredChannel(TimedChannel(inner, clock), Counters()), inner
     except (PreemptedError, InterruptedRunError):
         inner.close()  # all stop at the same step
         raise
@@ -151,7 +152,7 @@ def _channel(
 
 
 def _serve(job: _Job, index: int) -> None:
-    server = build_world.server(job.config, job.layout, index)
+    server = build_world.server(job.config, job.layout, index, job.meter.clock)
     start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
@@ -162,16 +163,20 @@ def _serve(job: _Job, index: int) -> None:
     take = build_world.handle(job.config, job.layout, index, server)
     asked = AskedServer(server, take, job.task.rank, job.task.attempt, job.meter, start)
     workers = range(job.layout.topology.num_workers)
-    serve(job.channel, asked.handle, workers, IDLE_SECONDS)
+    handle = job.meter.clock.timed(Span.APPLY, asked.handle)
+    job.meter.step = serve(job.channel, handle, workers, IDLE_SECONDS)
 
 
 def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
     task = job.task
     with ExitStack() as stack:
         built = stack.enter_context(
-            build_worker.worker_rank(job.config, job.layout, job.shards, job.channel, job.meeting)
+            build_worker.worker_rank(
+                job.config, job.layout, job.shards, job.channel, job.meeting, job.meter
+            )
         )
         progress = _restart(job, built)
+        job.meter.step = progress.step
         sink: Sink = Fanout([])
         if built.rank.leads:
             folder = Path(task.run_folder)
@@ -181,7 +186,7 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
         stack.enter_context(closing(sink))
         parts = _parts(job, built, sink, report, stop)
         try:
-            progress = train(parts, job.plan, progress)
+            progress = train(metered(parts, job.meter), job.plan, progress)
         except (PreemptedError, InterruptedRunError):
             _leave_servers(job, built.rank.step)
             raise
@@ -197,38 +202,29 @@ def _leave_servers(job: _Job, step: int) -> None:
 def _parts(
     job: _Job, built: BuiltWorker, sink: Sink, report: ranks.Report, stop: StopWish
 ) -> Parts:
-    """The functions of the loop, each counted in its phase."""
-    worker, meter = built.rank, job.meter
-
-    def learn(step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
-        learned = worker.learn(step, at)
-        meter.step_done()
-        return learned
-
-    def evaluate() -> BinaryScores | None:
-        with meter.within(Phase.EVALUATE):
-            return worker.evaluate(stop)
+    """The functions of the loop."""
+    worker = built.rank
 
     def save(progress: Progress) -> Saved | None:
-        with meter.within(Phase.CHECKPOINT):
-            tensors = built.gather()
-            if not worker.leads:
-                return None
-            return checkpoint.save(
-                Path(job.task.run_folder) / CHECKPOINTS,
-                progress.step,
-                checkpoint_groups(tensors),
-                ranks.checkpoint_facts(progress, job.values, job.shards),
-                job.config.checkpoint.keep,
-            )
+        tensors = built.gather()
+        if not worker.leads:
+            return None
+        return checkpoint.save(
+            Path(job.task.run_folder) / CHECKPOINTS,
+            progress.step,
+            checkpoint_groups(tensors),
+            ranks.checkpoint_facts(progress, job.values, job.shards),
+            job.config.checkpoint.keep,
+        )
 
     return Parts(
-        learn=learn,
+        learn=worker.learn,
         meet=lambda progress: worker.meet(progress, job.plan, stop),
-        evaluate=evaluate,
+        evaluate=lambda: worker.evaluate(stop),
         save=save,
         sink=sink,
         live=report if worker.leads else _say_nothing,
+        spans=job.meter.clock.seconds,
     )
 
 

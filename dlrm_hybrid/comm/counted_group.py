@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-Count = Callable[[int, int], None]
-"""Told, once a collective, the bytes that leave this member, and how many they are as float32."""
+from dlrm_hybrid.telemetry.spans import Within
+
+Count = Callable[[int, int, int], None]
+"""Told, once a collective, the bytes that leave this member, how many they are as float32, and the
+bytes that come from others."""
 
 Explain = Callable[[RuntimeError], Exception]
 """Turns an error of gloo into one of the program."""
@@ -29,15 +32,22 @@ class CountedGroup(dist.ProcessGroup):
 
     A reduction is an exchange and then a sum in the order of the members: the same in every run,
     and half the bytes of gloo's, which sums everything everywhere.
+
+    Args:
+        gloo: the group that does the work.
+        count: told of every collective.
+        explain: of what gloo raises.
+        waiting: entered while this member waits for a collective to end.
     """
 
-    def __init__(self, gloo: Any, count: Count, explain: Explain) -> None:
+    def __init__(self, gloo: Any, count: Count, explain: Explain, waiting: Within) -> None:
         super().__init__(gloo.rank(), gloo.size())  # pyright: ignore
         self._gloo = gloo
         self._rank: int = gloo.rank()
         self._size: int = gloo.size()
         self._count = count
         self._explain = explain
+        self.waiting = waiting
 
     def exchange(
         self,
@@ -81,13 +91,13 @@ class CountedGroup(dist.ProcessGroup):
         dense_bytes: int | None,
     ) -> dist.Work:
         output_splits, input_splits = splits
-        rows = len(given)
-        kept = input_splits[self._rank] if input_splits else rows // self._size
-        elements = (rows - kept) * (given.numel() // rows) if rows else 0
-        if dense_bytes is not None:
-            self._count(elements * given.element_size(), dense_bytes)
-        elif rows:
-            self._sent(elements, given)
+        elements = self._exchanged(given, input_splits)
+        received = self._exchanged(output, output_splits)
+        if dense_bytes is None:
+            dense_bytes = elements * _plain_bytes(given)
+        if len(given) or len(output):
+            size = given.element_size()
+            self._count(elements * size, dense_bytes, received * size)
         with self.explained():
             work = self._gloo.alltoall_base(
                 output, given, output_splits, input_splits, dist.AllToAllOptions()
@@ -96,7 +106,9 @@ class CountedGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, given: Tensor, options: Any = None) -> dist.Work:
         """torch.distributed.all_gather_into_tensor."""
-        self._sent((self._size - 1) * given.numel(), given)
+        num_bytes = (self._size - 1) * given.numel() * given.element_size()
+        dense_bytes = (self._size - 1) * given.numel() * _plain_bytes(given)
+        self._count(num_bytes, dense_bytes, num_bytes)
         with self.explained():
             return _Pending(self, self._gloo._allgather_base(output, given))
 
@@ -141,9 +153,13 @@ class CountedGroup(dist.ProcessGroup):
         )
         return _Pending(self, work, lambda: torch.sum(taken, 0, out=output))
 
-    def _sent(self, elements: int, given: Tensor) -> None:
-        size = FLOAT_BYTES if given.is_floating_point() else given.element_size()
-        self._count(elements * given.element_size(), elements * size)
+    def _exchanged(self, rows: Tensor, splits: list[int]) -> int:
+        """Elements of rows that go to other members, or come from them; even parts if no splits."""
+        count = len(rows)
+        if not count:
+            return 0
+        own = splits[self._rank] if splits else count // self._size
+        return (count - own) * (rows.numel() // count)
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
@@ -168,12 +184,17 @@ class _Pending(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end, as long as the group's deadline allows."""
-        with self._group.explained():
+        with self._group.waiting, self._group.explained():
             self._work.wait()
         if self._then is not None:
             self._then()
             self._then = None
         return True
+
+
+def _plain_bytes(tensor: Tensor) -> int:
+    """Of one element that nobody has made smaller."""
+    return FLOAT_BYTES if tensor.is_floating_point() else tensor.element_size()
 
 
 def split(tensor: Tensor, rows_T: Sequence[int]) -> tuple[Tensor, ...]:

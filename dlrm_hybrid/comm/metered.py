@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.telemetry.traffic import Traffic, TrafficCounter
+from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
+from dlrm_hybrid.wire.section import FLOATS
 
 _TRAFFIC = {
     Kind.HELLO: Traffic.CONTROL,
@@ -32,13 +33,11 @@ class MeteredChannel:
 
     Attributes:
         inner: the channel that does the work.
-        counter: gets what is sent; put another one in its place when the phase changes.
-        received_bytes: of all frames received until now.
+        counters: get what is sent and received; put others in their place when the phase changes.
     """
 
     inner: Channel
-    counter: TrafficCounter
-    received_bytes: int = 0
+    counters: Counters
 
     @property
     def rank(self) -> int:
@@ -48,12 +47,16 @@ class MeteredChannel:
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
         """See `Channel`."""
         self.inner.send(to, frame, dense_equivalent_bytes)
-        self.counter.add(traffic_of(frame.kind), encoded_bytes(frame), dense_equivalent_bytes)
+        sent = self.counters.sent
+        sent.add(traffic_of(frame.kind), encoded_bytes(frame), dense_equivalent_bytes)
 
     def receive(self, deadline_seconds: float) -> Frame:
         """See `Channel`."""
         frame = self.inner.receive(deadline_seconds)
-        self.received_bytes += encoded_bytes(frame)
+        sections = frame.sections if frame.kind is not Kind.AGREEMENT else ()
+        dense_bytes = 4 * sum(one.count for one in sections if one.dtype in FLOATS)
+        received = self.counters.received
+        received.add(traffic_of(frame.kind), encoded_bytes(frame), dense_bytes)
         return frame
 
     def close(self) -> None:

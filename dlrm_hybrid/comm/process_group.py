@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store
 from dlrm_hybrid.comm.counted_group import Count, CountedGroup
 from dlrm_hybrid.comm.meeting import Meeting
 from dlrm_hybrid.comm.presence import Presence
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
 BACKEND = "counted_gloo"
@@ -43,7 +44,7 @@ class GroupOptions:
 
 @contextmanager
 def process_group(
-    members: Sequence[int], rank: int, options: GroupOptions, count: Count
+    members: Sequence[int], rank: int, options: GroupOptions, count: Count, clock: SpanClock
 ) -> Generator[CountedGroup, None, None]:
     """Open the default process group of this process for as long as the context lasts.
 
@@ -55,6 +56,7 @@ def process_group(
         rank: of this process in the run; one of `members`.
         options: the same for all.
         count: told of every collective.
+        clock: told when this member waits for one.
 
     Raises:
         DeadlineError: members did not come, or a collective took too long.
@@ -76,7 +78,7 @@ def process_group(
             gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
             create_gloo: Any = dist.ProcessGroupGloo
             gloo = create_gloo(given.store, place, size, gloo_options)
-            return CountedGroup(gloo, count, explain)
+            return CountedGroup(gloo, count, explain, clock.within(Span.WAIT))
 
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
         dist.init_process_group(BACKEND, store=store, rank=place, world_size=size, timeout=timeout)

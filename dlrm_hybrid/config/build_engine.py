@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
-from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config import build_model, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
@@ -14,7 +13,8 @@ from dlrm_hybrid.model.sharding_options import CommPrecision
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.in_process import InProcessWorld
 from dlrm_hybrid.parallel.tables import SharedDistinctTables, SharedTables, WorldTables
-from dlrm_hybrid.telemetry.traffic import TrafficCounter
+from dlrm_hybrid.parallel.timed import TimedChannel
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.train.engine import Engine
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
@@ -23,17 +23,18 @@ from dlrm_hybrid.train.single import SingleEngine
 MAILBOX_CAPACITY = 4096
 
 
-def engine(config: Config, shards: Shards, steps: int) -> Engine:
+def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> Engine:
     """The engine that the configuration asks for, with initial values.
 
     Args:
         config: of the run.
         shards: prepared rows.
         steps: of the whole run; learning rates may depend on it.
+        clock: of the process.
     """
     if config.parallel.name == "single":
-        return _single(config, shards, steps)
-    return _in_process(config, shards, steps)
+        return _single(config, shards, steps, clock)
+    return _in_process(config, shards, steps, clock)
 
 
 def test_part(config: Config, shards: Shards) -> TestPart:
@@ -42,30 +43,28 @@ def test_part(config: Config, shards: Shards) -> TestPart:
     return TestPart(shards, rows, config.evaluate.batch_size)
 
 
-def _single(config: Config, shards: Shards, steps: int) -> SingleEngine:
+def _single(config: Config, shards: Shards, steps: int, clock: SpanClock) -> SingleEngine:
     model = build_model.model(config, shards.table_rows)
     base_lr = config.embedding.lr or config.optimizer.lr
     return SingleEngine(
-        trainer=Trainer(model, build_model.dense_optimizer(config)),
-        loader=build_model.loader(config, shards),
+        trainer=Trainer(model, build_model.dense_optimizer(config), clock),
+        read=clock.timed(Span.READ, build_model.loader(config, shards).read),
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         embedding_schedule=build_model.schedule(config, base_lr, steps),
         test=test_part(config, shards),
     )
 
 
-def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
+def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InProcessEngine:
     layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
     topology = layout.topology
-    channels = [
-        MeteredChannel(channel, TrafficCounter()) for channel in in_process_channels(topology.size)
-    ]
+    channels = [TimedChannel(channel, clock) for channel in in_process_channels(topology.size)]
     parts = [
-        build_world.worker(config, layout, rank, channels[rank].send)
+        build_world.worker(config, layout, rank, channels[rank].send, clock)
         for rank in range(topology.num_workers)
     ]
     servers = [
-        (channels[topology.server(index)], build_world.server(config, layout, index))
+        (channels[topology.server(index)], build_world.server(config, layout, index, clock))
         for index in range(topology.servers)
     ]
     embeddings = build_model.embeddings(config, layout.spec)
@@ -81,17 +80,22 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
     world = InProcessWorld(
         mailboxes=mailboxes,
         servers=[
-            (channel, build_world.handle(config, layout, index, server))
+            (
+                channel,
+                clock.timed(Span.APPLY, build_world.handle(config, layout, index, server)),
+            )
             for index, (channel, server) in enumerate(servers)
         ],
         tables=tables,
         interaction_group=topology.interaction_group,
+        clock=clock,
     )
     evaluation_world = InProcessWorld(
         mailboxes=mailboxes,
         servers=[],
         tables=tables,
         interaction_group=topology.interaction_group[:1],
+        clock=clock,
     )
     return InProcessEngine(
         ranks=Ranks(
@@ -102,8 +106,9 @@ def _in_process(config: Config, shards: Shards, steps: int) -> InProcessEngine:
             tables=embeddings,
         ),
         world=world,
-        loaders=[
-            build_model.loader(config, shards, trainer) for trainer in range(topology.trainers)
+        reads=[
+            clock.timed(Span.READ, build_model.loader(config, shards, trainer).read)
+            for trainer in range(topology.trainers)
         ],
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         evaluators=evaluators,

@@ -24,6 +24,8 @@ from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.tables import OwnTables
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train import checkpoint
 from dlrm_hybrid.train.conversation import Conversation
@@ -103,7 +105,12 @@ class BuiltWorker:
 
 @contextmanager
 def worker_rank(
-    config: Config, layout: Layout, shards: Shards, channel: MeteredChannel, meeting: Meeting
+    config: Config,
+    layout: Layout,
+    shards: Shards,
+    channel: MeteredChannel,
+    meeting: Meeting,
+    meter: RankMeter,
 ) -> Generator[BuiltWorker, None, None]:
     """The worker whose rank is the channel's, while its process group is open.
 
@@ -113,6 +120,7 @@ def worker_rank(
         shards: rows.
         channel: to the other ranks.
         meeting: of the workers that share the tables.
+        meter: of the rank.
 
     Raises:
         DlrmError: the trainers that share the tables did not come together.
@@ -128,14 +136,19 @@ def worker_rank(
             tables, own = WholeTables(embeddings), OwnTables(embeddings, 1)
             lookups = (own, own)
         elif rank in topology.interaction_group:
-            sharded = _sharded(config, layout, channel, meeting, stack)
+            sharded = _sharded(config, layout, channel, meeting, meter.clock, stack)
             tables = SharedTables(sharded)
             lookups = (
                 OwnTables(_EqualBatches(sharded, topology.trainers), topology.trainers),
                 OwnTables(sharded, topology.trainers),
             )
         around, evaluation_around = (
-            Surroundings(mailbox=mailbox, tables=one, patience_seconds=patience_seconds)
+            Surroundings(
+                mailbox=mailbox,
+                tables=one,
+                patience_seconds=patience_seconds,
+                clock=meter.clock,
+            )
             for one in lookups
         )
         talk = Conversation(
@@ -144,7 +157,8 @@ def worker_rank(
             mailbox=mailbox,
             patience_seconds=patience_seconds,
         )
-        yield BuiltWorker(_worker(config, layout, shards, talk, around, evaluation_around), tables)
+        rank = _worker(config, layout, shards, talk, around, evaluation_around, meter)
+        yield BuiltWorker(rank, tables)
 
 
 def _worker(
@@ -154,10 +168,12 @@ def _worker(
     talk: Conversation,
     around: Surroundings,
     evaluation_around: Surroundings,
+    meter: RankMeter,
 ) -> WorkerRank:
     rank, stages = talk.rank, layout.topology.stages
     send = talk.channel.send
-    parts = build_world.worker(config, layout, rank, send)
+    loader = build_model.loader(config, shards, rank // stages)
+    parts = build_world.worker(config, layout, rank, send, meter.clock)
     evaluation = WorldEvaluation(
         topology=layout.topology,
         talk=talk,
@@ -172,7 +188,8 @@ def _worker(
         worker=parts.worker,
         client=parts.client,
         compression=parts.compression,
-        loader=build_model.loader(config, shards, rank // stages),
+        read=meter.clock.timed(Span.READ, loader.read),
+        traffic=meter.steps_traffic,
         schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
         evaluation=evaluation,
     )
@@ -194,7 +211,12 @@ class _EqualBatches:
 
 
 def _sharded(
-    config: Config, layout: Layout, channel: MeteredChannel, meeting: Meeting, stack: ExitStack
+    config: Config,
+    layout: Layout,
+    channel: MeteredChannel,
+    meeting: Meeting,
+    clock: SpanClock,
+    stack: ExitStack,
 ) -> ShardedEmbeddings:
     """The tables that all trainers share, with their initial values."""
     options = GroupOptions(
@@ -203,11 +225,13 @@ def _sharded(
         deadline_seconds=config.network.patience_seconds,
     )
 
-    def count(num_bytes: int, dense_equivalent_bytes: int) -> None:
-        channel.counter.add(Traffic.EMBEDDING, num_bytes, dense_equivalent_bytes)
+    def count(sent_bytes: int, dense_equivalent_bytes: int, received_bytes: int) -> None:
+        counters = channel.counters
+        counters.sent.add(Traffic.EMBEDDING, sent_bytes, dense_equivalent_bytes)
+        counters.received.add(Traffic.EMBEDDING, received_bytes, 0)
 
     members = layout.topology.interaction_group
-    group = stack.enter_context(process_group(members, channel.rank, options, count))
+    group = stack.enter_context(process_group(members, channel.rank, options, count, clock))
     sharding = ShardingOptions(
         kind=ShardingKind(config.embedding.sharding),
         comm_precision=CommPrecision(config.embedding.comm_precision),

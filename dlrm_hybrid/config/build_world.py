@@ -32,12 +32,15 @@ from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.moderator import Moderator
 from dlrm_hybrid.parallel.negotiator import Negotiator
-from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.service import Handle
+from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedCoordinated
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Send, Worker
+from dlrm_hybrid.telemetry.spans import SpanClock
 
 LOOPBACK = "127.0.0.1"
 
@@ -141,14 +144,15 @@ class WorkerParts:
     compression: Compression
 
 
-def worker(config: Config, plan: Layout, rank: int, send: Send) -> WorkerParts:
-    """The worker with this rank, with initial values."""
+def worker(config: Config, plan: Layout, rank: int, send: Send, clock: SpanClock) -> WorkerParts:
+    """The worker with this rank, with initial values, each part with a clock around it."""
     model = stage_model(config, plan, rank % plan.topology.stages)
     own = compression(config, plan, rank)
-    owner = _client(config, plan, rank, model, own)
-    alone = _worker(config, plan, rank, model, own.activations, owner, send)
+    owner = _client(config, plan, rank, model, own, clock)
+    codec = TimedCodec(own.activations, clock)
+    alone = _worker(config, plan, rank, model, codec, TimedClient(owner, clock), send)
     return WorkerParts(
-        worker=replace(alone, negotiator=_negotiator(plan, rank, own)),
+        worker=replace(alone, negotiator=_negotiator(plan, rank, own, clock)),
         client=owner,
         compression=own,
     )
@@ -162,21 +166,36 @@ def evaluator(config: Config, plan: Layout, rank: int, owner: Client, send: Send
 
 
 def _client(
-    config: Config, plan: Layout, rank: int, model: StageModel, own: Compression
+    config: Config,
+    plan: Layout,
+    rank: int,
+    model: StageModel,
+    own: Compression,
+    clock: SpanClock,
 ) -> ServerClient | LocalClient:
     weights = model.dense_parameters()
     if own.gradients is None:
         return LocalClient(plan.topology.name(rank), weights, learning(config, plan))
     return ServerClient(
-        plan.topology, rank, plan.tensors, weights, policy(config), plan.attempt, own.gradients
+        plan.topology,
+        rank,
+        plan.tensors,
+        weights,
+        policy(config),
+        plan.attempt,
+        TimedCompressor(own.gradients, clock),
+        clock,
     )
 
 
-def _negotiator(plan: Layout, rank: int, own: Compression) -> Negotiator | None:
+def _negotiator(plan: Layout, rank: int, own: Compression, clock: SpanClock) -> Negotiator | None:
     if own.coordinated is None:
         return None
     return Negotiator(
-        topology=plan.topology, rank=rank, attempt=plan.attempt, compressor=own.coordinated
+        topology=plan.topology,
+        rank=rank,
+        attempt=plan.attempt,
+        compressor=TimedCoordinated(own.coordinated, clock),
     )
 
 
@@ -204,7 +223,7 @@ def _worker(
     )
 
 
-def server(config: Config, plan: Layout, index: int) -> ParameterServer:
+def server(config: Config, plan: Layout, index: int, clock: SpanClock) -> ParameterServer:
     """A server with the initial values of what it owns."""
     values: dict[str, Tensor] = {
         tensor.name: torch.empty(tensor.shape) for tensor in plan.tensors if tensor.server == index
@@ -217,7 +236,7 @@ def server(config: Config, plan: Layout, index: int) -> ParameterServer:
         pull=build_compress.dtype(config.pull.precision),
     )
     return ParameterServer(
-        plan.topology, index, plan.tensors, values, learning(config, plan), options
+        plan.topology, index, plan.tensors, values, learning(config, plan), options, clock
     )
 
 

@@ -10,7 +10,7 @@ F = 26 categorical features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,10 @@ class _Block:
     number: int
     records_RW: Words
     order_R: npt.NDArray[np.uint32]
+
+
+Read = Callable[[LoaderState], tuple[Batch, LoaderState]]
+"""`Loader.read`, of the batches of one trainer."""
 
 
 class Loader:

@@ -41,8 +41,12 @@ class Dlrm(nn.Module):
 
     def forward(self, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
         """Logits (B,) of dense_BI float32 and ids_FB int64."""
+        return self.logits(dense_BI, self.embeddings(ids_FB))
+
+    def logits(self, dense_BI: Tensor, pooled_BFD: Tensor) -> Tensor:
+        """Logits (B,) of dense_BI and of what was looked up in the tables."""
         x_BD: Tensor = self.bottom(dense_BI)
-        return self.top(self.interaction(x_BD, self.embeddings(ids_FB))).squeeze(1)
+        return self.top(self.interaction(x_BD, pooled_BFD)).squeeze(1)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the MLPs by name: `bottom.1.weight` …, in the order of the layers."""

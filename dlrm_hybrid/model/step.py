@@ -1,6 +1,6 @@
 """One step of training and one of prediction, on tensors; the loop around them knows no model.
 
-Shapes: B batch, I integer features, F tables.
+Shapes: B batch, I integer features, F tables, D embedding dimension.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,35 @@ class Trainer:
     Args:
         model: learns in place.
         optimizer: of the dense parameters; the tables have theirs fused into backward.
+        clock: told what a step does.
     """
 
-    def __init__(self, model: Dlrm, optimizer: DenseOptimizer) -> None:
+    def __init__(self, model: Dlrm, optimizer: DenseOptimizer, clock: SpanClock) -> None:
         keep_freed_memory()
         self.model = model
         self._optimizer = optimizer
         self._weights = model.dense_parameters()
         self._state = init_state(optimizer, self._weights)
+        self._computing = clock.within(Span.COMPUTE)
+        self._embedding = clock.within(Span.EMBEDDING)
+        self._applying = clock.within(Span.APPLY)
         self._updates = tuple((weight, self._state[name]) for name, weight in self._weights.items())
 
     def step(
         self, dense_BI: Tensor, ids_FB: Tensor, label_B: Tensor, *, lr: float, embedding_lr: float
     ) -> StepResult:
         """Learn from one batch: dense_BI float32, ids_FB int64, label_B float32 of 0 and 1."""
-        self.model.embeddings.set_lr(embedding_lr)
-        logit_B: Tensor = self.model(dense_BI, ids_FB)
-        loss = functional.binary_cross_entropy_with_logits(logit_B, label_B)
-        loss.backward()
-        with torch.no_grad():
+        with self._embedding:
+            self.model.embeddings.set_lr(embedding_lr)
+            looked_up_BFD: Tensor = self.model.embeddings(ids_FB)
+        with self._computing:
+            pooled_BFD = looked_up_BFD.detach().requires_grad_()
+            logit_B = self.model.logits(dense_BI, pooled_BFD)
+            loss = functional.binary_cross_entropy_with_logits(logit_B, label_B)
+            loss.backward()
+        with self._embedding:
+            looked_up_BFD.backward(pooled_BFD.grad)
+        with self._applying, torch.no_grad():
             for weight, state in self._updates:
                 gradient = weight.grad
                 assert gradient is not None

@@ -23,6 +23,7 @@ from dlrm_hybrid.parallel.sections import (
     unit_bytes,
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Section
@@ -59,6 +60,7 @@ class ServerClient:
         policy: the version each step is computed with.
         attempt: how often the run has been restarted.
         compressor: made for those of `tensors` that are of this stage.
+        clock: told when versions are decoded.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ServerClient:
         policy: Policy,
         attempt: int,
         compressor: GradientCompressor,
+        clock: SpanClock,
     ) -> None:
         self._topology = topology
         self._rank = rank
@@ -77,6 +80,7 @@ class ServerClient:
         self._policy = policy
         self._attempt = attempt
         self._compressor = compressor
+        self._decoding = clock.within(Span.DECODE)
         self._units: dict[int, list[DenseTensor]] = {}
         for tensor in tensors:
             if tensor.stage == self._stage:
@@ -133,8 +137,10 @@ class ServerClient:
             )
         sections, digest = split_digest(frame.sections)
         check_tensors(sections, unit, what)
-        for tensor, section in zip(unit, sections, strict=True):
-            follow(self._flat[tensor.name], changes_of(section, what), adds=adds(section))
+        with self._decoding:
+            changed = [changes_of(section, what) for section in sections]
+        for tensor, section, changes in zip(unit, sections, changed, strict=True):
+            follow(self._flat[tensor.name], changes, adds=adds(section))
         self._applied[frame.sender] = due
         if digest is not None and digest != self.digest(frame.sender):
             raise DlrmError(

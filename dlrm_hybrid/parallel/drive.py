@@ -9,6 +9,7 @@ from typing import Any, TypeVar, final
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.tables import OwnTables
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 
 Result = TypeVar("Result")
 
@@ -22,11 +23,13 @@ class Surroundings:
         mailbox: of its frames.
         tables: for its lookups; None where the interaction is not.
         patience_seconds: how long to wait for a frame.
+        clock: told when the program computes and when the tables do.
     """
 
     mailbox: Mailbox
     tables: OwnTables | None
     patience_seconds: float
+    clock: SpanClock
 
     def run(self, program: Generator[Effect, Any, Result]) -> Result:
         """The result of a program.
@@ -34,10 +37,12 @@ class Surroundings:
         Raises:
             DlrmError: what the program, the mailbox and the channel raise.
         """
+        computing = self.clock.within(Span.COMPUTE)
         answer: Any = None
         while True:
             try:
-                effect = program.send(answer)
+                with computing:
+                    effect = program.send(answer)
             except StopIteration as end:
                 return end.value
             answer = self._carry_out(effect)
@@ -46,8 +51,9 @@ class Surroundings:
         if isinstance(effect, Receive):
             return self.mailbox.take(effect, self.patience_seconds)
         assert self.tables is not None, "only the stage with the interaction looks up"
-        if isinstance(effect, Lookup):
-            return self.tables.lookup(effect)
-        assert isinstance(effect, LearnEmbeddings)
-        self.tables.learn(effect)
+        with self.clock.within(Span.EMBEDDING):
+            if isinstance(effect, Lookup):
+                return self.tables.lookup(effect)
+            assert isinstance(effect, LearnEmbeddings)
+            self.tables.learn(effect)
         return None

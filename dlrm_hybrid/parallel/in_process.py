@@ -14,6 +14,7 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.tables import WorldTables
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError
 from dlrm_hybrid.wire.frame import Frame
 
@@ -31,12 +32,14 @@ class InProcessWorld:
         servers: channel and handler of every server.
         tables: of all trainers.
         interaction_group: ranks whose workers look up, in trainer order.
+        clock: told when programs compute and when the tables do.
     """
 
     mailboxes: Mapping[int, Mailbox]
     servers: Sequence[tuple[Channel, Callable[[Frame], Sequence[Outgoing]]]]
     tables: WorldTables
     interaction_group: tuple[int, ...]
+    clock: SpanClock
 
     def run(self, programs: Mapping[int, Program[Result]]) -> dict[int, Result]:
         """Run one program for each worker to its end; results by rank.
@@ -75,7 +78,8 @@ class _Turn:
     def advance(self, rank: int, value: Any) -> None:
         """Give a program what it waits for, and note what it wants next."""
         try:
-            self.waiting[rank] = self.programs[rank].send(value)
+            with self.world.clock.within(Span.COMPUTE):
+                self.waiting[rank] = self.programs[rank].send(value)
         except StopIteration as end:
             self.waiting.pop(rank, None)
             self.results[rank] = end.value
@@ -94,15 +98,19 @@ class _Turn:
     def _answer_tables(self) -> bool:
         """Lookups and gradients are answered together, once all trainers ask for the same."""
         group = self.world.interaction_group
+        embedding = self.world.clock.within(Span.EMBEDDING)
         effects = [self.waiting.get(rank) for rank in group]
         lookups = [effect for effect in effects if isinstance(effect, Lookup)]
         if len(lookups) == len(group):
-            for rank, pooled_BFD in zip(group, self.world.tables.lookup(lookups), strict=True):
+            with embedding:
+                found = self.world.tables.lookup(lookups)
+            for rank, pooled_BFD in zip(group, found, strict=True):
                 self.advance(rank, pooled_BFD)
             return True
         gradients = [effect for effect in effects if isinstance(effect, LearnEmbeddings)]
         if len(gradients) == len(group):
-            self.world.tables.learn(gradients)
+            with embedding:
+                self.world.tables.learn(gradients)
             for rank in group:
                 self.advance(rank, None)
             return True

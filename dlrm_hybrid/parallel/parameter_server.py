@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -21,7 +20,6 @@ from dlrm_hybrid.parallel.changes import Array, Changes, changes_of, whole
 from dlrm_hybrid.parallel.master import Learning, Master, copy_into
 from dlrm_hybrid.parallel.mean import check_finite
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.policy import Policy
 from dlrm_hybrid.parallel.published import Published
 from dlrm_hybrid.parallel.sections import (
     check_tensors,
@@ -30,27 +28,12 @@ from dlrm_hybrid.parallel.sections import (
     sections_of,
     unit_bytes,
 )
+from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
-from dlrm_hybrid.wire.section import Dtype, Section
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """How a server keeps its versions.
-
-    Attributes:
-        policy: the workers' policy.
-        check_every: versions between two comparisons of the replicas with the published copy.
-        attempt: how often the run has been restarted.
-        pull: type of the values that workers are told.
-    """
-
-    policy: Policy
-    check_every: int
-    attempt: int
-    pull: Dtype
+from dlrm_hybrid.wire.section import Section
 
 
 @final
@@ -64,6 +47,7 @@ class ParameterServer:
         values: initial value of every dense tensor by name, float32.
         learning: optimizer and learning rates.
         options: policy, digests, attempt.
+        clock: told when gradients are decoded and versions encoded.
     """
 
     def __init__(
@@ -74,10 +58,13 @@ class ParameterServer:
         values: Mapping[str, Tensor],
         learning: Learning,
         options: ServerOptions,
+        clock: SpanClock,
     ) -> None:
         self._topology = topology
         self._rank = topology.server(index)
         self._options = options
+        self._decoding = clock.within(Span.DECODE)
+        self._encoding = clock.within(Span.ENCODE)
         self._units: dict[int, list[DenseTensor]] = {}
         for tensor in tensors:
             if tensor.server == index:
@@ -106,7 +93,8 @@ class ParameterServer:
                 f"{frame.attempt}, expected PUSH of attempt {self._options.attempt}"
             )
         self._state, actions = server.step(self._state, server.Push(frame.sender, frame.step))
-        self._pushed[frame.sender, frame.step] = self._gradients(frame)
+        with self._decoding:
+            self._pushed[frame.sender, frame.step] = self._gradients(frame)
         outgoing: list[Outgoing] = []
         changed: list[Section] = []
         for action in actions:
@@ -218,7 +206,8 @@ class ParameterServer:
         elif len(indices_K):
             index_K = torch.from_numpy(indices_K).long()
             self._master.learn_at(tensor.name, index_K, gradient_K, step)
-        return self._published.tell(tensor, indices_K)
+        with self._encoding:
+            return self._published.tell(tensor, indices_K)
 
     def _frame(
         self, version: int, sections: list[Section], stage: int, values: Mapping[str, Array]

@@ -14,8 +14,8 @@ Handle = Callable[[Frame], Sequence[Outgoing]]
 
 def serve(
     channel: Channel, handle: Handle, workers: Collection[int], deadline_seconds: float
-) -> None:
-    """Answer frames until each of `workers` has sent its goodbye.
+) -> int:
+    """Answer frames until each of `workers` has sent its goodbye; returns the steps they have done.
 
     Args:
         channel: of this rank; the caller closes it.
@@ -29,6 +29,7 @@ def serve(
             after one.
     """
     here = set(workers)
+    steps = 0
     while here:
         frame = channel.receive(deadline_seconds)
         if frame.sender not in here:
@@ -38,9 +39,11 @@ def serve(
             )
         if is_goodbye(frame):
             here.remove(frame.sender)
+            steps = frame.step
             continue
         for to, answer, dense_equivalent_bytes in handle(frame):
             channel.send(to, answer, dense_equivalent_bytes)
+    return steps
 
 
 def goodbye(rank: int, attempt: int, step: int) -> Frame:

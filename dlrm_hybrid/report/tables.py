@@ -71,10 +71,10 @@ def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
     """CPU seconds of training steps; the workers of one stage are one role, so are all servers."""
     spent: dict[str, float] = {}
     for role in summary["roles"].values():
-        use = role["cpu_utilization"]
-        if use is not None:
+        use, phases = role["cpu_utilization"], role.get("seconds_by_phase")
+        if use is not None and phases is not None:
             name = role_of(role["role"])
-            spent[name] = spent.get(name, 0.0) + use * role["seconds_by_span"]["train"]
+            spent[name] = spent.get(name, 0.0) + use * phases["train"]
     return dict(sorted(spent.items(), key=lambda item: (item[0] == "servers", item[0])))
 
 

@@ -35,17 +35,19 @@ class Event:
         values: by kind —
             started: attempt (starts before this one), rank, role, pid, steps_total,
                 samples_per_step, train_rows, test_rows.
-            tick: samples, loss and accuracy so far; for the eye only, never recorded.
+            tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
+                never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
-                interval), lr, and timed_rows, timed_seconds, timed_cpu_seconds of the training
-                steps in it that belong to no warm-up.
+                interval), lr, and timed_rows, timed_seconds, timed_cpu_seconds and seconds_by_span
+                (see `spans.Span`) of the training steps in it that belong to no warm-up, as the
+                leader sees them; sent_bytes by all ranks, what they would be dense, and sent_rows,
+                learned from meanwhile: null where nothing is counted.
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, seconds and the test scores.
             saved: path, num_bytes, seconds.
-            rank: rank, role, received_bytes, and by phase seconds, cpu_seconds and traffic, of one
-                rank of a world in one attempt; and interface, while training, see
-                `InterfaceMeter.values`.
+            rank: of one rank in one attempt that came to an end: rank, role, and all of
+                `RankMeter.values`.
             finished: nothing. failed: exit_code, message.
     """
 

@@ -54,18 +54,20 @@ class InterfaceMeter:
         if training == self._training:
             return
         with self._lock:
-            self._end_window()
+            if training:
+                self._last = self._now()
+            else:
+                self._end_window()
             self._training = training
 
     def sample(self) -> None:
-        """End a window and begin the next."""
+        """End a window of training and begin the next; at other times nothing is read."""
         with self._lock:
-            self._end_window()
+            if self._training:
+                self._end_window()
 
     def _end_window(self) -> None:
         (before, received_before, sent_before), self._last = self._last, self._now()
-        if not self._training:
-            return
         now, received_bytes, sent_bytes = self._last
         received_bytes -= received_before
         sent_bytes -= sent_before
@@ -93,7 +95,7 @@ class InterfaceMeter:
             "received_bytes": self._received_bytes,
             "sent_bytes": self._sent_bytes,
             "busier_bytes": self._busier_bytes,
-            "series": [[since_1970 + point[0], *point[1:]] for point in self._series.points],
+            "series": self._series.since(since_1970),
         }
 
 

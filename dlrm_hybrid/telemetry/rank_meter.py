@@ -1,59 +1,79 @@
-"""What one rank of a world sends and spends, apart for warm-up, training, evaluating and saving."""
+"""What one rank of a run sends and spends, apart for warm-up, training, evaluating and saving."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 from dlrm_hybrid.telemetry.interface import InterfaceMeter
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
-from dlrm_hybrid.telemetry.traffic import Phase, TrafficCounter
+from dlrm_hybrid.telemetry.series import Series
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.traffic import Counters, Phase, Tally, Traffic, TrafficCounter
+
+CPU_WINDOW_SECONDS = 0.1
 
 
 def _zeros() -> dict[Phase, float]:
     return dict.fromkeys(Phase, 0.0)
 
 
-def _counters() -> dict[Phase, TrafficCounter]:
-    return {phase: TrafficCounter() for phase in Phase}
+def _counters() -> dict[Phase, Counters]:
+    return {phase: Counters() for phase in Phase}
 
 
+@final
 @dataclass(slots=True)
 class RankMeter:
     """Clock and counters of one rank.
 
     Attributes:
-        on_phase: told the counter of every phase that begins.
+        on_phase: told the counters of every phase that begins; None where nothing travels.
+        clock: of the rank's spans, in `time.perf_counter`; counts while it trains.
         interface: the rank's, if it has one of its own.
+        step: training steps done, over all attempts.
     """
 
-    on_phase: Callable[[TrafficCounter], None]
+    on_phase: Callable[[Counters], None] | None
+    clock: SpanClock
     interface: InterfaceMeter | None = None
+    step: int = 0
     _phase: Phase = Phase.WARMUP
-    _steps: int = 0
+    _warm_steps: int = 0
+    _timed_steps: int = 0
     _wall: float = field(default_factory=time.perf_counter)
     _cpu: float = field(default_factory=time.process_time)
     _seconds: dict[Phase, float] = field(default_factory=_zeros)
     _cpu_seconds: dict[Phase, float] = field(default_factory=_zeros)
-    _counters: dict[Phase, TrafficCounter] = field(default_factory=_counters)
+    _counters: dict[Phase, Counters] = field(default_factory=_counters)
+    _cpu_series: Series = field(default_factory=Series)
+
+    def begin(self, step: int) -> None:
+        """What comes now is warm-up, after so many steps."""
+        self.step = step
+        self._enter()
 
     def switch(self, phase: Phase) -> None:
         """What comes now belongs to `phase`."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        self._seconds[self._phase] += wall - self._wall
-        self._cpu_seconds[self._phase] += cpu - self._cpu
-        self._phase, self._wall, self._cpu = phase, wall, cpu
-        self.on_phase(self._counters[phase])
-        if self.interface is not None:
-            self.interface.switch(phase is Phase.TRAIN)
+        if phase is self._phase:
+            self._end_long_window()
+            return
+        self._end_window()
+        self._phase = phase
+        self._enter()
 
     def step_done(self) -> None:
         """Count a training step; the first ones of an attempt are warm-up."""
-        self._steps += 1
-        if self._steps == WARMUP_STEPS:
+        self.step += 1
+        if self._phase is Phase.TRAIN:
+            self._timed_steps += 1
+            self._end_long_window()
+            return
+        self._warm_steps += 1
+        if self._warm_steps == WARMUP_STEPS:
             self.switch(Phase.TRAIN)
 
     @contextmanager
@@ -66,22 +86,75 @@ class RankMeter:
         finally:
             self.switch(before)
 
+    def steps_traffic(self) -> tuple[int, int]:
+        """Bytes and their dense equivalent, of all training steps until now.
+
+        Of a worker: what it has sent, and what servers have answered it, versions and agreements.
+        Over all workers that is everything that was sent.
+        """
+        tallies: list[Tally] = []
+        for phase in (Phase.WARMUP, Phase.TRAIN):
+            tallies += self._counters[phase].sent.snapshot().values()
+            received = self._counters[phase].received.snapshot()
+            tallies += (received[Traffic.PARAMETER_PULL], received[Traffic.GRADIENT_PUSH])
+        return (
+            sum(one.num_bytes for one in tallies),
+            sum(one.dense_equivalent_bytes for one in tallies),
+        )
+
     def values(self) -> dict[str, Any]:
         """Everything until now, as JSON values."""
-        self.switch(self._phase)
+        since_1970 = time.time() - time.perf_counter()
+        self._end_window()
+        counters = None if self.on_phase is None else self._counters
         return {
+            "timed_steps": self._timed_steps,
             "seconds": dict(self._seconds),
             "cpu_seconds": dict(self._cpu_seconds),
+            "seconds_by_span": self.clock.seconds(self._wall),
+            "cpu_series": self._cpu_series.since(since_1970),
             "interface": None if self.interface is None else self.interface.values(),
-            "traffic": {
-                phase: {
-                    traffic.value: {
-                        "messages": tally.messages,
-                        "bytes": tally.num_bytes,
-                        "dense_equivalent_bytes": tally.dense_equivalent_bytes,
-                    }
-                    for traffic, tally in counter.snapshot().items()
-                }
-                for phase, counter in self._counters.items()
-            },
+            "traffic": counters and {phase: _sent(one.sent) for phase, one in counters.items()},
+            "received": counters
+            and {phase: _received(one.received) for phase, one in counters.items()},
         }
+
+    def _enter(self) -> None:
+        training = self._phase is Phase.TRAIN
+        self.clock.switch(training, self._wall)
+        if self.on_phase is not None:
+            self.on_phase(self._counters[self._phase])
+        if self.interface is not None:
+            self.interface.switch(training)
+
+    def _end_long_window(self) -> None:
+        if time.perf_counter() - self._wall >= CPU_WINDOW_SECONDS:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        """Book the time since the last window."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        seconds, cpu_seconds = wall - self._wall, cpu - self._cpu
+        self._seconds[self._phase] += seconds
+        self._cpu_seconds[self._phase] += cpu_seconds
+        if self._phase is Phase.TRAIN:
+            self._cpu_series.add(self._wall, seconds, cpu_seconds)
+        self._wall, self._cpu = wall, cpu
+
+
+def _sent(counter: TrafficCounter) -> Mapping[str, Any]:
+    return {
+        traffic.value: {
+            "messages": tally.messages,
+            "bytes": tally.num_bytes,
+            "dense_equivalent_bytes": tally.dense_equivalent_bytes,
+        }
+        for traffic, tally in counter.snapshot().items()
+    }
+
+
+def _received(counter: TrafficCounter) -> Mapping[str, Any]:
+    return {
+        traffic.value: {"messages": tally.messages, "bytes": tally.num_bytes}
+        for traffic, tally in counter.snapshot().items()
+    }

@@ -1,4 +1,4 @@
-"""Traffic over time in a bounded number of points."""
+"""Amounts over time in a bounded number of points."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ class Series:
 
     Attributes:
         point_seconds: least length of a point.
-        points: for each its start, its length, and the bytes received and sent in it.
+        points: for each its start, its length, and the amounts in it.
     """
 
     point_seconds: float = 0.1
     points: list[list[float]] = field(default_factory=list[list[float]])
 
-    def add(
-        self, start_seconds: float, seconds: float, received_bytes: int, sent_bytes: int
-    ) -> None:
+    def add(self, start_seconds: float, seconds: float, *amounts: float) -> None:
         """Count a window that follows those before; there may be a gap between them."""
-        window = [start_seconds, seconds, received_bytes, sent_bytes]
+        window = [start_seconds, seconds, *amounts]
         if self.points and self.points[-1][1] < 0.99 * self.point_seconds:
             _join(self.points[-1], window)
             return
@@ -33,6 +31,10 @@ class Series:
         if len(self.points) > MOST_POINTS:
             self.point_seconds *= 2
             self._halve()
+
+    def since(self, offset_seconds: float) -> list[list[float]]:
+        """The points, their starts later by an offset."""
+        return [[start + offset_seconds, *rest] for start, *rest in self.points]
 
     def _halve(self) -> None:
         kept = self.points[::2]

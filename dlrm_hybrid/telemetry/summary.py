@@ -7,8 +7,9 @@ from typing import Any
 
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.telemetry.world_summary import NETWORK_UNMEASURED, world_network, world_roles
+from dlrm_hybrid.telemetry.world_summary import world_cpu, world_network, world_roles
 
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
 
@@ -17,9 +18,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     """The summary of one run; whatever was not measured is None.
 
     `seconds`, `samples_per_second`, `cpu` and `network` cover training steps only, without the
-    first ones of each attempt; of `network` and `cpu` in a world, only the attempts that came to
-    their end. `train.loss` and `train.accuracy` are means over the last tenth of
-    the steps.
+    first ones of each attempt; of `network`, `cpu` and `roles` only the attempts that came to their
+    end. `train.loss` and `train.accuracy` are means over the last tenth of the steps.
 
     Args:
         events: all of them in order.
@@ -31,14 +31,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     ranks = [event.values for event in record if event.kind is Kind.RANK]
     compressed = [event.values["of"] for event in record if event.kind is Kind.COMPRESSION]
     attempts = _attempts(record)
-    rows, seconds, cpu_seconds = _timed(record)
-    counted_rows, counted_seconds = rows, seconds
-    if ranks:
-        # A rank that was killed has told nothing of what it did.
-        told = [part for part in attempts if any(one.kind is Kind.RANK for one in part)]
-        counted_rows, counted_seconds, _ = _timed(event for part in told for event in part)
-        cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
-    processes = len({rank["rank"] for rank in ranks}) or 1
+    rows, seconds, _ = _timed(points)
     last = points[-1] if points else None
     starts = [event.values for event in record if event.kind is Kind.STARTED]
     return {
@@ -50,14 +43,9 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
         "test": _test_scores(record),
-        "network": world_network(ranks, counted_rows) if ranks else NETWORK_UNMEASURED,
-        "cpu": {
-            "utilization": (
-                cpu_seconds / (counted_seconds * min(processes, cores)) if counted_seconds else None
-            ),
-            "seconds": cpu_seconds or None,
-        },
-        "roles": world_roles(ranks) if ranks else _role(record, seconds, cpu_seconds),
+        "network": world_network(ranks, _told_rows(attempts)),
+        "cpu": world_cpu(ranks, cores) if ranks else _leaders_cpu(points),
+        "roles": world_roles(ranks) if ranks else _leaders_role(record, points),
         "compression": {
             "gradient_density": compression.density(compressed, compression.GRADIENT),
             "activation_density": compression.density(compressed, compression.ACTIVATION),
@@ -66,13 +54,12 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     }
 
 
-def _timed(record: Iterable[Event]) -> tuple[int, float, float]:
-    """Rows, seconds and CPU seconds of training steps."""
-    points = [event.values for event in record if event.kind is Kind.PROGRESS]
+def _timed(points: Sequence[Event]) -> tuple[int, float, float]:
+    """Rows, seconds and CPU seconds of training steps, warm-up left out."""
     return (
-        sum(point["timed_rows"] for point in points),
-        sum(point["timed_seconds"] for point in points),
-        sum(point["timed_cpu_seconds"] for point in points),
+        sum(point.values["timed_rows"] for point in points),
+        sum(point.values["timed_seconds"] for point in points),
+        sum(point.values["timed_cpu_seconds"] for point in points),
     )
 
 
@@ -84,6 +71,15 @@ def _attempts(record: Sequence[Event]) -> list[list[Event]]:
             parts.append([])
         parts[-1].append(event)
     return parts
+
+
+def _told_rows(attempts: Iterable[Sequence[Event]]) -> int:
+    """Learned from while ranks counted what they told: in the attempts that came to an end."""
+    rows = 0
+    for attempt in attempts:
+        steps = [one.values["timed_steps"] for one in attempt if one.kind is Kind.RANK]
+        rows += max(steps, default=0) * attempt[0].values.get("samples_per_step", 0)
+    return rows
 
 
 def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
@@ -110,19 +106,32 @@ def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
     return {name: scores[-1][source] if scores else None for name, source in names.items()}
 
 
-def _role(record: Sequence[Event], seconds: float, cpu_seconds: float) -> dict[str, Any]:
+def _leaders_cpu(points: Sequence[Event]) -> dict[str, float | None]:
+    """Where no rank has told anything, of the one that wrote the points."""
+    _, seconds, cpu_seconds = _timed(points)
+    utilization = cpu_seconds / seconds if seconds else None
+    return {"utilization": utilization, "seconds": cpu_seconds or None}
+
+
+def _leaders_role(record: Sequence[Event], points: Sequence[Event]) -> dict[str, Any]:
+    """Where no rank has told anything, of the one that wrote the points."""
     started = [event.values for event in record if event.kind is Kind.STARTED]
     if not started:
         return {}
-    spans = {"train": seconds}
-    for span, kind in (("evaluate", Kind.EVALUATED), ("checkpoint", Kind.SAVED)):
-        spans[span] = sum(event.values["seconds"] for event in record if event.kind is kind)
+    _, seconds, cpu_seconds = _timed(points)
+    phases = {"train": seconds}
+    for phase, kind in ((Phase.EVALUATE, Kind.EVALUATED), (Phase.CHECKPOINT, Kind.SAVED)):
+        phases[phase] = sum(event.values["seconds"] for event in record if event.kind is kind)
     return {
         str(started[-1]["rank"]): {
             "role": started[-1]["role"],
             "cpu_utilization": cpu_seconds / seconds if seconds else None,
             "bytes_sent": None,
             "bytes_received": None,
-            "seconds_by_span": spans,
+            "seconds_by_span": {
+                span: sum(point.values["seconds_by_span"][span] for point in points)
+                for span in Span
+            },
+            "seconds_by_phase": phases,
         }
     }

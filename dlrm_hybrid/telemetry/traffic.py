@@ -67,3 +67,16 @@ class TrafficCounter:
     def snapshot(self) -> Tallies:
         """The sums until now; they do not change any more."""
         return MappingProxyType({traffic: Tally(*sums) for traffic, sums in self._sums.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counts both directions of one rank in one phase.
+
+    Attributes:
+        sent: by the rank.
+        received: by the rank; the dense equivalent of what collectives bring is not known here.
+    """
+
+    sent: TrafficCounter = field(default_factory=TrafficCounter)
+    received: TrafficCounter = field(default_factory=TrafficCounter)

@@ -1,4 +1,4 @@
-"""The parts of `summary.json` that come from what each rank of a world told at its end: pure."""
+"""The parts of `summary.json` that come from what each rank told at its end: pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ Told = Mapping[str, Any]
 def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
     """What was sent while training, every message counted once, by its sender.
 
+    None where nothing travels, or nobody has told.
+
     Args:
         ranks: what they told.
         rows: trained on in that time.
     """
+    ranks = [rank for rank in ranks if rank["traffic"] is not None]
+    if not ranks:
+        return NETWORK_UNMEASURED
     by_class = {
         traffic.value: {
             name: sum(rank["traffic"][Phase.TRAIN][traffic.value][name] for rank in ranks)
@@ -47,9 +52,25 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
         ),
         "by_class": by_class,
         "by_phase": {
-            phase: {"bytes": sum(_sent(rank, phase) for rank in ranks)}
+            phase: {"bytes": sum(_all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
             for phase in (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
         },
+    }
+
+
+def world_cpu(ranks: Sequence[Told], cores: int) -> dict[str, float | None]:
+    """CPU seconds of all ranks while training, and their share of what they could have had.
+
+    Args:
+        ranks: what they told.
+        cores: of the machines.
+    """
+    cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
+    processes = len({rank["rank"] for rank in ranks})
+    seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / processes
+    return {
+        "utilization": _share(cpu_seconds, seconds * min(processes, cores)),
+        "seconds": cpu_seconds,
     }
 
 
@@ -61,10 +82,11 @@ def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
             "cpu_utilization": _share(
                 rank["cpu_seconds"][Phase.TRAIN], rank["seconds"][Phase.TRAIN]
             ),
-            "bytes_sent": _sent(rank, Phase.TRAIN),
-            "bytes_received": rank["received_bytes"],
+            "bytes_sent": _all_bytes(rank["traffic"], Phase.TRAIN),
+            "bytes_received": _all_bytes(rank["received"], Phase.TRAIN),
             **_interface_bytes(rank),
-            "seconds_by_span": dict(rank["seconds"]),
+            "seconds_by_span": dict(rank["seconds_by_span"]),
+            "seconds_by_phase": dict(rank["seconds"]),
         }
         for rank in ranks
     }
@@ -75,8 +97,9 @@ def _interface_bytes(rank: Told) -> dict[str, Any]:
     return {f"interface_bytes_{way}": told.get(f"{way}_bytes") for way in ("sent", "received")}
 
 
-def _sent(rank: Told, phase: str) -> int:
-    return sum(tally["bytes"] for tally in rank["traffic"][phase].values())
+def _all_bytes(tallies: Told | None, phase: str) -> int | None:
+    """Of all classes of traffic in one direction; None where nothing travels."""
+    return None if tallies is None else sum(one["bytes"] for one in tallies[phase].values())
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.data.batch import Batch
-from dlrm_hybrid.data.loader import Loader, LoaderState
+from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
@@ -55,7 +55,7 @@ class InProcessEngine:
     Attributes:
         ranks: workers and servers.
         world: answers what the workers ask.
-        loaders: one for each trainer.
+        reads: give the training batches of each trainer.
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with stage models of their own, for the master weights.
         evaluation_world: answers what the evaluators ask.
@@ -64,7 +64,7 @@ class InProcessEngine:
 
     ranks: Ranks
     world: InProcessWorld
-    loaders: Sequence[Loader]
+    reads: Sequence[Read]
     schedule: Schedule
     evaluators: Sequence[Worker]
     evaluation_world: InProcessWorld
@@ -73,19 +73,19 @@ class InProcessEngine:
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Engine`."""
         stages = len(self.evaluators)
-        reads = [loader.read(at) for loader in self.loaders]
+        batches, afters = zip(*(read(at) for read in self.reads), strict=True)
         programs: dict[int, Generator[Effect, Any, StepOutcome]] = {
-            worker.rank: train_step(worker, step, stage_inputs(worker, reads[rank // stages][0]))
+            worker.rank: train_step(worker, step, stage_inputs(worker, batches[rank // stages]))
             for rank, worker in enumerate(self.ranks.workers)
         }
         outcomes = self.world.run(programs)
         learned = Learned(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
             correct=sum(outcome.correct for outcome in outcomes.values()),
-            rows=sum(len(batch.label_B) for batch, _ in reads),
+            rows=sum(len(batch.label_B) for batch in batches),
             lr=self.schedule.lr(step),
         )
-        return learned, reads[0][1]
+        return learned, afters[0]
 
     def evaluate(self, check: Callable[[], None]) -> BinaryScores:
         """See `Engine`; scores the master weights, whatever version the workers are at."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -56,6 +57,7 @@ class _Run:
         self._plan = plan
         self._stopwatch = Stopwatch()
         self._lr = 0.0
+        self._spans: Mapping[str, float] = parts.spans()
         self._next_tick = 0.0
         self._saved_step = progress.step if progress.step else -1
 
@@ -107,6 +109,8 @@ class _Run:
             timed_rows=rows,
             timed_seconds=seconds,
             timed_cpu_seconds=cpu_seconds,
+            seconds_by_span=self._seconds_by_span(),
+            **_sent(interval),
         )
         if interval.compression:
             self._emit(Kind.COMPRESSION, of=compression.values_of(interval.compression))
@@ -152,6 +156,11 @@ class _Run:
         )
         self._stopwatch.step_done(samples)
 
+    def _seconds_by_span(self) -> dict[str, float]:
+        """Since the last call."""
+        before, self._spans = self._spans, self._parts.spans()
+        return {span: seconds - before[span] for span, seconds in self._spans.items()}
+
     def _tick(self) -> None:
         interval = self.progress.interval
         if interval.rows == 0:
@@ -160,6 +169,7 @@ class _Run:
             "samples": self.progress.samples,
             "loss": interval.loss_sum / interval.rows,
             "accuracy": interval.correct / interval.rows,
+            **_sent(interval),
         }
         self._parts.live(Event(Kind.TICK, self.progress.step, time.time(), values))
         self._next_tick = time.monotonic() + TICK_SECONDS
@@ -167,3 +177,13 @@ class _Run:
     def _emit(self, kind: Kind, **values: Any) -> None:
         values = {"samples": self.progress.samples, **values}
         self._parts.sink.write(Event(kind, self.progress.step, time.time(), values))
+
+
+def _sent(interval: Interval) -> dict[str, int | None]:
+    """What events say of the bytes sent in an interval; None where nobody counts them."""
+    counted = interval.sent_rows > 0
+    return {
+        "sent_bytes": interval.sent_bytes if counted else None,
+        "dense_equivalent_bytes": interval.dense_equivalent_bytes if counted else None,
+        "sent_rows": interval.sent_rows if counted else None,
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dlrm_hybrid.data.loader import START, LoaderState
@@ -40,6 +40,10 @@ class Progress:
             "interval": Interval(**facts["interval"]),
         }
         return cls(**{**facts, **parts})
+
+    def plus(self, *intervals: Interval) -> Progress:
+        """With more sums since the last point."""
+        return replace(self, interval=self.interval.plus(*intervals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Parts:
         save: writes a checkpoint with this progress; None in a process that does not tell it.
         sink: takes the events on record.
         live: takes what only a person at a terminal needs.
+        spans: seconds of this process's training steps until now, by `telemetry.spans.Span`.
     """
 
     learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
@@ -101,6 +106,7 @@ class Parts:
     save: Callable[[Progress], Saved | None]
     sink: Sink
     live: Callable[[Event], None]
+    spans: Callable[[], Mapping[str, float]]
 
 
 def is_due(step: int, every: int) -> bool:

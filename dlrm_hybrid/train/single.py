@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.data.loader import Loader, LoaderState
+from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.telemetry.compression import Counts
@@ -25,21 +25,21 @@ class SingleEngine:
 
     Attributes:
         trainer: the model with its optimizers.
-        loader: training batches.
+        read: gives training batches.
         schedule: learning rate of the dense parameters.
         embedding_schedule: learning rate of the tables.
         test: the rows to evaluate.
     """
 
     trainer: Trainer
-    loader: Loader
+    read: Read
     schedule: Schedule
     embedding_schedule: Schedule
     test: TestPart
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Engine`."""
-        batch, after = self.loader.read(at)
+        batch, after = self.read(at)
         lr = self.schedule.lr(step)
         result = self.trainer.step(
             torch.from_numpy(batch.dense_BI),

@@ -7,13 +7,13 @@ same steps, because these follow from the plan and from what the leader decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
 from torch import Tensor
 
-from dlrm_hybrid.data.loader import Loader, LoaderState
+from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
@@ -32,6 +32,15 @@ from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due
 
 
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """Step and traffic of a worker when workers last met."""
+
+    step: int = 0
+    sent_bytes: int = 0
+    dense_bytes: int = 0
+
+
 @final
 @dataclass(slots=True, kw_only=True)
 class WorkerRank:
@@ -44,9 +53,10 @@ class WorkerRank:
         worker: its stage.
         client: its tie to the owners of its weights.
         compression: all that it compresses with.
-        loader: training batches of its trainer.
+        read: gives the training batches of its trainer.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
+        traffic: of training steps until now; see `RankMeter.steps_traffic`.
         step: steps done.
     """
 
@@ -56,10 +66,12 @@ class WorkerRank:
     worker: Worker
     client: ServerClient | LocalClient
     compression: Compression
-    loader: Loader
+    read: Read
     schedule: Schedule
     evaluation: WorldEvaluation
+    traffic: Callable[[], tuple[int, int]]
     step: int = 0
+    _met: _Met = _Met()
 
     @property
     def leader(self) -> int:
@@ -73,7 +85,7 @@ class WorkerRank:
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Parts.learn`; only last stages have something to tell."""
-        batch, after = self.loader.read(at)
+        batch, after = self.read(at)
         program = train_step(self.worker, step, stage_inputs(self.worker, batch))
         outcome = self.around.run(program)
         self.step = step + 1
@@ -93,8 +105,7 @@ class WorkerRank:
         step = progress.step
         if not (plan.anything_due(step) or step % AGREE_EVERY == 0):
             return progress, 0
-        compressed = Interval(compression=self.compression.counts())
-        progress = replace(progress, interval=progress.interval.plus(compressed))
+        progress = progress.plus(self._since_last_met(step, plan.samples_per_step))
         if self.leads:
             return self._hear_all(progress, stop.severity)
         report = {"interval": asdict(progress.interval), "severity": stop.severity}
@@ -145,6 +156,7 @@ class WorkerRank:
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
         self.step = step
+        self._met = _Met(step)
         self.compression.load(values)
         if isinstance(self.client, ServerClient):
             self.client.restart(step, values)
@@ -173,7 +185,17 @@ class WorkerRank:
         """The leader's side of an agreement."""
         reports = [self.talk.hear(rank, progress.step, Topic.REPORT) for rank in self._others()]
         severity = max([severity, *(report["severity"] for report in reports)])
-        interval = progress.interval.plus(*(Interval(**report["interval"]) for report in reports))
         for rank in self._others():
             self.talk.tell(rank, progress.step, Topic.DECISION, {"severity": severity})
-        return replace(progress, interval=interval), severity
+        return progress.plus(*(Interval(**report["interval"]) for report in reports)), severity
+
+    def _since_last_met(self, step: int, samples_per_step: int) -> Interval:
+        """What this worker has to add beside the sums over its rows."""
+        before, self._met = self._met, _Met(step, *self.traffic())
+        steps = step - before.step
+        return Interval(
+            compression=self.compression.counts(),
+            sent_bytes=self._met.sent_bytes - before.sent_bytes,
+            dense_equivalent_bytes=self._met.dense_bytes - before.dense_bytes,
+            sent_rows=samples_per_step * steps if self.leads else 0,
+        )

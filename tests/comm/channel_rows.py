@@ -14,7 +14,7 @@ from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import FolderBoard
 from dlrm_hybrid.comm.zmq_channel import ZmqChannel, ZmqOptions, open_zmq_channel
-from dlrm_hybrid.telemetry.traffic import TrafficCounter
+from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 
@@ -79,7 +79,7 @@ def zmq_curve(world_size: int, folder: Path) -> Opener:
 def metered(opener: Callable[[int, Path], Opener]) -> Callable[[int, Path], Opener]:
     def wrapped(world_size: int, folder: Path) -> Opener:
         inner = opener(world_size, folder)
-        return lambda rank: MeteredChannel(inner(rank), TrafficCounter())
+        return lambda rank: MeteredChannel(inner(rank), Counters())
 
     return wrapped
 

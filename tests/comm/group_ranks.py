@@ -12,6 +12,7 @@ from torch import distributed as dist
 from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 
 
@@ -19,7 +20,7 @@ def _tell(report, **values: object) -> None:
     report(Event(Kind.TICK, 0, 0.0, values))
 
 
-def _enter(argument: str, counted: list[tuple[int, int]], deadline_seconds: float = 20.0):
+def _enter(argument: str, counted: list[tuple[int, ...]], deadline_seconds: float = 20.0):
     given = json.loads(argument)
     torch.set_num_threads(1)
     options = GroupOptions(
@@ -28,13 +29,17 @@ def _enter(argument: str, counted: list[tuple[int, int]], deadline_seconds: floa
         deadline_seconds=given.get("deadline_seconds", deadline_seconds),
     )
     return process_group(
-        given["members"], given["rank"], options, lambda sent, dense: counted.append((sent, dense))
+        given["members"],
+        given["rank"],
+        options,
+        lambda *counts: counted.append(counts),
+        SpanClock(),
     )
 
 
 def collects(argument: str, report, stop) -> None:
     """Runs every collective the group knows, on rows that say where they come from."""
-    counted: list[tuple[int, int]] = []
+    counted: list[tuple[int, ...]] = []
     results: dict[str, object] = {}
     with _enter(argument, counted) as group:
         me, size = group.rank(), group.size()

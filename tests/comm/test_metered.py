@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
-from dlrm_hybrid.telemetry.traffic import Tally, Traffic, TrafficCounter
+from dlrm_hybrid.telemetry.traffic import Counters, Tally, Traffic
 from dlrm_hybrid.wire.frame import Frame, Kind, encode
 
 
@@ -35,10 +35,10 @@ class Recorder:
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.integers(0, 50), st.integers(0, 999))))
 def test_what_is_counted_is_what_is_sent(frames: list[tuple[Kind, int, int]]) -> None:
     recorder = Recorder()
-    metered = MeteredChannel(recorder, TrafficCounter())
+    metered = MeteredChannel(recorder, Counters())
     for kind, size, dense_bytes in frames:
         metered.send(1, frame(0, 0, size, kind=kind), dense_bytes)
-    tallies = metered.counter.snapshot()
+    tallies = metered.counters.sent.snapshot()
     assert sum(one.num_bytes for one in tallies.values()) == sum(map(len, recorder.sent))
     for traffic in Traffic:
         chosen = [
@@ -76,28 +76,29 @@ def test_what_all_ranks_receive_is_what_all_ranks_send(opener, tmp_path: Path) -
         for _ in others:
             channel.receive(DEADLINE_SECONDS)
         channel.close()
-        sent = sum(one.num_bytes for one in channel.counter.snapshot().values())
-        return sent, channel.received_bytes
+        sent = sum(one.num_bytes for one in channel.counters.sent.snapshot().values())
+        received = sum(one.num_bytes for one in channel.counters.received.snapshot().values())
+        return sent, received
 
     counts = run_ranks_as_threads(
-        ranks, lambda rank: MeteredChannel(inner(rank), TrafficCounter()), program
+        ranks, lambda rank: MeteredChannel(inner(rank), Counters()), program
     )
     assert sum(sent for sent, _ in counts) == sum(received for _, received in counts) > 12_000
 
 
 def test_a_frame_that_is_not_sent_is_not_counted() -> None:
-    metered = MeteredChannel(in_process(1, Path())(0), TrafficCounter())
+    metered = MeteredChannel(in_process(1, Path())(0), Counters())
     with pytest.raises(ValueError, match="itself"):
         metered.send(0, frame(0, 0), 0)
-    assert set(metered.counter.snapshot().values()) == {Tally()}
+    assert set(metered.counters.sent.snapshot().values()) == {Tally()}
 
 
 def test_phases_are_counted_apart() -> None:
-    train, evaluate = TrafficCounter(), TrafficCounter()
+    train, evaluate = Counters(), Counters()
     metered = MeteredChannel(Recorder(), train)
     metered.send(1, frame(0, 0), 0)
-    metered.counter = evaluate
+    metered.counters = evaluate
     metered.send(1, frame(0, 0), 0)
     metered.send(1, frame(0, 0), 0)
-    assert train.snapshot()[Traffic.GRADIENT_PUSH].messages == 1
-    assert evaluate.snapshot()[Traffic.GRADIENT_PUSH].messages == 2
+    assert train.sent.snapshot()[Traffic.GRADIENT_PUSH].messages == 1
+    assert evaluate.sent.snapshot()[Traffic.GRADIENT_PUSH].messages == 2

@@ -35,18 +35,20 @@ def test_collectives_move_and_count_what_they_say(tmp_path: Path, members: list[
         others = size - 1
         # One part of what member `me` gives away stays with it.
         leaving = 2 * sum(t + 1 for t in range(size) if t != me)
+        coming = 2 * (me + 1) * others
         ways = [[t, me] for t in range(size) for _ in range(me + 1)]
-        assert results["exchange"] == [[ways], [8 * leaving] * 2]
-        assert results["exchange_half"] == [[ways], [2 * leaving, 4 * leaving]]
-        assert results["even"] == [[list(range(size))], [8 * others, 8 * others]]
+        assert results["exchange"] == [[ways], [8 * leaving, 8 * leaving, 8 * coming]]
+        assert results["exchange_half"] == [[ways], [2 * leaving, 4 * leaving, 2 * coming]]
+        assert results["even"] == [[list(range(size))], [8 * others] * 3]
         rows = [[float(t)] * 3 for t in range(size) for _ in range(2)]
-        assert results["all_gather"] == [[rows], [24 * others] * 2]
+        assert results["all_gather"] == [[rows], [24 * others] * 3]
         uneven = [[[float(t)] * 3] * (t + 1) for t in range(size)]
-        assert results["all_gather_uneven"] == [uneven, [12 * (me + 1) * others] * 2]
+        sent, others_rows = 12 * (me + 1) * others, sum(t + 1 for t in range(size) if t != me)
+        assert results["all_gather_uneven"] == [uneven, [sent, sent, 12 * others_rows]]
         total = [[size * (2.0 * me + i) + sum(range(size)) for i in range(2)]]
-        assert results["reduce_scatter"] == [[total], [8 * others] * 2]
+        assert results["reduce_scatter"] == [[total], [8 * others] * 3]
         part = [size * 10.0 ** (me + 1)] * (me + 1)
-        assert results["reduce_scatter_uneven"] == [[part], [2 * leaving] * 2]
+        assert results["reduce_scatter_uneven"] == [[part], [2 * leaving, 2 * leaving, 2 * coming]]
 
 
 def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path):

@@ -23,6 +23,7 @@ from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import PeerLostError
 
@@ -45,7 +46,7 @@ class Trainer:
         self.dense_bytes = 0
         self._report = report
 
-    def count(self, sent_bytes: int, dense_bytes: int) -> None:
+    def count(self, sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
         self.sent_bytes += sent_bytes
         self.dense_bytes += dense_bytes
 
@@ -74,7 +75,8 @@ def trainer_of(
         comm_precision=CommPrecision(given.get("precision", "float32")),
         deduplicate=given.get("deduplicate", False),
     )
-    with process_group(given["members"], given["rank"], group_options, trainer.count) as group:
+    members, rank = given["members"], given["rank"]
+    with process_group(members, rank, group_options, trainer.count, SpanClock()) as group:
         sharded = ShardedEmbeddings(spec, options(given["optimizer"]), sharding, group)
         sharded.initialise(SEED)
         yield trainer, sharded

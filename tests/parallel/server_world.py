@@ -13,9 +13,11 @@ from dlrm_hybrid.model.schedule import Linear
 from dlrm_hybrid.parallel.client import ServerClient
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, decode, encode
 from dlrm_hybrid.wire.section import Dtype
 
@@ -97,7 +99,9 @@ class World:
         options = ServerOptions(
             policy=self.policy, check_every=check_every, attempt=0, pull=self.pull_dtype
         )
-        return ParameterServer(self.topology, index, self.tensors, drawn(0), self.learning, options)
+        return ParameterServer(
+            self.topology, index, self.tensors, drawn(0), self.learning, options, SpanClock()
+        )
 
     def specs(self, rank: int) -> list[Spec]:
         """Of the tensors of a worker's stage."""
@@ -109,6 +113,7 @@ class World:
         return ServerClient(
             *(self.topology, rank, self.tensors, replica, self.policy, 0),
             self.compressors[rank],
+            SpanClock(),
         )
 
     def push(self, rank: int, step: int) -> list[Outgoing]:

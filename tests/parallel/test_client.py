@@ -10,9 +10,11 @@ from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
@@ -32,13 +34,15 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 
 def client(replica: dict[str, Tensor], policy: Policy) -> ServerClient:
-    return ServerClient(TOPOLOGY, 0, TENSORS, replica, policy, 1, uncompressed(TENSORS, 0))
+    return ServerClient(
+        TOPOLOGY, 0, TENSORS, replica, policy, 1, uncompressed(TENSORS, 0), SpanClock()
+    )
 
 
 def versions(steps: int) -> list[Frame]:
     """Frames of server 0 for the first stage: versions 1 to `steps`."""
     options = ServerOptions(policy=Sync(), check_every=2, attempt=1, pull=Dtype.FLOAT32)
-    server = ParameterServer(TOPOLOGY, 0, TENSORS, drawn(0), LEARNING, options)
+    server = ParameterServer(TOPOLOGY, 0, TENSORS, drawn(0), LEARNING, options, SpanClock())
     pusher = client(drawn(0), Sync())
     frames: list[Frame] = []
     for step in range(steps):

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
-from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.service import goodbye, serve
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype
@@ -206,6 +208,7 @@ def test_a_server_owns_its_memory():
         values,
         world.learning,
         ServerOptions(policy=Sync(), check_every=1, attempt=0, pull=Dtype.FLOAT32),
+        SpanClock(),
     )
     before = server.digest(0)
     values["bottom.1.bias"].zero_()

@@ -33,6 +33,7 @@ from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
 from dlrm_hybrid.parallel.policy import Bounded
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.worker import EVALUATION, StepOutcome, train_step
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import ConfigError, DlrmError
 from dlrm_hybrid.wire.frame import Kind
 
@@ -47,7 +48,7 @@ def _plain(
     precision: Precision = Precision.FLOAT32,
     optimizer: DenseOptimizer = SGD,
 ) -> Trainer:
-    return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer)
+    return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer, SpanClock())
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,12 +23,14 @@ from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.parameter_server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, decode, encode
 from dlrm_hybrid.wire.section import Dtype
 
@@ -108,6 +110,7 @@ class TinyWorld:
                 ServerClient(
                     *(self.topology, rank, tensors, weights, layout.policy, ATTEMPT),
                     uncompressed(tensors, part.index),
+                    SpanClock(),
                 )
                 if layout.servers
                 else LocalClient(self.topology.name(rank), weights, learning)
@@ -137,6 +140,7 @@ class TinyWorld:
                 ServerOptions(
                     policy=layout.policy, check_every=1, attempt=ATTEMPT, pull=Dtype.FLOAT32
                 ),
+                SpanClock(),
             )
             for index in range(layout.servers)
         ]

@@ -12,8 +12,9 @@ from dlrm_hybrid.config import compose
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.telemetry.traffic import Phase, Traffic, TrafficCounter
+from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic
 
 SAMPLES_PER_STEP = 64
 BEGIN = 1_790_000_000.0
@@ -29,6 +30,8 @@ def progress(step: int, loss: float, *, seconds: float = 1.0) -> Event:
         "timed_rows": 10 * SAMPLES_PER_STEP,
         "timed_seconds": seconds,
         "timed_cpu_seconds": seconds / 2,
+        "seconds_by_span": dict.fromkeys(Span, seconds / len(Span)),
+        **dict.fromkeys(("sent_bytes", "dense_equivalent_bytes", "sent_rows")),
     }
     return Event(Kind.PROGRESS, step, BEGIN + step, values)
 
@@ -50,11 +53,12 @@ def compressed(step: int, sent: int, threshold: float) -> Event:
 
 def told(rank: int, role: str, bytes_pushed: int) -> Event:
     """What a rank says at its end: `bytes_pushed` in training, four times that much if dense."""
-    counters: list[TrafficCounter] = []
-    meter = RankMeter(on_phase=counters.append)
+    counters: list[Counters] = []
+    meter = RankMeter(on_phase=counters.append, clock=SpanClock())
     meter.switch(Phase.TRAIN)
-    counters[-1].add(Traffic.GRADIENT_PUSH, bytes_pushed, 4 * bytes_pushed)
-    values = {"rank": rank, "role": role, "received_bytes": 0, **meter.values()}
+    counters[-1].sent.add(Traffic.GRADIENT_PUSH, bytes_pushed, 4 * bytes_pushed)
+    values = {"rank": rank, "role": role, **meter.values()}
+    values["timed_steps"] = 20
     values["seconds"][Phase.TRAIN], values["cpu_seconds"][Phase.TRAIN] = 4.0, 1.0 + rank
     return Event(Kind.RANK, 20, BEGIN + 30, values)
 

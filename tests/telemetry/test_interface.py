@@ -9,6 +9,7 @@ from dlrm_hybrid.telemetry import interface
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, read_counters, sampled
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.series import MOST_POINTS, Series
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Phase
 
 WINDOWS = st.lists(
@@ -68,7 +69,7 @@ def test_only_training_counts_and_each_window_its_busier_direction() -> None:
 
 def test_the_phases_of_a_rank_decide_what_is_training() -> None:
     link = Link()
-    meter = RankMeter(lambda counter: None, link.meter())
+    meter = RankMeter(None, SpanClock(), link.meter())
     for phase, sent_bytes in [(Phase.WARMUP, 1), (Phase.TRAIN, 10), (Phase.EVALUATE, 100)]:
         meter.switch(phase)
         link.pass_by(1.0, 0, sent_bytes)

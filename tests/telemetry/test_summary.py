@@ -2,12 +2,13 @@ import pytest
 
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.telemetry.traffic import Phase, Traffic, TrafficCounter
+from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic
 
 
 def started(step: int, time_seconds: float, attempt: int = 0) -> Event:
-    values = {"attempt": attempt, "rank": 0, "role": "worker"}
+    values = {"attempt": attempt, "rank": 0, "role": "worker", "samples_per_step": 10}
     return Event(Kind.STARTED, step, time_seconds, values)
 
 
@@ -21,18 +22,20 @@ def point(step: int, time_seconds: float, loss: float, rows: int = 100) -> Event
         "timed_rows": rows - 20,
         "timed_seconds": 2.0,
         "timed_cpu_seconds": 1.5,
+        "seconds_by_span": dict.fromkeys(Span, 0.25),
     }
     return Event(Kind.PROGRESS, step, time_seconds, values)
 
 
 def told(rank: int, role: str, pushed_bytes: int) -> Event:
     """What a rank of a world says at its end, after a CPU second of training for each number."""
-    counters: list[TrafficCounter] = []
-    meter = RankMeter(on_phase=counters.append)
+    counters: list[Counters] = []
+    meter = RankMeter(on_phase=counters.append, clock=SpanClock())
     meter.switch(Phase.TRAIN)
-    counters[-1].add(Traffic.GRADIENT_PUSH, pushed_bytes, pushed_bytes)
-    values = {"rank": rank, "role": role, "received_bytes": 0, **meter.values()}
-    values["cpu_seconds"][Phase.TRAIN] = 1.0 + rank
+    counters[-1].sent.add(Traffic.GRADIENT_PUSH, pushed_bytes, pushed_bytes)
+    values = {"rank": rank, "role": role, **meter.values()}
+    values["timed_steps"] = 8
+    values["seconds"][Phase.TRAIN], values["cpu_seconds"][Phase.TRAIN] = 2.0, 1.0 + rank
     return Event(Kind.RANK, 20, 212.0, values)
 
 
@@ -73,7 +76,8 @@ def test_a_run_of_two_attempts() -> None:
         "base_rate": 0.25,
     }
     assert summary["cpu"] == {"utilization": 0.75, "seconds": 4.5}
-    assert summary["roles"]["0"]["seconds_by_span"] == {
+    assert summary["roles"]["0"]["seconds_by_span"] == dict.fromkeys(Span, 0.75)
+    assert summary["roles"]["0"]["seconds_by_phase"] == {
         "train": 6.0,
         "evaluate": 4.0,
         "checkpoint": 0.5,
@@ -84,7 +88,7 @@ def test_bytes_and_processor_time_are_held_against_the_attempt_that_tells_them()
     ranks = [told(0, "worker-0.0", 800), told(1, "server-0", 800)]
     killed, whole = [started(0, 100.0), point(10, 110.0, 0.9)], [started(10, 200.0, attempt=1)]
     summary = summarise([*killed, *whole, point(20, 210.0, 0.6), *ranks], "complete", cores=8)
-    assert summary["network"]["bytes_per_sample"] == 1600 / 80  # of 100 rows 20 are not timed
+    assert summary["network"]["bytes_per_sample"] == 1600 / 80  # of 10 steps 2 are not timed
     assert summary["cpu"]["utilization"] == (1.0 + 2.0) / (2.0 * 2)
     assert summary["samples_per_second"] == 160 / 4
 

@@ -1,0 +1,185 @@
+"""What a rank works with, each with a clock around it; see `telemetry.spans`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
+from dlrm_hybrid.compress.activation.report import BoundaryReport
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec, TensorReport
+from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor
+from dlrm_hybrid.parallel.client import Client
+from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.wire.frame import Frame
+from dlrm_hybrid.wire.section import Section
+
+
+@final
+class TimedChannel:
+    """A `Channel` whose time is that of sending and of waiting."""
+
+    def __init__(self, inner: Channel, clock: SpanClock) -> None:
+        self._inner = inner
+        self._sending = clock.within(Span.SEND)
+        self._waiting = clock.within(Span.WAIT)
+
+    @property
+    def rank(self) -> int:
+        """See `Channel`."""
+        return self._inner.rank
+
+    def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        """See `Channel`."""
+        with self._sending:
+            self._inner.send(to, frame, dense_equivalent_bytes)
+
+    def receive(self, deadline_seconds: float) -> Frame:
+        """See `Channel`."""
+        with self._waiting:
+            return self._inner.receive(deadline_seconds)
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._inner.close()
+
+    def abandon(self) -> None:
+        """See `Channel`."""
+        self._inner.abandon()
+
+
+@final
+class TimedCodec:
+    """An `ActivationCodec` whose time is that of encoding and of decoding."""
+
+    def __init__(self, inner: ActivationCodec, clock: SpanClock) -> None:
+        self._inner = inner
+        self._encoding = clock.within(Span.ENCODE)
+        self._decoding = clock.within(Span.DECODE)
+
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+        """See `ActivationCodec`."""
+        with self._encoding:
+            return self._inner.encode(x_BN, key)
+
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+        """See `ActivationCodec`."""
+        with self._decoding:
+            return self._inner.decode(sections, shape, key)
+
+    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+        """See `ActivationCodec`."""
+        with self._encoding:
+            return self._inner.encode_gradient(g_BN, saved, key)
+
+    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
+        """See `ActivationCodec`."""
+        with self._decoding:
+            return self._inner.decode_gradient(sections, saved, key)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `ActivationCodec`."""
+        return self._inner.tensors()
+
+    def report(self) -> dict[int, BoundaryReport]:
+        """See `ActivationCodec`."""
+        return self._inner.report()
+
+
+@final
+class TimedCompressor:
+    """A `GradientCompressor` whose time is that of encoding."""
+
+    def __init__(self, inner: GradientCompressor, clock: SpanClock) -> None:
+        self._inner = inner
+        self._encoding = clock.within(Span.ENCODE)
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """See `GradientCompressor`."""
+        return self._inner.specs
+
+    def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
+        """See `GradientCompressor`."""
+        with self._encoding:
+            return self._inner.encode(gradients, step)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `GradientCompressor`."""
+        return self._inner.tensors()
+
+    def report(self) -> dict[str, TensorReport]:
+        """See `GradientCompressor`."""
+        return self._inner.report()
+
+
+@final
+class TimedCoordinated:
+    """A `CoordinatedCompressor` whose time is that of encoding, and of decoding agreements."""
+
+    def __init__(self, inner: CoordinatedCompressor, clock: SpanClock) -> None:
+        self._inner = inner
+        self._encoding = clock.within(Span.ENCODE)
+        self._decoding = clock.within(Span.DECODE)
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """See `GradientCompressor`."""
+        return self._inner.specs
+
+    @property
+    def rounds(self) -> int:
+        """See `CoordinatedCompressor`."""
+        return self._inner.rounds
+
+    def propose(self, number: int, gradients: Mapping[str, Tensor], step: int) -> Sequence[Section]:
+        """See `CoordinatedCompressor`."""
+        with self._encoding:
+            return self._inner.propose(number, gradients, step)
+
+    def agree(self, number: int, agreed: Sequence[Section]) -> None:
+        """See `CoordinatedCompressor`."""
+        with self._decoding:
+            self._inner.agree(number, agreed)
+
+    def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
+        """See `GradientCompressor`."""
+        with self._encoding:
+            return self._inner.encode(gradients, step)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `GradientCompressor`."""
+        return self._inner.tensors()
+
+    def report(self) -> dict[str, TensorReport]:
+        """See `GradientCompressor`."""
+        return self._inner.report()
+
+
+@final
+class TimedClient:
+    """A `Client` whose own time is that of applying: what it encodes and decodes is apart."""
+
+    def __init__(self, inner: Client, clock: SpanClock) -> None:
+        self._inner = inner
+        self._applying = clock.within(Span.APPLY)
+
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+        """See `Client`."""
+        with self._applying:
+            return self._inner.push(step, gradients)
+
+    def wants(self, step: int) -> list[Receive]:
+        """See `Client`."""
+        return self._inner.wants(step)
+
+    def apply(self, frame: Frame) -> None:
+        """See `Client`."""
+        with self._applying:
+            self._inner.apply(frame)

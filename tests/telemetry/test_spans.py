@@ -1,0 +1,105 @@
+"""Every moment belongs to one span, and only training counts."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.traffic import Phase
+
+
+@dataclass
+class Time:
+    """Passes when told to; in whole ticks, so that sums are exact."""
+
+    ticks: int = 0
+
+    def now(self) -> float:
+        return float(self.ticks)
+
+
+MOVES = st.lists(
+    st.one_of(
+        st.integers(0, 1000),
+        st.sampled_from(Span),
+        st.sampled_from(["leave", "count", "stop", "look"]),
+    )
+)
+
+
+@given(MOVES)
+def test_the_spans_are_the_time_in_which_the_clock_counts(moves: list[int | Span | str]) -> None:
+    time = Time()
+    clock = SpanClock(time.now)
+    doing, counts = [Span.REST], False
+    expected = dict.fromkeys(Span, 0.0)
+    for move in moves:
+        if isinstance(move, Span):
+            clock.within(move).__enter__()
+            doing.append(move)
+        elif isinstance(move, int):
+            time.ticks += move
+            expected[doing[-1]] += move if counts else 0
+        elif move == "leave" and len(doing) > 1:
+            clock.within(doing.pop()).__exit__(None, None, None)
+        elif move == "look":
+            assert clock.seconds() == expected
+        elif move in ("count", "stop"):
+            counts = move == "count"
+            clock.switch(counts, time.now())
+    assert clock.seconds() == expected
+
+
+def test_a_timed_function_is_the_function() -> None:
+    time = Time()
+    clock = SpanClock(time.now)
+    clock.switch(True, time.now())
+
+    def quotient(dividend: int, *, divisor: int) -> float:
+        time.ticks += 3
+        return dividend / divisor
+
+    timed = clock.timed(Span.READ, quotient)
+    assert timed(6, divisor=2) == 3
+    with pytest.raises(ZeroDivisionError):
+        timed(6, divisor=0)
+    time.ticks += 1
+    seconds = clock.seconds()
+    assert (seconds.pop("read"), seconds.pop("rest")) == (6, 1)
+    assert set(seconds.values()) == {0}
+
+
+def test_phases_decide_what_counts_and_spans_add_up_to_training() -> None:
+    meter = RankMeter(None, SpanClock())
+    computing = meter.clock.within(Span.COMPUTE)
+    meter.begin(7)
+    for _ in range(25):
+        with computing:
+            sum(range(20_000))
+        meter.step_done()
+    with meter.within(Phase.EVALUATE), computing:
+        sum(range(2_000_000))
+    values = meter.values()
+    spans, phases = values["seconds_by_span"], values["seconds"]
+    assert (meter.step, values["timed_steps"]) == (32, 20)
+    assert sum(spans.values()) == pytest.approx(phases[Phase.TRAIN])
+    assert spans["compute"] > spans["rest"] > 0
+    assert phases[Phase.EVALUATE] > phases[Phase.TRAIN] / 20
+    assert values["traffic"] is values["received"] is values["interface"] is None
+
+
+def test_cpu_time_over_time_adds_up_and_is_of_training_only() -> None:
+    meter = RankMeter(None, SpanClock())
+    meter.begin(0)
+    for phase in (Phase.TRAIN, Phase.EVALUATE, Phase.TRAIN):
+        meter.switch(phase)
+        sum(range(300_000))
+    values = meter.values()
+    points = values["cpu_series"]
+    for column, name in ((1, "seconds"), (2, "cpu_seconds")):
+        total = sum(point[column] for point in points)
+        assert total == pytest.approx(values[name][Phase.TRAIN])
+    assert len(points) >= 1
