@@ -19,7 +19,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.presence import Presence
 from dlrm_hybrid.comm.rendezvous import Board
 from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
-from dlrm_hybrid.config import build, build_model, build_worker, build_world
+from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world
 from dlrm_hybrid.config.build_worker import BuiltWorker
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
@@ -152,7 +152,7 @@ def _channel(
 
 
 def _serve(job: _Job, index: int) -> None:
-    server = build_world.server(job.config, job.layout, index, job.meter.clock)
+    server = build_server.server(job.config, job.layout, index, job.meter.clock)
     start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
@@ -160,7 +160,7 @@ def _serve(job: _Job, index: int) -> None:
         start = facts["step"]
         for outgoing in server.restart(start, checkpoint.read_all(folder, ("dense", "versions"))):
             job.channel.send(*outgoing)
-    take = build_world.handle(job.config, job.layout, index, server)
+    take = build_server.handle(job.config, job.layout, index, server)
     asked = AskedServer(server, take, job.task.rank, job.task.attempt, job.meter, start)
     workers = range(job.layout.topology.num_workers)
     handle = job.meter.clock.timed(Span.APPLY, asked.handle)

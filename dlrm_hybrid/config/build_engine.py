@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
-from dlrm_hybrid.config import build_model, build_world
+from dlrm_hybrid.config import build_model, build_server, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embedding_codecs import Rounding
@@ -64,7 +64,7 @@ def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) ->
         for rank in range(topology.num_workers)
     ]
     servers = [
-        (channels[topology.server(index)], build_world.server(config, layout, index, clock))
+        (channels[topology.server(index)], build_server.server(config, layout, index, clock))
         for index in range(topology.servers)
     ]
     embeddings = build_model.embeddings(config, layout.spec)
@@ -82,7 +82,7 @@ def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) ->
         servers=[
             (
                 channel,
-                clock.timed(Span.APPLY, build_world.handle(config, layout, index, server)),
+                clock.timed(Span.APPLY, build_server.handle(config, layout, index, server)),
             )
             for index, (channel, server) in enumerate(servers)
         ],

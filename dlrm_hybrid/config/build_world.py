@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-import torch
-from torch import Tensor
-
 from dlrm_hybrid.comm.emulation.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
@@ -21,7 +18,6 @@ from dlrm_hybrid.config import (
 )
 from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.model.initialise import draw_dense
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.partition import Partition
 from dlrm_hybrid.model.schedule import Constant
@@ -30,13 +26,9 @@ from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.moderator import Moderator
 from dlrm_hybrid.parallel.negotiator import Negotiator
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.server_options import ServerOptions
-from dlrm_hybrid.parallel.service import Handle
 from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedCoordinated
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Send, Worker
@@ -221,31 +213,3 @@ def _worker(
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
         send=send,
     )
-
-
-def server(config: Config, plan: Layout, index: int, clock: SpanClock) -> ParameterServer:
-    """A server with the initial values of what it owns."""
-    values: dict[str, Tensor] = {
-        tensor.name: torch.empty(tensor.shape) for tensor in plan.tensors if tensor.server == index
-    }
-    draw_dense(values, config.train.seed)
-    options = ServerOptions(
-        policy=policy(config),
-        check_every=config.sync.check_every,
-        attempt=plan.attempt,
-        pull=build_compress.dtype(config.pull.precision),
-    )
-    return ParameterServer(
-        plan.topology, index, plan.tensors, values, learning(config, plan), options, clock
-    )
-
-
-def handle(config: Config, plan: Layout, index: int, server: ParameterServer) -> Handle:
-    """What becomes of pushes to a server, and of proposals to it."""
-    coordination = build_coordination.coordination(config)
-    if coordination is None:
-        return server.handle
-    moderator = Moderator(
-        plan.topology, index, plan.tensors, coordination, plan.attempt, server.handle
-    )
-    return moderator.handle

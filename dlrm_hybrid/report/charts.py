@@ -102,7 +102,7 @@ def shares(drawn: Sequence[Line], text: AxesText, *, with_key: bool) -> Figure:
         figure, axes = _one(HEIGHT_INCHES + KEY_LINE_INCHES * key_lines, text)
         for line in drawn:
             draw(axes, line)
-        axes.set_ylim(0.0, max(100.0, *(value for line in drawn for value in _values(line))))
+        axes.set_ylim(0.0, max([100.0, *(value for line in drawn for value in _values(line))]))
         if with_key:
             add_key(figure, KEY_COLUMNS)
         return figure

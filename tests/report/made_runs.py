@@ -59,6 +59,7 @@ def told(rank: int, role: str, bytes_pushed: int) -> Event:
     counters[-1].sent.add(Traffic.GRADIENT_PUSH, bytes_pushed, 4 * bytes_pushed)
     values = {"rank": rank, "role": role, **meter.values()}
     values["timed_steps"] = 20
+    values["cpu_series"] = [[BEGIN + 12 + 2 * half, 2.0, (1 + rank) / 2] for half in (0, 1)]
     values["seconds"][Phase.TRAIN], values["cpu_seconds"][Phase.TRAIN] = 4.0, 1.0 + rank
     return Event(Kind.RANK, 20, BEGIN + 30, values)
 

@@ -68,7 +68,7 @@ def test_the_page_is_whole_and_needs_nothing_beside_it(four: Document) -> None:
     sources = [value or "" for name, value in page.attributes if name in ("src", "href")]
     assert all(value.startswith("data:image/svg+xml;base64,") for value in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", text)
-    assert len(sources) == 10
+    assert len(sources) == 12
     for source in sources:
         picture = ElementTree.fromstring(base64.b64decode(source.partition(",")[2]))
         assert picture.tag.endswith("svg")
@@ -112,6 +112,7 @@ def test_one_run_alone_has_no_differences(tmp_path: Path) -> None:
     assert [section.heading for section in document.sections] == [
         "Comparison",
         "Loss",
+        "Time",
         "Network and CPU",
         "Runs",
     ]

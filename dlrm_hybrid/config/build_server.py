@@ -1,0 +1,52 @@
+"""From the configuration to the servers of a world."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.config import build_compress, build_coordination, build_world
+from dlrm_hybrid.config.build_world import Layout
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.model.initialise import draw_dense
+from dlrm_hybrid.parallel.moderator import Moderator
+from dlrm_hybrid.parallel.parameter_server import ParameterServer
+from dlrm_hybrid.parallel.server_options import ServerOptions
+from dlrm_hybrid.parallel.service import Handle
+from dlrm_hybrid.telemetry.spans import SpanClock
+
+
+def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> ParameterServer:
+    """A server with the initial values of what it owns."""
+    values: dict[str, Tensor] = {
+        tensor.name: torch.empty(tensor.shape)
+        for tensor in layout.tensors
+        if tensor.server == index
+    }
+    draw_dense(values, config.train.seed)
+    options = ServerOptions(
+        policy=build_world.policy(config),
+        check_every=config.sync.check_every,
+        attempt=layout.attempt,
+        pull=build_compress.dtype(config.pull.precision),
+    )
+    return ParameterServer(
+        layout.topology,
+        index,
+        layout.tensors,
+        values,
+        build_world.learning(config, layout),
+        options,
+        clock,
+    )
+
+
+def handle(config: Config, layout: Layout, index: int, server: ParameterServer) -> Handle:
+    """What becomes of pushes to a server, and of proposals to it."""
+    coordination = build_coordination.coordination(config)
+    if coordination is None:
+        return server.handle
+    moderator = Moderator(
+        layout.topology, index, layout.tensors, coordination, layout.attempt, server.handle
+    )
+    return moderator.handle
