@@ -29,6 +29,8 @@ METHODS = {
     "late": ("sync=bounded", "sync.staleness=2"),
     "drained": ("gradient.drain=flush", "gradient.drain_every=10", "gradient.sparsity=0.9"),
     "discarded": ("gradient.drain=discard", "gradient.drain_every=10", "optimizer=adagrad"),
+    "momentum": ("gradient=dgc", "gradient.sparsity=0.9", "gradient.correction.warmup_steps=8"),
+    "fitted": ("gradient=sidco", "gradient.sparsity=0.9", "gradient.scope=stage"),
     "sketched": ("activation=sketch", *EXACT),
     "feedback": ("activation=gradient_topk", "schedule.microbatches=2", *EXACT),
 }

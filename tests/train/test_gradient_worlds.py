@@ -1,0 +1,60 @@
+"""Every choice of `gradient` learns, in worlds of one process and of many, and both are one."""
+
+import pytest
+from world_runs import Train, assert_same_state, curve
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.gradient_methods import METHODS
+from dlrm_hybrid.config.validate import validate
+
+STEPS = 100
+WORLD = (
+    *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
+    *("train.batch_size=16", f"train.steps={STEPS}", "optimizer.lr=0.5"),
+)
+OPTIONS = {
+    "dct": ("gradient.threshold=sidco", "gradient.sidco.distribution=gamma"),
+    "dgc": ("gradient.correction.warmup_steps=10", "optimizer.lr=0.05"),
+    "sidco": ("gradient.scope=stage", "gradient.residual=update"),
+}
+IN_PROCESS = "parallel.world=in_process"
+
+
+def options_of(method: str) -> tuple[str, ...]:
+    sparse = ("gradient.sparsity=0.9",) if METHODS[method].is_sparse else ()
+    return (*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method: str, small_rows: list[str]) -> None:
+    # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
+    from dlrm_hybrid.config import build, build_engine
+    from dlrm_hybrid.data.loader import START
+    from dlrm_hybrid.data.shards import open_shards
+
+    config = validate(values_of([*small_rows, *options_of(method), IN_PROCESS]))
+    shards = open_shards(build.prepared_folder(config), build.semantics(config))
+    engine = build_engine.engine(config, shards, STEPS)
+    losses: list[float] = []
+    at = START
+    for step in range(STEPS):
+        learned, at = engine.learn(step, at)
+        losses.append(learned.loss_sum / learned.rows)
+    assert sum(losses[-20:]) < 0.95 * sum(losses[:20])
+    counts = engine.compression()
+    sent = sum(one["sent"] for name, one in counts.items() if name.startswith("gradient."))
+    elements = sum(one["elements"] for name, one in counts.items() if name.startswith("gradient."))
+    assert sent == elements if method == "none" else 0 < sent < elements
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_compress_as_one_process_does(method: str, train: Train) -> None:
+    every = ("telemetry.every=10", "network.patience_seconds=60", f"checkpoint.every={STEPS // 2}")
+    code, one = train("one", *options_of(method), *every, IN_PROCESS)
+    assert code == 0
+    code, many = train("many", *options_of(method), *every)
+    assert code == 0
+    for step in (STEPS // 2, STEPS):
+        assert_same_state(many, one, step)
+    assert curve(many) == curve(one)
