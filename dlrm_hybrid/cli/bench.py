@@ -19,7 +19,12 @@ def run(request: Request) -> int:
     options, terminal = request.config.bench, Terminal()
     arguments = [text for text in request.overrides if not text.startswith("bench.output=")]
     command = f"python -m dlrm_hybrid bench {shlex.join(arguments)}".rstrip()
-    measure = {"step": _step, "prepare": _prepare, "kernels": _kernels}[options.what]
+    measure = {
+        "step": _step,
+        "prepare": _prepare,
+        "kernels": _kernels,
+        "compressors": _compressors,
+    }[options.what]
     page = measure(request.config, command, terminal)
     terminal.line(page)
     if options.output is not None:
@@ -43,6 +48,17 @@ def _kernels(config: Config, command: str, terminal: Terminal) -> str:
 
     machine = describe()
     return kernels_page(measure_kernels(documented_bench(config.bench.repeats)), machine, command)
+
+
+def _compressors(config: Config, command: str, terminal: Terminal) -> str:
+    from dlrm_hybrid.bench.compressors import (
+        compressors_page,
+        documented_bench,
+        measure_compressors,
+    )
+
+    measured = measure_compressors(documented_bench(config.bench.repeats))
+    return compressors_page(measured, describe(), command)
 
 
 def _prepare(config: Config, command: str, terminal: Terminal) -> str:

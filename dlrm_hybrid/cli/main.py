@@ -35,7 +35,7 @@ VERBS = {
     "train": "train a model (-m: one for each point of a sweep)",
     "evaluate": "score a checkpoint on the test part",
     "report": "compare runs: tables and pictures in one HTML file",
-    "bench": "measure this machine: bench.what=step | prepare | kernels",
+    "bench": "measure this machine: bench.what=step | prepare | kernels | compressors",
     "doctor": "say whether this machine is able, and what is wrong (or doctor.action=keys)",
 }
 

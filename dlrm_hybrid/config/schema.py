@@ -178,7 +178,7 @@ class ReportConfig:
 class BenchConfig:
     """What to measure and how often."""
 
-    what: Literal["step", "prepare", "kernels"]
+    what: Literal["step", "prepare", "kernels", "compressors"]
     repeats: Positive
     rows: Annotated[int, Field(ge=10_000)]
     output: Path | None

@@ -1,0 +1,75 @@
+"""Every compressor of gradients on this processor: time, bytes and error (SIDCo, figure 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dlrm_hybrid.bench.compressors_methods import SETTLING, Drawn, Layers, measure_methods
+from dlrm_hybrid.bench.compressors_rules import measure_rules
+from dlrm_hybrid.bench.kernels_encode import dlrm_gradients
+from dlrm_hybrid.bench.table import Row, render, section
+from dlrm_hybrid.telemetry.machine import Machine
+
+SIZES = (260_000, 2_600_000, 26_000_000)
+RULES = """\
+CPU time of the thread, one thread, medians; contestants take turns on the same numbers, other ones
+at every turn. Time is that of finding the threshold alone; topk is `torch.topk` of the magnitudes,
+which it is given; a pass is one `residual.add_(gradient)`. The relative error is the norm of what
+stays to that of all. SIDCo's goal is 2.5 times faster than topk with k̂ / k of 0.8 to 1.2."""
+METHODS = """\
+A whole step of one trainer, after 8 others: residual, threshold, selection, sections for the wire;
+methods whose trainers agree first agree with themselves. Settings are those of `conf/gradient/`, so
+thresholds of `dct` live on. The relative error is that of one step, the residual included."""
+LAYERS = """\
+The same on gradients of the paper's 8 layers, 508,753 parameters, of a plain DLRM that learns from
+random rows, batch 128."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressorsBench:
+    """What to measure.
+
+    Attributes:
+        repeats: turns of each contestant in each case.
+        sizes: elements of the made-up tensors.
+    """
+
+    repeats: int
+    sizes: tuple[int, ...]
+
+
+def documented_bench(repeats: int) -> CompressorsBench:
+    """The benchmark that the documentation quotes."""
+    return CompressorsBench(repeats=repeats, sizes=SIZES)
+
+
+def measure_compressors(bench: CompressorsBench) -> tuple[list[Row], list[Row], list[Row]]:
+    """Rules, methods on made-up tensors, methods on the paper's layers; in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    steps = SETTLING + bench.repeats
+    try:
+        rules = measure_rules(bench.sizes, bench.repeats)
+        drawn = [
+            row
+            for size in bench.sizes
+            for row in measure_methods(Drawn(size, steps), bench.repeats)
+        ]
+        return rules, drawn, measure_methods(Layers(dlrm_gradients(steps)), bench.repeats)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compressors_page(
+    measured: tuple[list[Row], list[Row], list[Row]], machine: Machine, command: str
+) -> str:
+    """Markdown page of results."""
+    rules, drawn, layers = measured
+    page = render("CPU time of the compressors of gradients", machine, command, rules)
+    return (
+        f"{page}\n{RULES}\n"
+        + section("Methods on made-up gradients", drawn, METHODS)
+        + section("Methods on gradients of a DLRM", layers, LAYERS)
+    )
