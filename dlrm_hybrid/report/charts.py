@@ -59,10 +59,13 @@ class Line:
     band: Band | None
 
 
-def losses(drawn: Sequence[Line], text: AxesText) -> Figure:
+def losses(drawn: Sequence[Line], text: AxesText, *, above_zero: bool) -> Figure:
     """Lines of several runs; points far above all others are left out of sight.
 
-    Over powers of ten where one ends far before another.
+    Args:
+        drawn: the runs.
+        text: of the axes.
+        above_zero: no x is 0, so they stand in powers of ten where a run ends far before another.
     """
     with drawing():
         figure, axes = _one(HEIGHT_INCHES, text)
@@ -70,7 +73,7 @@ def losses(drawn: Sequence[Line], text: AxesText) -> Figure:
             draw(axes, line)
         curves = [curve for line in drawn for curve in (line.curve, line.dots) if curve is not None]
         ends = [curve.x[-1] for curve in curves]
-        if max(ends) > WIDE_RANGE * min(ends) > 0:
+        if above_zero and max(ends) > WIDE_RANGE * min(ends) > 0:
             axes.set_xscale("log")
             logarithmic(axes.xaxis)
         values = [value for curve in curves for value in curve.y]

@@ -39,7 +39,8 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
             for number, (label, run) in enumerate(zip(labels, runs, strict=True))
         ]
         if _something(drawn):
-            figure = charts.losses(drawn, AxesText(axis.value, "log-loss"))
+            text = AxesText(axis.value, "log-loss")
+            figure = charts.losses(drawn, text, above_zero=axis is Axis.BYTES)
             yield Picture(f"Loss over {axis.value}", figure, caption, has_key=True)
 
 
