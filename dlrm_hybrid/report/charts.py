@@ -189,7 +189,7 @@ def _one(height_inches: float, text: AxesText) -> tuple[Figure, Axes]:
 def _bars(axes: Axes, labels: Sequence[str], parts: Parts) -> None:
     ends = [0.0] * len(labels)
     for number, (name, lengths) in enumerate(parts.items()):
-        color, rows = part_color(number), range(len(labels))
+        color, rows = part_color(number, name), range(len(labels))
         axes.barh(rows, lengths, left=ends, color=color, label=name, height=0.42)
         ends = [start + length for start, length in zip(ends, lengths, strict=True)]
     for place, (label, end) in enumerate(zip(labels, ends, strict=True)):

@@ -8,9 +8,10 @@ from statistics import mean
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import Summary, digits
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.telemetry.spans import Span
 
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
-SPANS = ("compute", "embedding", "encode", "decode", "apply", "send", "read", "rest", "wait")
+SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)
 
 Spent = Mapping[str, float]
 """By span, in the order of `SPANS`, microseconds per sample."""

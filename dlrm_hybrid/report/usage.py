@@ -78,7 +78,8 @@ def _curves(points: Mapping[str, Sequence[Point]]) -> dict[str, Curve]:
     most = max(len(series) for series in points.values())
     edges = np.linspace(first, last, min(most, MAX_POINTS) + 1)
     middles = (edges[1:] + edges[:-1]) / 2 - first
-    return {role: _share(series, edges, middles) for role, series in points.items()}
+    found = {role: _share(series, edges, middles) for role, series in points.items()}
+    return {role: curve for role, curve in found.items() if curve.x}
 
 
 def _share(series: Sequence[Point], edges: np.ndarray, middles: np.ndarray) -> Curve:
