@@ -9,13 +9,20 @@ from dlrm_hybrid.types import DlrmError
 
 
 class Encoding(IntEnum):
-    """How the elements of a section lie in its payload; all but DENSE are read by `wire.sparse`."""
+    """How the elements of a section lie in its payload.
+
+    `wire.dense` and `wire.values` read DENSE, `wire.ternary` TERNARY and TRITS, `wire.levels`
+    LEVELS, `wire.sparse` all others.
+    """
 
     DENSE = 1
     INDEX32 = 2
     BITMAP = 3
     RICE = 4
     ROWS = 5
+    TERNARY = 6
+    TRITS = 7
+    LEVELS = 8
 
 
 class Dtype(IntEnum):

@@ -101,6 +101,9 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         "BITMAP": 3,
         "RICE": 4,
         "ROWS": 5,
+        "TERNARY": 6,
+        "TRITS": 7,
+        "LEVELS": 8,
     }
     numbers = range(1, len(ITEM_BYTES) + 1)
     assert {one.name: one.value for one in Dtype} == dict(zip(ITEM_BYTES, numbers, strict=True))

@@ -1,0 +1,150 @@
+"""Ternary sections: how codes lie, what they mean on average, and any other bytes."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.kernels.ternary import measure
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.ternary import scale_of, ternary, ternary_of
+
+ENCODINGS = (Encoding.TERNARY, Encoding.TRITS)
+
+
+def certain(codes: list[int], encoding: Encoding) -> Section:
+    """Values of full scale always fire."""
+    values_N = np.array(codes, np.float32)
+    return ternary(3, values_N, encoding, limit=1.0, scale=1.0, key=5)
+
+
+def test_two_bits_lie_as_in_the_golden_vector() -> None:
+    section = certain([1, 0, -1, -1, 0], Encoding.TERNARY)
+    assert bytes(section.payload) == np.float32(1).tobytes() + bytes([0x06, 0x55])
+
+
+def test_digits_lie_in_planes() -> None:
+    section = certain([1, 0, -1, -1, 0, 1, 1], Encoding.TRITS)  # M = 2 bytes
+    # Byte 0 holds elements 0, 2, 4, 6 and one that is not there, byte 1 elements 1, 3, 5.
+    expected = [2 + 3 * 0 + 9 * 1 + 27 * 2 + 81 * 1, 1 + 3 * 0 + 9 * 2 + 27 * 1 + 81 * 1]
+    assert list(bytes(section.payload)[4:]) == expected
+
+
+@given(
+    st.lists(st.sampled_from([-1, 0, 1]), max_size=60),
+    st.sampled_from(ENCODINGS),
+    st.sampled_from([0.0, 0.75, 2.0**-130, 3e38]),
+)
+def test_codes_come_back_times_the_scale(
+    codes: list[int], encoding: Encoding, scale: float
+) -> None:
+    values_N = np.array(codes, np.float32) * np.float32(scale)
+    section = ternary(3, values_N, encoding, limit=scale, scale=scale, key=5)
+    per_byte = 4 if encoding is Encoding.TERNARY else 5
+    assert len(section.payload) == 4 + math.ceil(len(codes) / per_byte)
+    assert scale_of(section) == np.float32(scale)
+    np.testing.assert_array_equal(ternary_of(section), values_N)
+
+
+@pytest.mark.parametrize("count", [1, 9999, 30_011])
+def test_both_encodings_draw_the_same_codes(count: int) -> None:
+    values_N = np.random.default_rng(1).standard_normal(count).astype(np.float32)
+    one, other = (
+        ternary_of(ternary(0, values_N, encoding, limit=2.5, scale=2.5, key=2**62 + 17))
+        for encoding in ENCODINGS
+    )
+    assert set(np.unique(one)) <= {-2.5, 0, 2.5}
+    np.testing.assert_array_equal(one, other)
+
+
+def test_draws_are_unbiased_and_vary_as_they_should() -> None:
+    draws, scale, limit = 2000, 2.0, 1.75
+    values_N = np.linspace(-2.5, 2.5, 401).astype(np.float32)
+    clipped_N = np.clip(values_N, -limit, limit)
+    sum_N, squares_N = np.zeros(values_N.size), np.zeros(values_N.size)
+    for key in range(draws):
+        drawn_N = ternary_of(
+            ternary(0, values_N, Encoding.TERNARY, limit=limit, scale=scale, key=key)
+        )
+        sum_N += drawn_N
+        squares_N += drawn_N.astype(np.float64) ** 2
+    variance_N = scale * np.abs(clipped_N) - clipped_N**2
+    error_N = (sum_N / draws - clipped_N) / np.sqrt(np.maximum(variance_N, 1e-12) / draws)
+    inside_N = np.abs(clipped_N) > 0
+    # Each is normal with deviation 1: of 400 the largest is below 4.5, all together are within 3.
+    assert np.abs(error_N[inside_N]).max() < 4.5
+    assert abs(error_N[inside_N].mean()) * math.sqrt(inside_N.sum()) < 3
+    assert abs((error_N[inside_N] ** 2).mean() - 1) < 3 * math.sqrt(2 / inside_N.sum())
+    np.testing.assert_allclose(squares_N / draws, scale * np.abs(clipped_N), atol=0.2)
+
+
+def test_elements_steps_and_trainers_draw_independently() -> None:
+    half_N = np.full(20_000, 0.5, np.float32)
+
+    def fired(key: int) -> np.ndarray:
+        return 2 * ternary_of(ternary(0, half_N, Encoding.TERNARY, limit=1, scale=1, key=key)) - 1
+
+    streams = np.stack([fired(key) for key in (0, 1, 2, 2**32, 2**32 + 1, 2**62)])
+    correlations = streams @ streams.T / half_N.size
+    off = correlations[~np.eye(len(streams), dtype=bool)]
+    assert np.abs(off).max() < 4.5 / math.sqrt(half_N.size)
+    for lag in (1, 2, 3, 64, 4096):
+        along = (streams[:, :-lag] * streams[:, lag:]).mean(axis=1)
+        assert np.abs(along).max() < 4.5 / math.sqrt(half_N.size)
+
+
+@given(st.binary(max_size=12), st.integers(0, 30), st.sampled_from(ENCODINGS))
+def test_any_bytes_give_elements_or_an_error(
+    payload: bytes, count: int, encoding: Encoding
+) -> None:
+    section = Section(0, encoding, Dtype.FLOAT32, count, payload)
+    try:
+        values_N = ternary_of(section)
+    except SectionError:
+        return
+    scale = scale_of(section)
+    assert set(np.abs(values_N)) <= {0.0, scale}
+    again = ternary(0, values_N, encoding, limit=scale, scale=scale, key=0)
+    assert scale == 0 or bytes(again.payload)[4:] == payload[4:]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "broken", "reason"),
+    [
+        (Encoding.TERNARY, b"\x00\x00\x80\x3f\x03", "its codes are not those of 3"),
+        (Encoding.TERNARY, b"\x00\x00\x80\x3f\x15", "its codes are not those of 3"),
+        (Encoding.TRITS, b"\x00\x00\x80\x3f\xf3", "its codes are not those of 3"),
+        (Encoding.TRITS, b"\x00\x00\x80\x3f\x00", "its codes are not those of 3"),
+        (Encoding.TRITS, b"\x00\x00\x80\x3f", "4 bytes for 3 elements"),
+        (Encoding.TERNARY, b"\x00\x00\xc0\x7f\x55", "its scale is nan"),
+        (Encoding.TERNARY, b"\x00\x00\x80\xbf\x55", "its scale is -1.0"),
+        (Encoding.DENSE, b"\x00\x00\x80\xbf\x55", "it holds DENSE float32"),
+    ],
+)
+def test_broken_sections_say_what_is_wrong(encoding: Encoding, broken: bytes, reason: str) -> None:
+    section = Section(7, encoding, Dtype.FLOAT32, 3, broken)
+    with pytest.raises(SectionError, match=f"tensor 7: .*{reason}"):
+        ternary_of(section)
+    with pytest.raises(SectionError, match="it holds .* float16"):
+        scale_of(replace(certain([1], Encoding.TERNARY), dtype=Dtype.FLOAT16))
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_measures_are_those_of_numpy(count: int) -> None:
+    values_N = np.random.default_rng(count).standard_t(2, count).astype(np.float32)
+    total, squares, largest = measure(values_N)
+    wide_N = values_N.astype(np.float64)
+    assert total == pytest.approx(wide_N.sum(), rel=1e-12, abs=1e-12)
+    assert squares == pytest.approx((wide_N**2).sum(), rel=1e-12)
+    assert largest == np.abs(values_N).max(initial=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [3, 64])
+def test_what_is_not_finite_shows_in_the_squares(bad: float, place: int) -> None:
+    values_N = np.ones(65, np.float32)
+    values_N[place] = bad
+    assert not math.isfinite(measure(values_N)[1])
