@@ -15,6 +15,7 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import sparse_of
+from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
 from dlrm_hybrid.wire.values import values_of
 
 Array = NDArray[np.float32]
@@ -42,6 +43,8 @@ def changes_of(section: Section, what: str) -> Changes:
     if section.encoding is Encoding.DENSE and section.dtype is Dtype.FLOAT32:
         return Changes(None, array_of(section))
     try:
+        if is_ternary(section):
+            return Changes(None, ternary_of(section))
         if section.encoding is Encoding.DENSE:
             return Changes(None, values_of(section))
         said = sparse_of(section)

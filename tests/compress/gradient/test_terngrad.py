@@ -1,0 +1,204 @@
+"""TernGrad against its algorithm in plain numpy.
+
+Shapes: N elements of a tensor, T trainers.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from agreeing import Group
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.compress.gradient.terngrad import (
+    TernGrad,
+    TernGradCoordination,
+    TernGradOptions,
+)
+from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.section import Encoding, Section, SectionError
+from dlrm_hybrid.wire.ternary import scale_of, ternary_of
+
+SPECS = (
+    Spec(0, "wide.weight", (40, 25)),
+    Spec(1, "wide.bias", (40,)),
+    Spec(2, "last.weight", (1, 300)),
+    Spec(3, "last.bias", (1,)),
+)
+TERNARY = SPECS[0]
+EXEMPT = frozenset(("last.weight", "last.bias"))
+
+
+def compressor(
+    trainer: int = 0,
+    *,
+    clip: float | None = 2.5,
+    shares: bool = True,
+    encoding: Encoding = Encoding.TERNARY,
+    seed: int = 3,
+) -> TernGrad:
+    return TernGrad(
+        SPECS,
+        TernGradOptions(
+            clip=clip,
+            shares=shares,
+            encoding=encoding,
+            smallest=256,
+            exempt=EXEMPT,
+            seed=seed,
+            trainer=trainer,
+        ),
+    )
+
+
+def group(trainers: int) -> Group:
+    return Group([compressor(trainer) for trainer in range(trainers)], TernGradCoordination())
+
+
+def gradients_of(trainer: int) -> dict[str, Tensor]:
+    rng = np.random.default_rng(trainer)
+    return {
+        spec.name: torch.from_numpy(rng.standard_t(3, spec.shape).astype(np.float32))
+        for spec in SPECS
+    }
+
+
+def clipped(gradient: Tensor, clip: float = 2.5) -> NDArray[np.float32]:
+    flat_N = gradient.numpy().reshape(-1)
+    limit = clip * flat_N.astype(np.float64).std()
+    return np.clip(flat_N, -limit, limit).astype(np.float32)
+
+
+def test_all_trainers_use_the_largest_scale_of_clipped_gradients() -> None:
+    gradients_T = [gradients_of(trainer) for trainer in range(3)]
+    sizes = [np.abs(clipped(one[TERNARY.name])).max() for one in gradients_T]
+    assert len(set(sizes)) == 3
+    pushed = group(3).encode(gradients_T, 0)
+    scales = {scale_of(sections[TERNARY.name]) for sections in pushed}
+    assert len(scales) == 1
+    (scale,) = scales
+    assert max(sizes) <= scale <= max(sizes) * (1 + 2**-11)
+    assert np.float32(scale).view(np.uint32) & 0xFFF == 0
+
+
+def test_on_average_a_clipped_gradient_arrives() -> None:
+    steps, trainers = 400, 2
+    gradients_T = [gradients_of(trainer) for trainer in range(trainers)]
+    expected_N = sum(clipped(one[TERNARY.name]) for one in gradients_T) / trainers
+    world, sum_N = group(trainers), np.zeros(TERNARY.count)
+    variance_N = np.zeros(TERNARY.count)
+    for step in range(steps):
+        pushed = world.encode(gradients_T, step)
+        scale = scale_of(pushed[0][TERNARY.name])
+        mean_N = sum(ternary_of(sections[TERNARY.name]) for sections in pushed) / trainers
+        sum_N += mean_N
+    for one in gradients_T:
+        size_N = np.abs(clipped(one[TERNARY.name]))
+        variance_N += (scale * size_N - size_N.astype(np.float64) ** 2) / trainers**2
+    error_N = (sum_N / steps - expected_N) / np.sqrt(np.maximum(variance_N, 1e-9) / steps)
+    assert abs(error_N.mean()) * math.sqrt(TERNARY.count) < 3
+    assert np.abs(error_N).max() < 5
+    # Trainers draw apart: the variance of the mean is that of one over their number.
+    assert abs((error_N**2).mean() - 1) < 0.2
+
+
+def test_small_tensors_and_the_last_layer_stay_whole() -> None:
+    gradients_T = [gradients_of(trainer) for trainer in range(2)]
+    for gradients, sections in zip(gradients_T, group(2).encode(gradients_T, 0), strict=True):
+        assert list(sections) == [spec.name for spec in SPECS]
+        assert sections[TERNARY.name].encoding is Encoding.TERNARY
+        for spec in SPECS[1:]:
+            expected_N = gradients[spec.name].numpy().reshape(-1)
+            np.testing.assert_array_equal(array_of(sections[spec.name]), expected_N)
+
+
+def codes(one: TernGrad, step: int, gradients: dict[str, Tensor]) -> bytes:
+    sections = Group([one], TernGradCoordination()).encode([gradients], step)
+    return bytes(sections[0][TERNARY.name].payload)
+
+
+def test_draws_hang_on_seed_step_and_trainer_alone() -> None:
+    gradients = gradients_of(0)
+    used = compressor()
+    for step in range(3):
+        codes(used, step, gradients)
+    assert codes(used, 7, gradients) == codes(compressor(), 7, gradients)
+    others = [
+        codes(compressor(), 8, gradients),
+        codes(compressor(1), 7, gradients),
+        codes(compressor(seed=4), 7, gradients),
+    ]
+    assert len({codes(used, 7, gradients), *others}) == 4
+    assert used.tensors() == {}
+
+
+def test_without_sharing_everyone_has_a_scale_and_nothing_to_say() -> None:
+    gradients_T = [gradients_of(trainer) for trainer in range(3)]
+    scales: set[float] = set()
+    for trainer, gradients in enumerate(gradients_T):
+        one = compressor(trainer, shares=False)
+        assert one.rounds == 0
+        scales.add(scale_of(one.encode(gradients, 0)[TERNARY.name]))
+    assert len(scales) == 3
+
+
+def test_without_clipping_the_largest_element_sets_the_scale() -> None:
+    gradients = gradients_of(0)
+    largest = float(gradients[TERNARY.name].abs().max())
+    assert largest > np.abs(clipped(gradients[TERNARY.name])).max() * 1.5
+    section = compressor(clip=None, shares=False).encode(gradients, 0)[TERNARY.name]
+    assert largest <= scale_of(section) <= largest * (1 + 2**-11)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.TERNARY, Encoding.TRITS])
+def test_equal_elements_are_not_clipped_away(encoding: Encoding) -> None:
+    gradients = gradients_of(0) | {TERNARY.name: torch.full(TERNARY.shape, -0.75)}
+    section = compressor(shares=False, encoding=encoding).encode(gradients, 0)[TERNARY.name]
+    np.testing.assert_array_equal(ternary_of(section), np.full(TERNARY.count, -0.75, np.float32))
+
+
+def test_zeros_stay_zeros() -> None:
+    zeros = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
+    section = compressor(shares=False).encode(zeros, 0)[TERNARY.name]
+    assert scale_of(section) == 0
+    assert not ternary_of(section).any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_ends_the_run(bad: float) -> None:
+    gradients = gradients_of(0)
+    gradients[TERNARY.name][3, 3] = bad
+    with pytest.raises(DivergedError, match=r"^step 6: the gradient of wide\.weight is not finite"):
+        compressor().propose(0, gradients, 5)
+
+
+def scales(*values: float) -> tuple[Section, ...]:
+    return (dense(0, np.array(values, np.float32)),)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [(), scales(1.0) * 2, scales(math.nan), scales(-1.0), (dense(0, np.ones(1)),)],
+)
+def test_what_are_no_scales_is_refused(broken: Sequence[Section]) -> None:
+    with pytest.raises(SectionError):
+        TernGradCoordination().combine(0, 0, [scales(1.0), broken], 0)
+    one = compressor()
+    one.propose(0, gradients_of(0), 0)
+    with pytest.raises(SectionError):
+        one.agree(0, broken)
+
+
+def test_scales_must_serve_all_tensors_of_all_trainers() -> None:
+    with pytest.raises(SectionError, match="2 scales, and 1 of another trainer"):
+        TernGradCoordination().combine(0, 0, [scales(1.0), scales(1.0, 2.0)], 0)
+    one = compressor()
+    one.propose(0, gradients_of(0), 0)
+    for wrong in (scales(1e-3), scales(100.0, 100.0)):
+        with pytest.raises(SectionError, match="do not serve 1 tensors"):
+            one.agree(0, wrong)
