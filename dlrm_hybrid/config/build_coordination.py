@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping
 
 from dlrm_hybrid.compress.gradient.cltk import CltK, CltKCoordination, CltKOptions
 from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor, Coordination
+from dlrm_hybrid.compress.gradient.terngrad import (
+    TernGrad,
+    TernGradCoordination,
+    TernGradOptions,
+)
 from dlrm_hybrid.config.build_compress import dtype
 from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.wire.section import Encoding
+
+CODES = {"bits": Encoding.TERNARY, "trits": Encoding.TRITS}
 
 
 def compressor(config: Config, holder: Holder) -> CoordinatedCompressor | None:
@@ -42,5 +50,34 @@ def _cltk_coordination(config: Config) -> Coordination:
     return CltKCoordination()
 
 
-COMPRESSORS: Mapping[str, Callable[[Config, Holder], CoordinatedCompressor]] = {"cltk": _cltk}
-COORDINATIONS: Mapping[str, Callable[[Config], Coordination]] = {"cltk": _cltk_coordination}
+def _terngrad(config: Config, holder: Holder) -> CoordinatedCompressor:
+    options = config.gradient.terngrad
+    assert options is not None
+    last = f"top.{len(config.model.top)}"
+    return TernGrad(
+        holder.specs,
+        TernGradOptions(
+            clip=options.clip,
+            shares=options.sharing,
+            encoding=CODES[options.encoding],
+            smallest=options.smallest,
+            exempt=frozenset((f"{last}.weight", f"{last}.bias")),
+            seed=config.train.seed,
+            trainer=holder.trainer,
+        ),
+    )
+
+
+def _terngrad_coordination(config: Config) -> Coordination | None:
+    assert config.gradient.terngrad is not None
+    return TernGradCoordination() if config.gradient.terngrad.sharing else None
+
+
+COMPRESSORS: Mapping[str, Callable[[Config, Holder], CoordinatedCompressor]] = {
+    "cltk": _cltk,
+    "terngrad": _terngrad,
+}
+COORDINATIONS: Mapping[str, Callable[[Config], Coordination | None]] = {
+    "cltk": _cltk_coordination,
+    "terngrad": _terngrad_coordination,
+}

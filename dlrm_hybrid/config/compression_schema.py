@@ -15,9 +15,11 @@ from dlrm_hybrid.config.gradient_sections import (
     RedsyncConfig,
     SampleConfig,
     SidcoConfig,
+    TerngradConfig,
 )
 
-MethodName = Literal["none", "dct", "topk", "dgc", "redsync", "gaussian", "hard", "sidco", "cltk"]
+LocalName = Literal["none", "dct", "topk", "dgc", "redsync", "gaussian", "hard", "sidco"]
+MethodName = Literal[LocalName, "cltk", "terngrad"]
 RuleName = Literal["exact", "histogram", "dgc", "redsync", "gaussian", "hard", "sidco"]
 
 
@@ -46,6 +48,7 @@ class GradientConfig:
     sidco: SidcoConfig | None
     correction: CorrectionConfig | None
     cltk: CltkConfig | None
+    terngrad: TerngradConfig | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -60,6 +60,14 @@ METHODS: Mapping[str, Method] = {
     "hard": Method(thresholds=("hard",)),
     "sidco": Method(thresholds=("sidco",)),
     "cltk": Method(keys=(), thresholds=(), sections=("cltk",), policies=("sync",)),
+    "terngrad": Method(
+        keys=(),
+        thresholds=(),
+        sections=("terngrad",),
+        is_sparse=False,
+        precisions=("float32",),
+        policies=("sync",),
+    ),
 }
 
 

@@ -74,3 +74,13 @@ class CltkConfig:
     """The low-pass filter of ScaleCom; 1 is plain error feedback."""
 
     low_pass: Part
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TerngradConfig:
+    """What becomes ternary and how; a null clip is none."""
+
+    clip: Rate | None
+    sharing: bool
+    encoding: Literal["bits", "trits"]
+    smallest: Positive

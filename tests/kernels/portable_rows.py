@@ -18,6 +18,7 @@ from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.id_sets import decode as decode_ids
 from dlrm_hybrid.kernels.id_sets import encode as encode_ids
 from dlrm_hybrid.kernels.largest import list_largest
+from dlrm_hybrid.kernels.levels import read_levels, write_levels
 from dlrm_hybrid.kernels.moments import (
     count_reaching,
     gather_reaching,
@@ -40,6 +41,13 @@ from dlrm_hybrid.kernels.sample import sample
 from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
 from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
 from dlrm_hybrid.kernels.sent import clear_sent, keep_first_ties
+from dlrm_hybrid.kernels.ternary import (
+    measure,
+    read_bits,
+    read_trits,
+    ternarise_bits,
+    ternarise_trits,
+)
 
 Outputs = list[NDArray[np.generic]]
 
@@ -122,6 +130,23 @@ def estimated() -> Outputs:
     return [np.array(found), np.array(counts), out_N, out_S]
 
 
+def ternary() -> Outputs:
+    outputs: Outputs = [np.array(measure(floats(1001, 10)))]
+    for count in (3, 4097, 21_000):
+        values_N, back_N = floats(count, 11), np.zeros(count, np.float32)
+        bits, trits = np.zeros(-(-count // 4), np.uint8), np.zeros(-(-count // 5), np.uint8)
+        ternarise_bits(values_N, 1.5, 2.0, 2**61 + 5, bits)
+        ternarise_trits(values_N, 1.5, 2.0, 2**61 + 5, trits)
+        assert read_bits(bits, 0.75, back_N)
+        outputs += [bits, trits, back_N.copy()]
+        assert read_trits(trits, 0.75, back_N)
+        fields = np.zeros(count * 3 // 8 + 9, np.uint8)
+        assert write_levels(back_N, 0.75, 1, 3, fields)
+        assert read_levels(fields, 0.75, 1, 3, back_N)
+        outputs += [fields, back_N]
+    return outputs
+
+
 def kept_of_rows() -> Outputs:
     outputs: Outputs = []
     for width, keep in ((1, 1), (63, 5), (256, 64), (300, 300)):
@@ -201,6 +226,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "histogram": ranked,
     "sent": put_back,
     "largest": largest,
+    "ternary": ternary,
     "estimates": estimated,
     "narrow": narrowed,
     "indices": coded,

@@ -7,15 +7,24 @@ from dlrm_hybrid.config.build_coordination import COMPRESSORS
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
-    *("train.batch_size=16", "network.patience_seconds=60", "gradient.sparsity=0.9"),
+    *("train.batch_size=16", "network.patience_seconds=60"),
 )
-METHODS = sorted(COMPRESSORS)
+SPARSE = "gradient.sparsity=0.9"
+METHODS = {
+    "cltk": (SPARSE,),
+    "terngrad": ("gradient.terngrad.smallest=30", "gradient.terngrad.encoding=trits"),
+}
+
+
+def test_every_method_is_here() -> None:
+    assert set(METHODS) == set(COMPRESSORS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_processes_agree_as_one_process_does(method: str, train: Train) -> None:
-    options = (*WORLD, f"gradient={method}", "train.steps=20", "checkpoint.every=10")
+    choice = (f"gradient={method}", *METHODS[method])
+    options = (*WORLD, *choice, "train.steps=20", "checkpoint.every=10")
     code, in_process = train("in-process", *options, "parallel.world=in_process")
     assert code == 0
     assert_moved(in_process, 10, 20)
@@ -30,7 +39,8 @@ def test_processes_agree_as_one_process_does(method: str, train: Train) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_agrees_as_the_unbroken_one(method: str, train: Train) -> None:
-    options = (*WORLD, f"gradient={method}", "parallel.world=in_process", "checkpoint.every=7")
+    choice = (f"gradient={method}", *METHODS[method])
+    options = (*WORLD, *choice, "parallel.world=in_process", "checkpoint.every=7")
     code, unbroken = train("unbroken", *options, "train.steps=14")
     assert code == 0
     resume = f"checkpoint.resume={unbroken / 'checkpoints' / 'step_00000007'}"
@@ -38,3 +48,16 @@ def test_a_resumed_run_agrees_as_the_unbroken_one(method: str, train: Train) -> 
     assert code == 0
     assert_same_state(resumed, unbroken, 14)
     assert_moved(unbroken, 7, 14)
+
+
+ABLATIONS = ("gradient.terngrad.sharing=false", "gradient.terngrad.clip=null")
+
+
+def test_without_clipping_or_sharing_other_things_are_learned(train: Train) -> None:
+    options = (*WORLD, "gradient=terngrad", *METHODS["terngrad"], "parallel.world=in_process")
+    losses: set[float] = set()
+    for name, ablation in enumerate(((), *([one] for one in ABLATIONS))):
+        code, folder = train(str(name), *options, "train.steps=20", *ablation)
+        assert code == 0
+        losses.add(summary(folder)["test"]["loss"])
+    assert len(losses) == 3
