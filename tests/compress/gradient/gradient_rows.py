@@ -22,6 +22,7 @@ from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_of
+from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
 
 SPECS = (
     Spec(4, "layer.weight", (16, 20)),
@@ -126,6 +127,8 @@ def gradients_of(step: int, specs: Sequence[Spec] = SPECS) -> dict[str, Tensor]:
 
 def decoded(section: Section) -> NDArray[np.float32]:
     """What the receiver of a section adds."""
+    if is_ternary(section):
+        return ternary_of(section)
     sent = sparse_of(section)
     dense_N = np.zeros(section.count, np.float32)
     dense_N[sent.indices_K] = sent.values_K

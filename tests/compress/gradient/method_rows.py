@@ -46,6 +46,7 @@ class MethodRow:
         sends_always: something leaves at every step at which something is not zero.
         has_threshold: it reports one.
         rounds: values are rounded on the way.
+        draws: what leaves is right on average only, and nothing stays.
     """
 
     method: str
@@ -57,6 +58,7 @@ class MethodRow:
     sends_always: bool = True
     has_threshold: bool = True
     rounds: bool = False
+    draws: bool = False
 
     @property
     def name(self) -> str:
@@ -100,7 +102,7 @@ def nesterov_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str)
     return gradient_N + np.float32(0.9) * (momentum_N + gradient_N)
 
 
-DENSE = ("none",)
+DENSE = ("none", "terngrad")
 RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
 BFLOAT16 = "gradient.precision=bfloat16"
 STAGE = "gradient.scope=stage"
@@ -141,4 +143,9 @@ METHOD_ROWS = [
         for adaptation, more in (("flip", STAGE), ("literal", BFLOAT16))
     ),
     MethodRow(method="cltk", has_threshold=False),
+    MethodRow(method="cltk", options=(BFLOAT16,), has_threshold=False, rounds=True),
+    MethodRow(method="terngrad", draws=True),
+    MethodRow(method="terngrad", options=("gradient.terngrad.encoding=trits",), draws=True),
+    MethodRow(method="terngrad", options=("gradient.terngrad.sharing=false",), draws=True),
+    MethodRow(method="terngrad", options=("gradient.terngrad.clip=null",), draws=True),
 ]

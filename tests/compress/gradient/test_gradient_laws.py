@@ -14,11 +14,16 @@ from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.types import DivergedError
 
 ROWS: list[Row | MethodRow] = [*METHOD_ROWS, *MADE_ROWS]
+DRAWN = [row for row in METHOD_ROWS if row.draws]
 ALL_ROWS = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+KEEPING_ROWS = pytest.mark.parametrize(
+    "row", [row for row in ROWS if row not in DRAWN], ids=lambda row: row.name
+)
+DRAWN_ROWS = pytest.mark.parametrize("row", DRAWN, ids=lambda row: row.name)
 STEPS = 12
 
 
-@ALL_ROWS
+@KEEPING_ROWS
 def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     dropped = 0
@@ -43,7 +48,7 @@ def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row | MethodRow) -> No
     assert (dropped > 0) is row.drops
 
 
-@ALL_ROWS
+@KEEPING_ROWS
 @settings(max_examples=15)
 @given(
     arrays(
@@ -119,7 +124,7 @@ def test_a_run_resumed_in_mid_cycle_is_the_run_itself(row: Row | MethodRow) -> N
     assert state_of(straight) == state_of(resumed)
 
 
-@ALL_ROWS
+@KEEPING_ROWS
 def test_a_report_counts_what_was_sent_and_begins_anew(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     sent = {spec.name: 0 for spec in SPECS}
@@ -137,7 +142,7 @@ def test_a_report_counts_what_was_sent_and_begins_anew(row: Row | MethodRow) -> 
     }
 
 
-@ALL_ROWS
+@KEEPING_ROWS
 def test_what_stays_is_no_larger_than_what_leaves(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     for step in range(STEPS):
@@ -154,7 +159,7 @@ def test_what_stays_is_no_larger_than_what_leaves(row: Row | MethodRow) -> None:
                 assert square_of(kept_N) <= part * square_of(sent_N + kept_N) * (1 + 1e-6)
 
 
-@ALL_ROWS
+@KEEPING_ROWS
 def test_a_section_is_no_longer_than_any_plain_encoding(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     width = 2 if row.rounds else 4
@@ -169,6 +174,37 @@ def test_a_section_is_no_longer_than_any_plain_encoding(row: Row | MethodRow) ->
             bitmap = width * -(-spec.count // (8 * width))
             plain = [(4 + width) * sent, bitmap + width * sent]
             assert length <= min(plain)
+
+
+@DRAWN_ROWS
+def test_what_is_drawn_is_right_on_average(row: MethodRow) -> None:
+    compressor, draws = row.make(SPECS), 500
+    rng = np.random.default_rng(5)
+    # No element lies beyond two deviations, so none is clipped.
+    given = {spec: rng.uniform(-1, 1, spec.shape).astype(np.float32) for spec in SPECS}
+    gradients = {spec.name: torch.from_numpy(gradient) for spec, gradient in given.items()}
+    sums = {spec: np.zeros(spec.count) for spec in SPECS}
+    for step in range(draws):
+        for spec, section in zip(SPECS, compressor.encode(gradients, step).values(), strict=True):
+            sums[spec] += decoded(section)
+    drawn = 0
+    for spec, gradient in given.items():
+        size_N = np.abs(gradient.reshape(-1).astype(np.float64))
+        scale = size_N.max(initial=0) * (1 + 2**-11)
+        error_N = np.abs(sums[spec] / draws - gradient.reshape(-1))
+        drawn += np.count_nonzero(error_N)
+        assert (error_N <= 5 * np.sqrt((scale * size_N - size_N**2) / draws) + 1e-6).all()
+    assert drawn > 100, "everything came as it was"
+
+
+@DRAWN_ROWS
+def test_a_drawn_tensor_takes_two_bits_an_element_or_less(row: MethodRow) -> None:
+    per_byte = 5 if row.options == ("gradient.terngrad.encoding=trits",) else 4
+    sections = row.make(SPECS).encode(gradients_of(0), 0)
+    large = [spec for spec in SPECS if spec.count >= 256]
+    assert large
+    for spec in large:
+        assert len(sections[spec.name].payload) == 4 + -(-spec.count // per_byte)
 
 
 def joining_of(
