@@ -6,8 +6,10 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+STOPPED = ("T", "t")
 
 
 def die_with_parent(parent: int) -> None:
@@ -24,3 +26,12 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped, by SIGSTOP or by a debugger; Linux only, else False."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in STOPPED  # the name before may hold anything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -83,4 +84,12 @@ class PeerLostError(DlrmError):
 
 
 class DeadlineError(DlrmError):
-    """What was waited for did not come in time; names it and the time."""
+    """What was waited for did not come in time; names it and the time.
+
+    Attributes:
+        ranks: of a run that trains, those that it was to come from; empty otherwise.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)

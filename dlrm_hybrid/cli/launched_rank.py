@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import TextIOWrapper
 from typing import final
 
@@ -31,7 +31,14 @@ from dlrm_hybrid.comm.store_board import StoreBoard
 from dlrm_hybrid.config import build
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
-from dlrm_hybrid.train.rank import Ending, Rank, ending, write_log
+from dlrm_hybrid.train.rank import (
+    Ending,
+    Loss,
+    Rank,
+    ending,
+    first_lost,
+    write_log,
+)
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.supervisor import GRACE_SECONDS, TOGETHER, Outcome
 from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError
@@ -134,31 +141,28 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
     if end.lost is None:
         tell_failure(board, end.exit_code, end.message)
         return end, True
-    lost, cause = end.lost.rank, end.lost.cause
+    first, cause = end.lost.ranks[0], end.lost.cause
     try:
-        board.put(_lost(part.launch.rank), str(lost))
+        board.put(_lost(part.launch.rank), json.dumps(asdict(end.lost)))
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
             failure = board.failure()
             if failure is not None:
                 return Ending(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
-        first = _first_lost(board, lost)
+        first = first_lost(end.lost, lambda rank: _loss_of(board, rank))
     except DlrmError:  # the store is gone
-        first = 0 if part.launch.rank_0_serves else lost
-    if first != lost:
+        first = 0 if part.launch.rank_0_serves else first
+    if first not in end.lost.ranks:
+        lost = end.lost.ranks[0]
         cause = f"{part.topology.name(lost)} (rank {lost}) left because of it"
     message = f"{part.topology.name(first)} (rank {first}) is gone: {cause}"
     return replace(end, message=message), True
 
 
-def _first_lost(board: StoreBoard, rank: int) -> int:
-    """The rank that ended without a word, followed back from `rank`, which may have had to."""
-    seen: set[int] = set()
-    while rank not in seen and (text := board.read(_lost(rank))) is not None:
-        seen.add(rank)
-        rank = int(text)
-    return rank
+def _loss_of(board: StoreBoard, rank: int) -> Loss | None:
+    text = board.read(_lost(rank))
+    return None if text is None else Loss.from_values(json.loads(text))
 
 
 def _close(part: Part, end: Ending, told: list[Event]) -> int:

@@ -137,6 +137,7 @@ def _channel(
         enclosed=network.name == "emulated",
         start_seconds=network.patience_seconds,
         close_seconds=network.patience_seconds,
+        silence_seconds=network.patience_seconds,
     )
     size = layout.topology.size
     inner = open_zmq_channel(board, task.rank, size, task.attempt, options, print)

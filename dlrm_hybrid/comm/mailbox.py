@@ -95,7 +95,8 @@ class Mailbox:
             except DeadlineError:
                 raise DeadlineError(
                     f"rank {self.channel.rank}: {_told(key)} did not come within "
-                    f"{deadline_seconds:g} s; {len(self._kept)} other frames wait"
+                    f"{deadline_seconds:g} s; {len(self._kept)} other frames wait",
+                    [wanted.sender],
                 ) from None
         return self._kept.pop(key)
 

@@ -112,6 +112,7 @@ def _explain(
     if "Timed out" in str(error):
         return DeadlineError(
             f"a collective of the embeddings with ranks {list(others)} took longer than "
-            f"{options.deadline_seconds:g} s (network.patience_seconds)"
+            f"{options.deadline_seconds:g} s (network.patience_seconds)",
+            others,
         )
     return DlrmError(f"a collective of the embeddings with ranks {list(others)} failed: {error}")

@@ -31,6 +31,7 @@ from dlrm_hybrid.types import ResourceError
 
 MAX_MESSAGE_BYTES = 1 << 30
 NO_COPY_BYTES = 1 << 16  # below this a copy costs less than keeping track of the buffer
+HEARTBEATS = 4  # in the time after which silence ends a connection
 NEVER_MILLISECONDS = 24 * 3_600_000
 
 _HANDSHAKE_FAILED = (
@@ -90,6 +91,7 @@ class Sockets:
     address: str
     _context: zmq.Context[_Socket]
     _router: _Socket
+    _silence_seconds: float
     _keys: CurveKeys | None
     _gate: _Socket | None
     _poller: zmq.Poller
@@ -102,6 +104,9 @@ class Sockets:
         dealer = _socket(self._context, zmq.DEALER)
         # A connection that has ended stays ended: what was in it is lost, so is the run.
         dealer.reconnect_ivl = NEVER_MILLISECONDS
+        # A thread of ZeroMQ's answers, however long the process computes; none if it is stopped.
+        dealer.heartbeat_ivl = math.ceil(1000 * self._silence_seconds / HEARTBEATS)
+        dealer.heartbeat_timeout = math.ceil(1000 * self._silence_seconds)
         if self._keys is not None:
             dealer.curve_serverkey = self._keys.public
             dealer.curve_publickey = self._keys.public
@@ -165,10 +170,10 @@ class Sockets:
         gate.send_multipart(zap_reply(gate.recv_multipart(), self._keys))
 
 
-def listen(address: str, keys: CurveKeys | None, enclosed: bool) -> Sockets:
+def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds: float) -> Sockets:
     """Sockets of this rank, listening on a free port of `address`; made in the rank itself.
 
-    See `check_listening`.
+    See `check_listening`, and `ZmqOptions` for `silence_seconds`.
 
     Raises:
         ConfigError: `address` needs keys.
@@ -198,7 +203,7 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool) -> Sockets:
     for one in (router, gate):
         if one is not None:
             poller.register(one, zmq.POLLIN)
-    return Sockets(bound, context, router, keys, gate, poller)
+    return Sockets(bound, context, router, silence_seconds, keys, gate, poller)
 
 
 def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:

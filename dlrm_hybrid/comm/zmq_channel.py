@@ -26,6 +26,7 @@ from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, encode
 
 TOKEN_BYTES = 16
+ENDED = "its connection ended or was silent for too long"
 FLOOD_SECONDS = 1.0  # strangers who never stop do not hold up a deadline for longer
 
 
@@ -39,6 +40,8 @@ class ZmqOptions:
         enclosed: only ranks of the run are on the network of `address`.
         start_seconds: how long to wait for all ranks to come.
         close_seconds: how long `close` waits for them to take what was sent.
+        silence_seconds: after which the connection to a process that does not even answer for its
+            sockets (it is stopped, or its machine is gone) is taken for ended.
     """
 
     address: str
@@ -46,6 +49,7 @@ class ZmqOptions:
     enclosed: bool
     start_seconds: float
     close_seconds: float
+    silence_seconds: float
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class ZmqChannel:
         if len(buffer) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a frame of {len(buffer)} bytes; at most {MAX_MESSAGE_BYTES} travel")
         if not self._sockets.send(to, [buffer]):
-            raise self._gone(peer, "its connection ended")
+            raise self._gone(peer, ENDED)
         peer.sent += 1
 
     def receive(self, deadline_seconds: float) -> Frame:
@@ -100,15 +104,16 @@ class ZmqChannel:
             self._sockets.watch_answers()
             for peer in waiting:
                 if not self._sockets.send(peer.rank, self._roster.goodbye(peer)):
-                    raise self._gone(peer, "its connection ended")
+                    raise self._gone(peer, ENDED)
             done = self._until(
                 lambda: all(peer.settled for peer in waiting), self._options.close_seconds
             )
             if not done:
-                open_ranks = ", ".join(str(one.rank) for one in waiting if not one.settled)
+                left = [one.rank for one in waiting if not one.settled]
                 raise DeadlineError(
                     f"rank {self.rank}: these ranks did not take all frames within "
-                    f"{self._options.close_seconds:g} s: {open_ranks}"
+                    f"{self._options.close_seconds:g} s: {', '.join(map(str, left))}",
+                    left,
                 )
         finally:
             # Others may still wait for our answers to their goodbyes.
@@ -199,7 +204,7 @@ class ZmqChannel:
                 "each other: all ranks need the same key file, or none"
             )
         elif not peer.departed and peer.to_come is None:  # otherwise it may leave
-            ended = "its connection ended" if peer.reached else f"{address} cannot be reached"
+            ended = ENDED if peer.reached else f"{address} cannot be reached"
             raise self._gone(peer, ended)
 
     def _gone(self, peer: Peer, cause: str) -> PeerLostError:
@@ -231,7 +236,7 @@ def open_zmq_channel(
         PeerLostError: a rank went before all had met.
         DeadlineError: names the ranks that did not come.
     """
-    sockets = listen(options.address, options.keys, options.enclosed)
+    sockets = listen(options.address, options.keys, options.enclosed, options.silence_seconds)
     try:
         endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
         endpoints = meet(board, rank, world_size, endpoint, options.start_seconds)

@@ -48,7 +48,8 @@ class Event:
             saved: path, num_bytes, seconds.
             rank: of one rank in one attempt that came to an end: rank, role, and all of
                 `RankMeter.values`.
-            finished: nothing. failed: exit_code, message.
+            finished: nothing. failed: exit_code, message, and lost: ranks of which
+                one is gone, and the cause, or nothing.
     """
 
     kind: Kind

@@ -6,17 +6,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from dlrm_hybrid.comm.emulation.namespaces import enter
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.types import DlrmError, ExitCode, PeerLostError, ResourceError
+from dlrm_hybrid.types import DeadlineError, DlrmError, ExitCode, PeerLostError, ResourceError
 
 READY = b"ready"
 
@@ -45,18 +46,36 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a rank cannot go on without others.
+
+    Attributes:
+        ranks: one of these is gone or silent.
+        cause: how this was noticed.
+    """
+
+    ranks: tuple[int, ...]
+    cause: str
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Loss:
+        """Back from the JSON that `asdict` of this class became."""
+        return cls(tuple(values["ranks"]), values["cause"])
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How a rank's work ended: an exit code and, unless it is DONE, a message for a person.
 
     Attributes:
         exit_code: for the shell.
         message: why.
-        lost: because of this rank, which is gone.
+        lost: if it is because of others.
     """
 
     exit_code: int
     message: str
-    lost: PeerLostError | None = None
+    lost: Loss | None = None
 
 
 def ending(rank: Rank, work: Callable[[], None]) -> Ending:
@@ -64,9 +83,7 @@ def ending(rank: Rank, work: Callable[[], None]) -> Ending:
     try:
         work()
     except DlrmError as error:
-        return Ending(
-            error.exit_code, str(error), error if isinstance(error, PeerLostError) else None
-        )
+        return Ending(error.exit_code, str(error), _loss(error))
     except BaseException as error:
         traceback.print_exc()
         message = (
@@ -75,6 +92,35 @@ def ending(rank: Rank, work: Callable[[], None]) -> Ending:
         )
         return Ending(ExitCode.FAILED, message)
     return Ending(ExitCode.DONE, "")
+
+
+def _loss(error: DlrmError) -> Loss | None:
+    if isinstance(error, PeerLostError):
+        return Loss((error.rank,), error.cause)
+    if isinstance(error, DeadlineError) and error.ranks:
+        return Loss(error.ranks, str(error))
+    return None
+
+
+def first_lost(loss: Loss, loss_of: Callable[[int], Loss | None]) -> int:
+    """The rank that went, or fell silent, without a word; others may be lost because of it.
+
+    Args:
+        loss: what one rank has told.
+        loss_of: what the rank with this number has told, if anything.
+    """
+    seen: list[int] = []
+    waiting = list(loss.ranks)
+    while waiting:
+        rank = waiting.pop(0)
+        if rank in seen:
+            continue
+        seen.append(rank)
+        told = loss_of(rank)
+        if told is None:
+            return rank
+        waiting.extend(told.ranks)
+    return seen[0]  # each of them waits for another
 
 
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
@@ -99,8 +145,9 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
 
     end = ending(rank, work)
     if end.exit_code != ExitCode.DONE:
-        failure = {"exit_code": end.exit_code, "message": end.message}
-        report(Event(Kind.FAILED, -1, time.time(), {**failure, "lost_peer": end.lost is not None}))
+        lost = None if end.lost is None else asdict(end.lost)
+        values = {"exit_code": end.exit_code, "message": end.message, "lost": lost}
+        report(Event(Kind.FAILED, -1, time.time(), values))
     sys.exit(end.exit_code)
 
 

@@ -51,6 +51,7 @@ def options(**changes: object) -> ZmqOptions:
         "keys": None,
         "enclosed": False,
         "start_seconds": DEADLINE_SECONDS,
+        "silence_seconds": DEADLINE_SECONDS,
         "close_seconds": DEADLINE_SECONDS,
     }
     return ZmqOptions(**values | changes)  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,7 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts, run_ranks
-from dlrm_hybrid.types import DataError, InterruptedRunError, PeerLostError
+from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
 
 DEADLINE_SECONDS = 30.0
 
@@ -40,7 +40,16 @@ def is_killed(argument: str, report, stop: StopWish) -> None:
 
 
 def loses_a_peer(argument: str, report, stop: StopWish) -> None:
-    raise PeerLostError(3, "its connection ended")
+    raise PeerLostError(int(argument), "its connection ended")
+
+
+def waits_in_vain(argument: str, report, stop: StopWish) -> None:
+    """For ranks of these numbers; without any it says nothing, or is stopped."""
+    if argument == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if not argument:
+        waits_for_signals(argument, lambda event: None, stop)
+    raise DeadlineError(f"nothing from {argument}", [int(rank) for rank in argument.split()])
 
 
 def waits_for_signals(argument: str, report, stop: StopWish) -> None:
@@ -119,7 +128,7 @@ def test_only_a_loss_is_followed_by_another_attempt(
     made: list[list[Rank]] = []
 
     def next_ranks() -> list[Rank]:
-        made.append(ranks(tmp_path, str(len(made))))
+        made.append(ranks(tmp_path, "0"))
         return made[-1]
 
     def again(lost: Outcome) -> Outcome | None:
@@ -128,6 +137,22 @@ def test_only_a_loss_is_followed_by_another_attempt(
     outcome = run_attempts(next_ranks, f"{__name__}:{entry}", lambda event: None, again)
     assert len(made) == attempts
     assert outcome.exit_code == {"has_bad_data": 3}.get(entry, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1", "2", ""), "worker-2 (rank 2) is gone: nothing from "),
+        (("1 2", "0 2", ""), "worker-2 (rank 2) is gone: nothing from "),
+        (("1 2", "", "stop"), "worker-2 (rank 2) has been stopped, by SIGSTOP or a debugger: "),
+        (("1", "0"), "worker-"),
+    ],
+)
+def test_who_is_silent_is_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    entry = f"{__name__}:waits_in_vain"
+    outcome = run_ranks(ranks(tmp_path, *arguments), entry, lambda event: None)
+    assert (outcome.exit_code, outcome.lost) == (1, True)
+    assert outcome.message.startswith(message)
 
 
 def test_nobody_starts_again_after_a_signal(tmp_path: Path) -> None:

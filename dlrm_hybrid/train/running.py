@@ -1,0 +1,114 @@
+"""The processes of ranks as their parent sees them: started, sent signals, ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.train.rank import Loss, Rank, run_rank
+
+PRELOAD = "dlrm_hybrid.train.preload"
+
+
+@dataclass(slots=True)
+class Running:
+    """A started rank.
+
+    Attributes:
+        ready: it has said so: its signal handlers are in place.
+        failure: what it said before it ended.
+    """
+
+    rank: Rank
+    process: BaseProcess
+    connection: Connection
+    ready: bool = False
+    failure: Event | None = None
+
+    @property
+    def loss(self) -> Loss | None:
+        """What it has told of others that it needs."""
+        values = None if self.failure is None else self.failure.values["lost"]
+        return None if values is None else Loss.from_values(values)
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        return f"{self.rank.name} (rank {self.rank.index})"
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the rank is gone."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+
+@dataclass(slots=True)
+class Forwarder:
+    """While ranks run, passes SIGTERM and SIGINT on to them; a second SIGINT kills them.
+
+    What comes before a rank is ready waits until it is.
+    """
+
+    running: list[Running] = field(default_factory=list[Running])
+    received: list[int] = field(default_factory=list[int])
+    _before: dict[int, Any] = field(default_factory=dict[int, Any])
+
+    def __enter__(self) -> Forwarder:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether somebody has pressed Ctrl-C twice."""
+        return self.received.count(signal.SIGINT) > 1
+
+    def ready(self, one: Running) -> None:
+        """Send a rank what it has missed."""
+        one.ready = True
+        for number in self.received:
+            one.send(number)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        for one in self.running:
+            if self.in_haste or one.ready:
+                one.send(signal.SIGKILL if self.in_haste else number)
+
+
+def start(rank: Rank, entry: str) -> Running:
+    """Fork a rank from the forkserver.
+
+    Args:
+        rank: what it is.
+        entry: `module:function`, an `Entry`.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOAD])
+    rank.log_folder.mkdir(parents=True, exist_ok=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
+    process.start()
+    sender.close()  # or the end of the rank would not end the connection
+    return Running(rank, process, receiver)
+
+
+def end(running: Sequence[Running]) -> None:
+    """Nobody of them is left."""
+    for one in running:
+        if one.process.is_alive():
+            one.process.kill()
+        one.process.join()
+        one.connection.close()
