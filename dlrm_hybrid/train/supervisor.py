@@ -23,6 +23,7 @@ from dlrm_hybrid.train.running import PRELOAD, Forwarder, Running, end, start
 from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
+SILENCE_SECONDS = 2.0
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -120,8 +121,10 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
                 if one.process.exitcode != ExitCode.DONE:
                     failed.append(one)
                     if not (forwarder.received and one.process.exitcode in TOGETHER):
-                        # Ranks that lose a peer may say so before the kernel tells of its death.
-                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                        # Ranks that lose a peer may say so before the kernel tells of its death,
+                        # those that lost patience do not lose it at one moment.
+                        grace = GRACE_SECONDS if one.loss is None else SILENCE_SECONDS
+                        deadline = min(deadline, time.monotonic() + grace)
                 continue
             if message == READY:
                 forwarder.ready(one)

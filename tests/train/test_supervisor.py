@@ -1,5 +1,6 @@
 """Ranks end with their supervisor, and say why they ended."""
 
+import json
 import os
 import signal
 import subprocess
@@ -44,12 +45,15 @@ def loses_a_peer(argument: str, report, stop: StopWish) -> None:
 
 
 def waits_in_vain(argument: str, report, stop: StopWish) -> None:
-    """For ranks of these numbers; without any it says nothing, or is stopped."""
-    if argument == "stop":
+    """For ranks of these numbers, once all are there; without any it only lives, or is stopped."""
+    folder, size, waits_for = json.loads(argument)
+    if waits_for == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if not argument:
+    if not waits_for:
         waits_for_signals(argument, lambda event: None, stop)
-    raise DeadlineError(f"nothing from {argument}", [int(rank) for rank in argument.split()])
+    while len(list(Path(folder).glob("*.pid"))) < size:
+        time.sleep(0.005)
+    raise DeadlineError(f"nothing from {waits_for}", waits_for)
 
 
 def waits_for_signals(argument: str, report, stop: StopWish) -> None:
@@ -140,15 +144,18 @@ def test_only_a_loss_is_followed_by_another_attempt(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("waits", "message"),
     [
-        (("1", "2", ""), "worker-2 (rank 2) is gone: nothing from "),
-        (("1 2", "0 2", ""), "worker-2 (rank 2) is gone: nothing from "),
-        (("1 2", "", "stop"), "worker-2 (rank 2) has been stopped, by SIGSTOP or a debugger: "),
-        (("1", "0"), "worker-"),
+        (([1], [2], []), "worker-2 (rank 2) is gone: nothing from "),
+        (([1, 2], [0, 2], []), "worker-2 (rank 2) is gone: nothing from "),
+        (([1, 2], [], "stopped"), "worker-2 (rank 2) has been stopped, by SIGSTOP or a debugger: "),
+        (([1], [0]), "worker-"),
     ],
 )
-def test_who_is_silent_is_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_who_is_silent_is_named(
+    tmp_path: Path, waits: tuple[list[int] | str, ...], message: str
+) -> None:
+    arguments = [json.dumps([str(tmp_path), len(waits), one]) for one in waits]
     entry = f"{__name__}:waits_in_vain"
     outcome = run_ranks(ranks(tmp_path, *arguments), entry, lambda event: None)
     assert (outcome.exit_code, outcome.lost) == (1, True)
