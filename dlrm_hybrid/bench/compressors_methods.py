@@ -27,7 +27,8 @@ from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.wire.section import Section
-from dlrm_hybrid.wire.sparse import sparse_of
+from dlrm_hybrid.wire.sparse import Sparse, sparse_of
+from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
 
 Gradients = Mapping[str, Tensor]
 
@@ -134,7 +135,7 @@ def _turns(source: Source, density: float, method: str, repeats: int) -> Iterato
                 encode=took,
                 topk=topk,
                 one_pass=one_pass,
-                sent=sum(sparse_of(section).indices_K.size for section in sections.values()),
+                sent=sum(_held(section).indices_K.size for section in sections.values()),
                 num_bytes=sum(len(section.payload) for section in sections.values()),
                 error=_error(compressor, gradients, sections),
             )
@@ -200,7 +201,7 @@ def _error(
     state = compressor.tensors()
     left = total = 0.0
     for name, section in sections.items():
-        sent = sparse_of(section)
+        sent = _held(section)
         whole_N = np.zeros(section.count)
         whole_N[sent.indices_K] = sent.values_K
         residual = state.get(f"{name}.residual")
@@ -211,6 +212,13 @@ def _error(
         left += float(np.square(rest_N).sum())
         total += float(np.square(rest_N + whole_N).sum())
     return sqrt(left / total)
+
+
+def _held(section: Section) -> Sparse:
+    """What a section says of which elements."""
+    if is_ternary(section):
+        return Sparse(np.arange(section.count, dtype=np.int32), ternary_of(section))
+    return sparse_of(section)
 
 
 def _row(source: Source, density: float, method: str, turns: list[_Turn]) -> Row:
