@@ -18,6 +18,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 DOTS_PER_INCH = 150
 KEY_LINE_INCHES = 0.24
+CROWDED = 400  # the largest value over the smallest: more would set ticks on ticks
 SETTINGS: dict[Any, Any] = {
     "font.size": 11,
     "text.parse_math": False,  # a dollar in a name is a dollar
@@ -75,8 +76,10 @@ def panels(
 
 
 def logarithmic(axis: Axis) -> None:
-    """Ticks for powers of ten: 1, 2, 5, 10 as far as there is room."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    """A scale of powers of ten as it stands, with ticks at 1, 2, 5, 10 as far as there is room."""
+    low, high = axis.get_view_interval()
+    subs = (1.0, 2.0, 5.0) if high < CROWDED * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=8))
     axis.set_major_formatter(tick)
     axis.set_minor_formatter(NullFormatter())
 
