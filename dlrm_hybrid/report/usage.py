@@ -29,8 +29,9 @@ def network_use(run: Run) -> dict[str, Curve]:
         if interface is not None and interface["rate_bits_per_second"]:
             rate_bytes = interface["rate_bits_per_second"] / 8
             points.setdefault(told["role"], []).extend(
-                (start, seconds, max(received_bytes, sent_bytes) / rate_bytes)
-                for start, seconds, received_bytes, sent_bytes in interface["series"]
+                # Where a point joins windows, the busier bytes are more than either sum.
+                (start, seconds, max(num_bytes) / rate_bytes)
+                for start, seconds, *num_bytes in interface["series"]
             )
     busy = {role: _mean(series) for role, series in points.items() if series}
     order = sorted(busy, key=lambda role: -busy[role])

@@ -74,8 +74,9 @@ class InterfaceMeter:
         self._seconds += now - before
         self._received_bytes += received_bytes
         self._sent_bytes += sent_bytes
-        self._busier_bytes += max(received_bytes, sent_bytes)
-        self._series.add(before, now - before, received_bytes, sent_bytes)
+        busier_bytes = max(received_bytes, sent_bytes)
+        self._busier_bytes += busier_bytes
+        self._series.add(before, now - before, received_bytes, sent_bytes, busier_bytes)
 
     def _now(self) -> tuple[float, int, int]:
         return self.clock(), *self.counters()
@@ -84,7 +85,8 @@ class InterfaceMeter:
         """Everything until now, as JSON values.
 
         `busier_bytes` adds up, over the windows, those of the direction that had more of them.
-        Points of `series` begin at times since 1970.
+        Points of `series` begin at times since 1970 and hold seconds, then received, sent and
+        busier bytes.
         """
         since_1970 = time.time() - self.clock()
         self.sample()

@@ -31,7 +31,7 @@ def linked(role: str, series: list[list[float]], rate: int | None = RATE) -> dic
 
 def test_the_busier_direction_of_each_window_counts_and_the_busiest_link_is_first() -> None:
     idle = [[BEGIN + 5 + n, 1.0, 100, 50] for n in range(4)]
-    busy = [[BEGIN + 5 + n, 1.0, *((900, 10) if n % 2 else (10, 700))] for n in range(4)]
+    busy = [[BEGIN + 5 + n, 1.0, *((900, 10, 900) if n % 2 else (300, 400, 700))] for n in range(4)]
     use = network_use(run_of(linked("worker-0.0", idle), linked("server-0", busy)))
     assert list(use) == ["server-0", "worker-0.0"]
     assert use["server-0"].x == (0.5, 1.5, 2.5, 3.5)

@@ -56,7 +56,11 @@ def test_only_training_counts_and_each_window_its_busier_direction() -> None:
     values = meter.values()
     assert values.pop("address") == "198.18.0.1"
     series = values.pop("series")
-    assert [point[1:] for point in series] == [[0.25, 10, 30], [0.25, 20, 5], [0.5, 0, 8]]
+    assert [point[1:] for point in series] == [
+        [0.25, 10, 30, 30],
+        [0.25, 20, 5, 20],
+        [0.5, 0, 8, 8],
+    ]
     assert [point[0] - series[0][0] for point in series] == pytest.approx([0.0, 0.25, 5.5])
     assert values == {
         "rate_bits_per_second": 1_000,
