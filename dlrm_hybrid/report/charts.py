@@ -26,6 +26,7 @@ WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
 OUTLIER = 3.0  # times the median of all points; a run that diverges leaves the picture
 WIDE_RANGE = 5.0  # the largest over the smallest value: more than that is drawn in powers of ten
 KEY_COLUMNS = 2
+SHORT_NAME = 12  # letters; names of that length stand in one column more
 CLOSER = 4  # bars shorter than the longest by that factor are drawn once more, larger
 
 Parts = Mapping[str, Sequence[float]]
@@ -137,10 +138,11 @@ def stacked(labels: Sequence[str], parts: Parts, x_text: str) -> Figure:
         x_text: what the lengths are, with the unit.
     """
     with drawing():
-        height = 1.0 + 0.5 * len(labels) + KEY_LINE_INCHES * -(-len(parts) // KEY_COLUMNS)
+        columns = KEY_COLUMNS + (max(map(len, parts)) <= SHORT_NAME)
+        height = 1.0 + 0.5 * len(labels) + KEY_LINE_INCHES * -(-len(parts) // columns)
         figure, axes = _one(height, AxesText(x_text, ""))
         _bars(axes, labels, parts)
-        add_key(figure, KEY_COLUMNS)
+        add_key(figure, columns)
         return figure
 
 
