@@ -150,9 +150,11 @@ def _over_time(
 
 
 def _named(shapes: Mapping[str, Curve]) -> list[Line]:
+    """In the order given; a name has the same colour in every picture of the same names."""
+    numbers = {name: number for number, name in enumerate(sorted(shapes))}
     return [
-        Line(label=name, style=style(number), curve=curve, dots=None, band=None)
-        for number, (name, curve) in enumerate(shapes.items())
+        Line(label=name, style=style(numbers[name]), curve=curve, dots=None, band=None)
+        for name, curve in shapes.items()
     ]
 
 
