@@ -45,8 +45,9 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
-    meter = RankMeter(None, SpanClock())
-    engine = build_engine.engine(config, shards, plan.steps, meter.clock)
+    clock = SpanClock()
+    engine = build_engine.engine(config, shards, plan.steps, clock)
+    meter = RankMeter(engine.count, clock, uncounted=engine.uncounted)
     progress = _resume(task, values, engine, shards)
     progress = rewind_events(folder / EVENTS_FILE, progress)
     with ExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config import build_model, build_server, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
@@ -15,6 +16,7 @@ from dlrm_hybrid.parallel.in_process import InProcessWorld
 from dlrm_hybrid.parallel.tables import SharedDistinctTables, SharedTables, WorldTables
 from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.engine import Engine
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
@@ -58,7 +60,7 @@ def _single(config: Config, shards: Shards, steps: int, clock: SpanClock) -> Sin
 def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InProcessEngine:
     layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
     topology = layout.topology
-    channels = [TimedChannel(channel, clock) for channel in in_process_channels(topology.size)]
+    channels = _channels(topology.size, clock)
     parts = [
         build_world.worker(config, layout, rank, channels[rank].send, clock)
         for rank in range(topology.num_workers)
@@ -77,44 +79,49 @@ def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) ->
         build_world.evaluator(config, layout, rank, parts[rank].client, channels[rank].send)
         for rank in range(topology.stages)
     ]
-    world = InProcessWorld(
-        mailboxes=mailboxes,
-        servers=[
-            (
-                channel,
-                clock.timed(Span.APPLY, build_server.handle(config, layout, index, server)),
-            )
-            for index, (channel, server) in enumerate(servers)
-        ],
-        tables=tables,
-        interaction_group=topology.interaction_group,
-        clock=clock,
-    )
-    evaluation_world = InProcessWorld(
-        mailboxes=mailboxes,
-        servers=[],
-        tables=tables,
-        interaction_group=topology.interaction_group[:1],
-        clock=clock,
-    )
+    answering = [
+        (channel, clock.timed(Span.APPLY, build_server.handle(config, layout, index, server)))
+        for index, (channel, server) in enumerate(servers)
+    ]
+    group = topology.interaction_group
     return InProcessEngine(
         ranks=Ranks(
             workers=[one.worker for one in parts],
             clients=[one.client for one in parts],
             compressions=[one.compression for one in parts],
             servers=servers,
+            channels=channels,
             tables=embeddings,
         ),
-        world=world,
+        world=InProcessWorld(
+            mailboxes=mailboxes,
+            servers=answering,
+            tables=tables,
+            interaction_group=group,
+            clock=clock,
+        ),
         reads=[
             clock.timed(Span.READ, build_model.loader(config, shards, trainer).read)
             for trainer in range(topology.trainers)
         ],
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         evaluators=evaluators,
-        evaluation_world=evaluation_world,
+        evaluation_world=InProcessWorld(
+            mailboxes=mailboxes,
+            servers=[],
+            tables=tables,
+            interaction_group=group[:1],
+            clock=clock,
+        ),
         test=test_part(config, shards),
     )
+
+
+def _channels(ranks: int, clock: SpanClock) -> list[MeteredChannel]:
+    """Of all ranks; they count for the phase that the engine is told of."""
+    nothing = Counters()
+    timed = [TimedChannel(channel, clock) for channel in in_process_channels(ranks)]
+    return [MeteredChannel(channel, nothing) for channel in timed]
 
 
 def _tables(config: Config, embeddings: Embeddings) -> WorldTables:

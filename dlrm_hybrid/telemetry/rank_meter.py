@@ -34,12 +34,14 @@ class RankMeter:
         on_phase: told the counters of every phase that begins; None where nothing travels.
         clock: of the rank's spans, in `time.perf_counter`; counts while it trains.
         interface: the rank's, if it has one of its own.
+        uncounted: classes of traffic that are not told of, because nobody sees them.
         step: training steps done, over all attempts.
     """
 
     on_phase: Callable[[Counters], None] | None
     clock: SpanClock
     interface: InterfaceMeter | None = None
+    uncounted: frozenset[Traffic] = frozenset()
     step: int = 0
     _phase: Phase = Phase.WARMUP
     _warm_steps: int = 0
@@ -114,10 +116,14 @@ class RankMeter:
             "seconds_by_span": self.clock.seconds(self._wall),
             "cpu_series": self._cpu_series.since(since_1970),
             "interface": None if self.interface is None else self.interface.values(),
-            "traffic": counters and {phase: _sent(one.sent) for phase, one in counters.items()},
+            "traffic": counters
+            and {phase: self._told(_sent(one.sent)) for phase, one in counters.items()},
             "received": counters
-            and {phase: _received(one.received) for phase, one in counters.items()},
+            and {phase: self._told(_received(one.received)) for phase, one in counters.items()},
         }
+
+    def _told(self, tallies: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: tally for name, tally in tallies.items() if name not in self.uncounted}
 
     def _enter(self) -> None:
         training = self._phase is Phase.TRAIN

@@ -26,7 +26,8 @@ Told = Mapping[str, Any]
 def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
     """What was sent while training, every message counted once, by its sender.
 
-    None where nothing travels, or nobody has told.
+    None where nothing travels, or nobody has told. A class that is not counted is missing; sums
+    over all classes are None then.
 
     Args:
         ranks: what they told.
@@ -41,7 +42,10 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
             for name in ("bytes", "dense_equivalent_bytes", "messages")
         }
         for traffic in Traffic
+        if all(traffic.value in rank["traffic"][Phase.TRAIN] for rank in ranks)
     }
+    if len(by_class) < len(Traffic):
+        return {**NETWORK_UNMEASURED, "by_class": by_class}
     total = sum(tally["bytes"] for tally in by_class.values())
     return {
         **world_interfaces(ranks),
@@ -98,8 +102,10 @@ def _interface_bytes(rank: Told) -> dict[str, Any]:
 
 
 def _all_bytes(tallies: Told | None, phase: str) -> int | None:
-    """Of all classes of traffic in one direction; None where nothing travels."""
-    return None if tallies is None else sum(one["bytes"] for one in tallies[phase].values())
+    """Of all classes of traffic in one direction; None where one is not counted, or all."""
+    if tallies is None or len(tallies[phase]) < len(Traffic):
+        return None
+    return sum(one["bytes"] for one in tallies[phase].values())
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -12,6 +12,7 @@ from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.train.parts import Learned
 
 EMBEDDING_PREFIX = "embedding."
@@ -20,6 +21,16 @@ VERSION_SUFFIX = re.compile(r"\.(published|behind[0-9]+)$")
 
 class Engine(Protocol):
     """Model, data and optimizers of one process."""
+
+    @property
+    def count(self) -> Callable[[Counters], None] | None:
+        """Takes the counters of all that travels from now on; None where nothing does."""
+        ...
+
+    @property
+    def uncounted(self) -> frozenset[Traffic]:
+        """What would travel between processes, but is not seen here."""
+        ...
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """Make one step; see `Parts.learn`."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.data.batch import Batch
 from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
@@ -23,6 +24,7 @@ from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.parts import Learned
 
@@ -37,6 +39,7 @@ class Ranks:
         clients: of the workers, in the same order.
         compressions: of the workers, in the same order.
         servers: with their channels.
+        channels: of all ranks.
         tables: of all trainers.
     """
 
@@ -44,6 +47,7 @@ class Ranks:
     clients: Sequence[ServerClient | LocalClient]
     compressions: Sequence[Compression]
     servers: Sequence[tuple[Channel, ParameterServer]]
+    channels: Sequence[MeteredChannel]
     tables: Embeddings
 
 
@@ -69,6 +73,17 @@ class InProcessEngine:
     evaluators: Sequence[Worker]
     evaluation_world: InProcessWorld
     test: TestPart
+
+    @property
+    def uncounted(self) -> frozenset[Traffic]:
+        """See `Engine`; trainers share their tables here."""
+        alone = len(self.ranks.workers) == len(self.evaluators)
+        return frozenset() if alone else frozenset({Traffic.EMBEDDING})
+
+    def count(self, counters: Counters) -> None:
+        """See `Engine`."""
+        for channel in self.ranks.channels:
+            channel.counters = counters
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Engine`."""

@@ -14,6 +14,7 @@ from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train.evaluation import TestPart, evaluate
 from dlrm_hybrid.train.parts import Learned
 
@@ -36,6 +37,16 @@ class SingleEngine:
     schedule: Schedule
     embedding_schedule: Schedule
     test: TestPart
+
+    @property
+    def count(self) -> None:
+        """See `Engine`."""
+        return None
+
+    @property
+    def uncounted(self) -> frozenset[Traffic]:
+        """See `Engine`."""
+        return frozenset()
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Engine`."""

@@ -44,3 +44,10 @@ def test_processes_keep_what_one_process_keeps(
     assert curve(processes) == curve(in_process)
     for part in ("test", "compression"):
         assert summary(processes)[part] == summary(in_process)[part]
+    expected = summary(processes)["network"]["by_class"]
+    counted = summary(in_process)["network"]["by_class"]
+    assert set(expected) - set(counted) == {"embedding"}, "trainers share tables in one process"
+    assert summary(in_process)["network"]["bytes_total"] is None
+    for traffic in ("gradient_push", "parameter_pull", "activation", "activation_gradient"):
+        assert counted[traffic] == expected[traffic], traffic
+        assert counted[traffic]["bytes"] > 0
