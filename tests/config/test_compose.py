@@ -52,7 +52,7 @@ def test_every_choice_holds(choice: str) -> None:
         (
             "+experiment=nope",
             "+experiment=nope: no such choice; there are baseline, dct_dp, "
-            "dct_hybrid, dct_mp, paper_table1, paper_table2, paper_table3, paper_table6, "
+            "dct_hybrid, dct_mp, methods, paper_table1, paper_table2, paper_table3, paper_table6, "
             "paper_table7",
         ),
         ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),

@@ -1,0 +1,87 @@
+"""Methods beside each other: points over seeds, held against whole gradients of the same seed."""
+
+from pathlib import Path
+
+import pytest
+
+from dlrm_hybrid.report import axes, family
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.types import ConfigError
+
+
+def a_run(
+    method: str, sparsity: float, seed: int, loss: float, *, push: int = 1000, threshold: str = ""
+) -> Run:
+    """A complete run of 100 measured samples in which CPUs worked for 2 ms."""
+    gradient = {"name": method, "sparsity": sparsity, "threshold": threshold or None}
+    density = None if method == "none" else 1.1 * (1 - sparsity)
+    summary = {
+        "status": "complete",
+        "test": {"loss": loss},
+        "samples_per_second": 50.0,
+        "seconds": 2.0,
+        "cpu": {"seconds": 0.002},
+        "compression": {"gradient_density": density},
+        "network": {
+            "by_class": {"gradient_push": {"bytes": push}, "parameter_pull": {"bytes": 500}}
+        },
+    }
+    return Run(
+        folder=Path(f"{method}-{sparsity}-{seed}"),
+        config={"gradient": gradient, "train": {"seed": seed}},
+        overrides=(),
+        environment={},
+        summary=summary,
+        events=(),
+    )
+
+
+RUNS = [
+    a_run("topk", 0.99, 0, 0.505, push=20),
+    a_run("topk", 0.99, 1, 0.51, push=20),
+    a_run("topk", 0.9, 0, 0.501, push=200),
+    a_run("dct", 0.9, 0, 0.5, push=100, threshold="sidco"),
+    a_run("none", 0.0, 0, 0.5),
+    a_run("none", 0.0, 1, 0.5),
+]
+
+
+def test_points_are_methods_at_densities_over_seeds() -> None:
+    found = family.points(RUNS)
+    assert [(point.method, round(point.density, 3)) for point in found] == [
+        *(("none", 1.0), ("topk", 0.1), ("topk", 0.01), ("dct, sidco", 0.1))
+    ]
+    low = found[2]
+    assert low.gaps == pytest.approx({0: 1.0, 1: 2.0})
+    assert (low.push_bytes, low.pull_bytes, low.num_bytes) == pytest.approx((0.2, 5.0, 5.2))
+    assert low.cpu_microseconds == pytest.approx(20.0)
+    assert low.sent == pytest.approx(0.011)
+
+
+def test_the_table_compares_with_whole_gradients() -> None:
+    table = family.table(family.points(RUNS))
+    by_row = {row[:2]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    row = by_row["topk", "0.01"]
+    assert row["against none, %"] == "+1.50 ± 0.71"
+    assert row["fewer bytes"] == "2.9×"  # 15 bytes a sample against 5.2
+    assert by_row["none", "1"]["sent"] == "all"
+    assert by_row["dct, sidco", "0.1"]["against none, %"] == "+0.00"
+
+
+def test_the_picture_has_a_line_for_each_method() -> None:
+    picture = family.figure(family.points(RUNS))
+    names = {text for panel in picture.axes for text in panel.get_legend_handles_labels()[1]}
+    assert names == {"topk", "dct, sidco"}
+    assert axes.svg(picture).startswith(b"<?xml")
+
+
+def test_a_seed_without_whole_gradients_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"topk-0\.9-7: no run with gradient=none has .* = 7"):
+        family.points([*RUNS, a_run("topk", 0.9, 7, 0.5)])
+
+
+def test_bytes_that_were_not_counted_are_asked_for() -> None:
+    run = a_run("topk", 0.9, 0, 0.5)
+    run.summary["network"]["by_class"].pop("parameter_pull")
+    with pytest.raises(ConfigError, match=r"parameter_pull was not counted"):
+        family.points([run, *RUNS])
