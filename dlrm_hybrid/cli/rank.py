@@ -25,7 +25,7 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
 from dlrm_hybrid.train.engine import Engine, checkpoint_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
@@ -62,7 +62,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
                 progress.step,
                 checkpoint_groups(engine.tensors()),
                 checkpoint_facts(progress, values, shards),
-                config.checkpoint.keep,
+                build.keeping(config),
             ),
             sink=sink,
             live=report,
@@ -136,6 +136,7 @@ def checkpoint_facts(
         "config": dict(values),
         "config_hash": config_hash(values),
         "rows": rows_identity(shards),
+        TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
     }
 
 

@@ -215,7 +215,7 @@ def _parts(
             progress.step,
             checkpoint_groups(tensors),
             ranks.checkpoint_facts(progress, job.values, job.shards),
-            job.config.checkpoint.keep,
+            build.keeping(job.config),
         )
 
     return Parts(

@@ -16,6 +16,7 @@ from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.data.profile import Profile, builtin
 from dlrm_hybrid.data.synthetic import raw_name
 from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.train.checkpoint_folder import Keeping
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
@@ -124,3 +125,8 @@ def _synthetic_name(config: Config) -> str:
     rows, seed = config.data.rows, config.data.seed
     assert rows is not None and seed is not None, "validate() lets no such synthetic data pass"
     return raw_name(rows, seed, profile())
+
+
+def keeping(config: Config) -> Keeping:
+    """Which checkpoints stay."""
+    return Keeping(newest=config.checkpoint.keep, best=config.checkpoint.keep_best)

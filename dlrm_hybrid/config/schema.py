@@ -152,6 +152,7 @@ class CheckpointConfig:
 
     every: Count
     keep: Positive
+    keep_best: bool
     resume: Path
     max_restarts: Count
     restart_window_seconds: Rate

@@ -18,7 +18,18 @@ import safetensors.torch
 import xxhash
 from torch import Tensor
 
-from dlrm_hybrid.train.checkpoint_folder import FORMAT, LATEST_FILE, MANIFEST_FILE, read_facts
+from dlrm_hybrid.train.checkpoint_folder import (
+    BEST_FILE,
+    FORMAT,
+    LATEST_FILE,
+    MANIFEST_FILE,
+    Keeping,
+    best,
+    instead_of,
+    name,
+    prune,
+    read_facts,
+)
 from dlrm_hybrid.types import DataError, ResourceError
 
 CHUNK_BYTES = 1 << 24
@@ -34,8 +45,8 @@ class Saved:
     num_bytes: int
 
 
-def save(root: Path, step: int, groups: Groups, facts: Mapping[str, Any], keep: int) -> Saved:
-    """Write the checkpoint of `step` below `root`, let `latest` name it, drop the oldest ones.
+def save(root: Path, step: int, groups: Groups, facts: Mapping[str, Any], keep: Keeping) -> Saved:
+    """Write the checkpoint of `step` below `root`, let `latest` name it, drop those not to be kept.
 
     A complete checkpoint of the same step is left as it is: a step has one state.
 
@@ -43,19 +54,23 @@ def save(root: Path, step: int, groups: Groups, facts: Mapping[str, Any], keep: 
         root: the `checkpoints` folder of a run.
         step: training steps done.
         groups: tensors by name, by file.
-        facts: whatever else a resumed run needs, as JSON values.
-        keep: complete checkpoints that stay, this one included.
+        facts: whatever else a resumed run needs, as JSON values; under `test_loss` what the
+            checkpoint is worth, None where it was not evaluated.
+        keep: which checkpoints stay, this one included.
 
     Raises:
         ResourceError: the disk is full or not writable; older checkpoints are intact.
     """
-    folder = root / f"step_{step:08d}"
+    folder = root / name(step)
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not (folder / MANIFEST_FILE).exists():
             _write_folder(folder, step, groups, facts)
         _replace_text(root / LATEST_FILE, folder.name + "\n")
-        _prune(root, keep)
+        best_folder = best(root) if keep.best else None
+        if best_folder is not None:
+            _replace_text(root / BEST_FILE, best_folder.name + "\n")
+        prune(root, keep)
     except (OSError, safetensors.SafetensorError) as error:
         raise ResourceError(f"{folder}: the checkpoint cannot be written: {error}") from error
     return Saved(folder, sum(path.stat().st_size for path in folder.iterdir()))
@@ -113,24 +128,24 @@ def _write_folder(folder: Path, step: int, groups: Groups, facts: Mapping[str, A
     _flush(folder.parent)
 
 
-def _prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep`; the manifest first, so that no half folder looks whole."""
-    complete = sorted(path.parent for path in root.glob(f"step_*/{MANIFEST_FILE}"))
-    for folder in complete[:-keep]:
-        (folder / MANIFEST_FILE).unlink()
-        shutil.rmtree(folder)
-
-
 def _verify(path: Path, entry: Mapping[str, Any]) -> None:
+    fault = _fault(path, entry)
+    if fault is not None:
+        raise DataError(f"{path}: {fault}{instead_of(path.parent)}")
+
+
+def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
+    """How a file differs from what its manifest says of it."""
     try:
         num_bytes = path.stat().st_size
+        if num_bytes != entry["bytes"]:
+            return f"{num_bytes} bytes, the manifest says {entry['bytes']}"
+        checksum = _checksum(path)
+        if checksum != entry["xxh3"]:
+            return f"checksum {checksum}, the manifest says {entry['xxh3']}"
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
-    if num_bytes != entry["bytes"]:
-        raise DataError(f"{path}: {num_bytes} bytes, the manifest says {entry['bytes']}")
-    checksum = _checksum(path)
-    if checksum != entry["xxh3"]:
-        raise DataError(f"{path}: checksum {checksum}, the manifest says {entry['xxh3']}")
+        return error.strerror
+    return None
 
 
 def _copy_into(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -139,11 +154,11 @@ def _copy_into(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if names != set(tensors):
             odd = sorted(names ^ set(tensors))
             raise DataError(f"{path}: other tensors than the model's, first {odd[0]}")
-        for name, tensor in tensors.items():
-            value: Tensor = file.get_tensor(name)
+        for title, tensor in tensors.items():
+            value: Tensor = file.get_tensor(title)
             if value.shape != tensor.shape or value.dtype != tensor.dtype:
                 raise DataError(
-                    f"{path}: {name} is {value.dtype} {list(value.shape)}, "
+                    f"{path}: {title} is {value.dtype} {list(value.shape)}, "
                     f"the model's is {tensor.dtype} {list(tensor.shape)}"
                 )
             tensor.detach().copy_(value)

@@ -3,20 +3,41 @@
 checkpoints/step_00001024/dense.safetensors …    one file per group of tensors
 checkpoints/step_00001024/manifest.json          step, sizes, checksums, facts; written last
 checkpoints/latest                               the name of the newest complete folder
+checkpoints/best                                 of the one with the lowest loss on the test part
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from dlrm_hybrid.types import DataError
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "latest"
+BEST_FILE = "best"
+TEST_LOSS = "test_loss"
+PREFIX = "step_"
 CHECKPOINTS = "checkpoints"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """Which complete checkpoints stay.
+
+    Attributes:
+        newest: so many.
+        best: besides, of those that were evaluated, the one with the lowest loss.
+    """
+
+    newest: int
+    best: bool
 
 
 def has_latest(run_folder: Path) -> bool:
@@ -27,6 +48,8 @@ def has_latest(run_folder: Path) -> bool:
 def find(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest of a run folder.
 
+    If somebody has removed that one, the newest that is there.
+
     Raises:
         DataError: there is none; the message lists the ones that exist.
     """
@@ -34,11 +57,55 @@ def find(path: Path) -> Path:
         return path
     root = path if (path / LATEST_FILE).is_file() else path / CHECKPOINTS
     try:
-        return root / (root / LATEST_FILE).read_text(encoding="ascii").strip()
+        latest = root / (root / LATEST_FILE).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         found = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
         hint = f"; there are {', '.join(found)}" if found else ""
         raise DataError(f"{path}: no checkpoint here (no {LATEST_FILE}){hint}") from None
+    found = complete(root)
+    return found[-1] if found and not latest.is_dir() else latest
+
+
+def name(step: int) -> str:
+    """Of the folder of a step."""
+    return f"{PREFIX}{step:08d}"
+
+
+def complete(root: Path) -> list[Path]:
+    """The complete checkpoints below the `checkpoints` folder of a run, oldest first."""
+    found = [path.parent for path in root.glob(f"{PREFIX}*/{MANIFEST_FILE}")]
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix(PREFIX)))
+
+
+def best(root: Path) -> Path | None:
+    """The complete checkpoint with the lowest loss on the test part, the newest of equals."""
+    losses: dict[Path, float] = {}
+    for folder in reversed(complete(root)):
+        with suppress(DataError):  # a damaged one is not the best
+            loss: float | None = read_facts(folder).get(TEST_LOSS)
+            if loss is not None:
+                losses[folder] = loss
+    return min(losses, key=lambda folder: losses[folder]) if losses else None
+
+
+def prune(root: Path, keeping: Keeping) -> None:
+    """Remove the others; the manifest first, so that no half folder looks whole."""
+    found = complete(root)
+    kept = {*found[-keeping.newest :], best(root) if keeping.best else None}
+    for folder in found:
+        if folder not in kept:
+            (folder / MANIFEST_FILE).unlink()
+            shutil.rmtree(folder)
+
+
+def instead_of(folder: Path) -> str:
+    """What to do where this checkpoint is damaged, as the end of a message."""
+    if not folder.name.startswith(PREFIX) or not folder.parent.is_dir():
+        return ""
+    older = [one for one in complete(folder.parent) if one.name < folder.name]
+    if not older:
+        return ""
+    return f"; the one before it is {older[-1]}: to go on from there remove {folder}"
 
 
 def saved_step(path: Path | None) -> int:
@@ -62,5 +129,5 @@ def read_facts(folder: Path) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             raise DataError(f"{path}: format {manifest['format']}, expected {FORMAT}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a checkpoint: {error!r}") from error
+        raise DataError(f"{path}: not a checkpoint: {error!r}{instead_of(folder)}") from error
     return manifest

@@ -91,7 +91,11 @@ class _Run:
         seconds = time.perf_counter() - start
         if scores is not None:
             self._emit(Kind.EVALUATED, seconds=seconds, **asdict(scores))
-        self.progress = replace(self.progress, evaluated_step=self.progress.step)
+        self.progress = replace(
+            self.progress,
+            evaluated_step=self.progress.step,
+            test_loss=None if scores is None else scores.log_loss,
+        )
         self._stopwatch.resume()
 
     def report(self) -> None:
@@ -153,6 +157,7 @@ class _Run:
                 correct=interval.correct + learned.correct,
             ),
             evaluated_step=progress.evaluated_step,
+            test_loss=progress.test_loss,
         )
         self._stopwatch.step_done(samples)
 

@@ -24,6 +24,7 @@ class Progress:
         loader: where the next batch begins.
         interval: sums since the last point of the loss curve.
         evaluated_step: the step of the last evaluation on record, -1 before the first.
+        test_loss: of that evaluation; None in a process that does not tell it.
     """
 
     step: int = 0
@@ -31,6 +32,7 @@ class Progress:
     loader: LoaderState = START
     interval: Interval = Interval()
     evaluated_step: int = -1
+    test_loss: float | None = None
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Progress:

@@ -1,14 +1,16 @@
 import json
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.train import checkpoint
-from dlrm_hybrid.train.checkpoint_folder import find, read_facts
+from dlrm_hybrid.train.checkpoint_folder import Keeping, find, read_facts
 from dlrm_hybrid.types import DataError, ResourceError
 
+ONE, TWO = (Keeping(newest=newest, best=False) for newest in (1, 2))
 Groups = dict[str, dict[str, Tensor]]
 
 
@@ -22,7 +24,7 @@ def groups(fill: float) -> Groups:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    saved = checkpoint.save(tmp_path / "checkpoints", 12, groups(0.1), {"seed": 3}, keep=2)
+    saved = checkpoint.save(tmp_path / "checkpoints", 12, groups(0.1), {"seed": 3}, keep=TWO)
     assert saved.folder.name == "step_00000012"
     assert saved.num_bytes == sum(path.stat().st_size for path in saved.folder.iterdir())
     into = groups(9.0)
@@ -37,7 +39,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     for step in (1, 2, 10, 3000):
-        checkpoint.save(tmp_path, step, groups(step), {}, keep=2)
+        checkpoint.save(tmp_path, step, groups(step), {}, keep=TWO)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [
         "step_00000010",
         "step_00003000",
@@ -46,17 +48,50 @@ def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     assert find(tmp_path / "step_00000010").name == "step_00000010"
 
 
+def test_the_best_is_kept_besides(tmp_path: Path) -> None:
+    keep = Keeping(newest=1, best=True)
+    losses = {1: 0.6, 2: None, 3: 0.4, 4: 0.5, 5: None, 6: 0.4, 7: 0.7}
+    kept = {1: [1], 2: [1, 2], 3: [3], 4: [3, 4], 5: [3, 5], 6: [6], 7: [6, 7]}
+    for step, loss in losses.items():
+        checkpoint.save(tmp_path, step, groups(step), {"test_loss": loss}, keep)
+        assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step_*"))] == kept[step]
+        assert (tmp_path / "best").read_text() == f"step_{kept[step][0]:08d}\n"
+        assert find(tmp_path).name == f"step_{step:08d}"
+
+
+@pytest.mark.parametrize("file", ["dense.safetensors", "manifest.json"])
+def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, groups(step), {}, keep=TWO)
+    before, newest = (tmp_path / f"step_{step:08d}" for step in (2, 3))
+    (newest / file).write_bytes(b"{}")
+    with pytest.raises(DataError, match=file) as caught:
+        checkpoint.load(find(tmp_path), groups(0.0))
+    offer = f"; the one before it is {before}: to go on from there remove {newest}"
+    assert str(caught.value).endswith(offer)
+    (before / file).write_bytes(b"{}")
+    with pytest.raises(DataError, match=rf"{before}/{file}: [^;]*$"):
+        checkpoint.load(before, groups(0.0))
+
+
+def test_without_the_latest_the_newest_that_is_there_is_found(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, groups(step), {}, keep=TWO)
+    rmtree(tmp_path / "step_00000002")
+    assert find(tmp_path).name == "step_00000001"
+
+
 def test_a_step_is_written_once(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=2).folder
+    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=TWO).folder
     before = (folder / "manifest.json").stat().st_mtime_ns
-    checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=2)
+    checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=TWO)
     assert (folder / "manifest.json").stat().st_mtime_ns == before
 
 
 def test_a_removal_cut_short_does_not_count(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=2).folder
+    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=TWO).folder
     (folder / "manifest.json").unlink()
-    checkpoint.save(tmp_path, 1, groups(2.0), {}, keep=2)
+    checkpoint.save(tmp_path, 1, groups(2.0), {}, keep=TWO)
     into = groups(0.0)
     checkpoint.load(find(tmp_path), into)
     assert into["dense"]["bottom.1.weight"].eq(2.0).all()
@@ -64,7 +99,7 @@ def test_a_removal_cut_short_does_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["dense.safetensors", "embeddings.safetensors"])
 def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path, file: str) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=1).folder
+    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE).folder
     path = folder / file
     whole = path.read_bytes()
     damaged = [whole[:length] for length in range(len(whole))] + [
@@ -80,7 +115,7 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path, file: str) ->
 
 
 def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=1).folder
+    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE).folder
     (folder / "dense.safetensors").unlink()
     with pytest.raises(DataError, match=r"dense\.safetensors: No such file"):
         checkpoint.load(folder, groups(0.0))
@@ -93,7 +128,7 @@ def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> Non
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=1).folder
+    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE).folder
     wider = groups(0.0)
     wider["dense"]["bottom.1.bias"] = torch.zeros(4)
     with pytest.raises(DataError, match=r"bottom\.1\.bias is torch\.float32 \[3\], .* \[4\]"):
@@ -109,14 +144,14 @@ def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_leaves_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=1)
+    checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE)
 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(checkpoint, "_flush", full)
     with pytest.raises(ResourceError, match="No space left on device"):
-        checkpoint.save(tmp_path, 2, groups(2.0), {}, keep=1)
+        checkpoint.save(tmp_path, 2, groups(2.0), {}, keep=ONE)
     monkeypatch.undo()
     into = groups(0.0)
     checkpoint.load(find(tmp_path), into)
