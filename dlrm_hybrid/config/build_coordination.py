@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from dlrm_hybrid.compress.gradient.cltk import CltK, CltKCoordination, CltKOptions
 from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor, Coordination
+from dlrm_hybrid.compress.gradient.deft import Deft, DeftCoordination, DeftOptions
 from dlrm_hybrid.compress.gradient.terngrad import (
     TernGrad,
     TernGradCoordination,
@@ -50,6 +51,25 @@ def _cltk_coordination(config: Config) -> Coordination:
     return CltKCoordination()
 
 
+def _deft(config: Config, holder: Holder) -> CoordinatedCompressor:
+    options = config.gradient
+    assert options.deft is not None
+    return Deft(
+        holder.specs,
+        DeftOptions(
+            sparsity=options.sparsity,
+            dtype=dtype(options.precision),
+            is_exact=options.deft.budget == "exact",
+            trainer=holder.trainer,
+            trainers=config.parallel.trainers,
+        ),
+    )
+
+
+def _deft_coordination(config: Config) -> Coordination:
+    return DeftCoordination()
+
+
 def _terngrad(config: Config, holder: Holder) -> CoordinatedCompressor:
     options = config.gradient.terngrad
     assert options is not None
@@ -75,9 +95,11 @@ def _terngrad_coordination(config: Config) -> Coordination | None:
 
 COMPRESSORS: Mapping[str, Callable[[Config, Holder], CoordinatedCompressor]] = {
     "cltk": _cltk,
+    "deft": _deft,
     "terngrad": _terngrad,
 }
 COORDINATIONS: Mapping[str, Callable[[Config], Coordination | None]] = {
     "cltk": _cltk_coordination,
+    "deft": _deft_coordination,
     "terngrad": _terngrad_coordination,
 }

@@ -10,6 +10,7 @@ from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Prec
 from dlrm_hybrid.config.gradient_sections import (
     CltkConfig,
     CorrectionConfig,
+    DeftConfig,
     GaussianConfig,
     HardConfig,
     RedsyncConfig,
@@ -19,7 +20,7 @@ from dlrm_hybrid.config.gradient_sections import (
 )
 
 LocalName = Literal["none", "dct", "topk", "dgc", "redsync", "gaussian", "hard", "sidco"]
-MethodName = Literal[LocalName, "cltk", "terngrad"]
+MethodName = Literal[LocalName, "cltk", "deft", "terngrad"]
 RuleName = Literal["exact", "histogram", "dgc", "redsync", "gaussian", "hard", "sidco"]
 
 
@@ -48,6 +49,7 @@ class GradientConfig:
     sidco: SidcoConfig | None
     correction: CorrectionConfig | None
     cltk: CltkConfig | None
+    deft: DeftConfig | None
     terngrad: TerngradConfig | None
 
 

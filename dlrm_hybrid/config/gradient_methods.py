@@ -60,6 +60,7 @@ METHODS: Mapping[str, Method] = {
     "hard": Method(thresholds=("hard",)),
     "sidco": Method(thresholds=("sidco",)),
     "cltk": Method(keys=(), thresholds=(), sections=("cltk",), policies=("sync",)),
+    "deft": Method(keys=(), thresholds=(), sections=("deft",), policies=("sync",)),
     "terngrad": Method(
         keys=(),
         thresholds=(),

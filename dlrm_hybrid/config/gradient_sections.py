@@ -77,6 +77,13 @@ class CltkConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class DeftConfig:
+    """Whether the delegate's budget holds for all, or everyone's own as in the paper."""
+
+    budget: Literal["exact", "paper"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class TerngradConfig:
     """What becomes ternary and how; a null clip is none."""
 

@@ -8,10 +8,12 @@ from dlrm_hybrid.config.build_coordination import COMPRESSORS
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
     *("train.batch_size=16", "network.patience_seconds=60"),
+    "sync.check_every=1",  # every replica is compared with what the server published
 )
 SPARSE = "gradient.sparsity=0.9"
 METHODS = {
     "cltk": (SPARSE,),
+    "deft": (SPARSE, "parallel.trainers=3"),
     "terngrad": ("gradient.terngrad.smallest=30", "gradient.terngrad.encoding=trits"),
 }
 

@@ -144,6 +144,15 @@ METHOD_ROWS = [
     ),
     MethodRow(method="cltk", has_threshold=False),
     MethodRow(method="cltk", options=(BFLOAT16,), has_threshold=False, rounds=True),
+    *(
+        MethodRow(
+            method="deft",
+            options=(f"gradient.deft.budget={budget}", *rounded),
+            has_threshold=False,
+            rounds=bool(rounded),
+        )
+        for budget, rounded in (("exact", ()), ("exact", (BFLOAT16,)), ("paper", ()))
+    ),
     MethodRow(method="terngrad", draws=True),
     MethodRow(method="terngrad", options=("gradient.terngrad.encoding=trits",), draws=True),
     MethodRow(method="terngrad", options=("gradient.terngrad.sharing=false",), draws=True),

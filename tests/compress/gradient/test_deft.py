@@ -152,7 +152,7 @@ def numbers(*values: int) -> Section:
     return dense(0, np.array(values, np.int32))
 
 
-WHOLE = numbers(*[0] * 6)  # fragments of two trainers: two of a.weight, and the others
+WHOLE = numbers(*[0] * 5)  # fragments of two trainers: two of a.weight, and the others
 
 
 @pytest.mark.parametrize(
