@@ -97,7 +97,8 @@ def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
 
 def costs(sizes_L: Int64s, keeps_L: Int64s) -> Float64s:
     """Of selecting: size times log2 of how many are kept; 1 costs as much as 2."""
-    return sizes_L * np.log2(np.maximum(keeps_L, 2)) * (keeps_L > 0)
+    of_one_L = np.log2(np.maximum(keeps_L, 2).astype(np.float64))
+    return np.where(keeps_L > 0, sizes_L * of_one_L, 0.0)
 
 
 def allocate(costs_L: Float64s, bins: int) -> Int64s:
