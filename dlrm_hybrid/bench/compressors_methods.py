@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from math import sqrt
 from statistics import median
 from typing import Protocol, final
@@ -25,6 +26,7 @@ from dlrm_hybrid.config import build_coordination, build_gradient
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.gradient_methods import METHODS
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Sparse, sparse_of
@@ -152,9 +154,9 @@ def _encoder(
     method: str, density: float, specs: list[Spec]
 ) -> tuple[Callable[[Gradients, int], dict[str, Section]], GradientCompressor]:
     """What one trainer does at a step, its agreement with itself included."""
-    sparse = (f"gradient.sparsity={1 - density}",) if METHODS[method].is_sparse else ()
-    options = (*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ()))
-    config = validate(values_of(options))
+    config = _configured(method)
+    if METHODS[method].is_sparse:
+        config = replace(config, gradient=replace(config.gradient, sparsity=1 - density))
     holder = Holder(
         specs=specs,
         trainer=0,
@@ -168,6 +170,11 @@ def _encoder(
         alone = build_gradient.gradients(config, holder)
         return alone.encode, alone
     return _agreeing(compressor, coordination), compressor
+
+
+@cache
+def _configured(method: str) -> Config:
+    return validate(values_of([*WORLD, f"gradient={method}", *OPTIONS.get(method, ())]))
 
 
 def _agreeing(

@@ -9,30 +9,48 @@ from dlrm_hybrid.bench.compressors import (
     documented_bench,
     measure_compressors,
 )
-from dlrm_hybrid.bench.compressors_rules import DRAWS, RULES
+from dlrm_hybrid.bench.compressors_methods import SETTLING, Drawn, measure_methods
+from dlrm_hybrid.bench.compressors_rules import DRAWS, RULES, measure_rules
+from dlrm_hybrid.bench.table import Row
 from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.telemetry.machine import describe
 
+DENSITIES = (0.1, 0.01, 0.001)
 
-def test_every_rule_and_method_is_measured_at_every_density() -> None:
-    threads = torch.get_num_threads()
-    measured = measure_compressors(CompressorsBench(repeats=1, sizes=(20_000,)))
-    assert torch.get_num_threads() == threads
-    rules, drawn, layers = measured
-    assert [(row["values"], row["density"], row["rule"]) for row in rules] == [
-        (name, density, rule) for name in DRAWS for density in (0.1, 0.01, 0.001) for rule in RULES
+
+def test_every_rule_is_measured_at_every_density() -> None:
+    rows = measure_rules((5000,), repeats=1)
+    assert [(row["values"], row["density"], row["rule"]) for row in rows] == [
+        (name, density, rule) for name in DRAWS for density in DENSITIES for rule in RULES
     ]
-    for rows in (drawn, layers):
-        assert [(row["density"], row["method"]) for row in rows] == [
-            (density, method) for density in (0.1, 0.01, 0.001) for method in METHODS
-        ]
-    for row in drawn:
+    exact = [row for row in rows if row["rule"] in ("exact", "histogram")]
+    assert {row["k̂ / k"] for row in exact} == {1.0}
+    assert {row["goal"] for row in rows} == {None}
+
+
+def check_methods(rows: list[Row]) -> None:
+    assert [(row["density"], row["method"]) for row in rows] == [
+        (density, method) for density in DENSITIES for method in METHODS
+    ]
+    for row in rows:
         if row["method"] in ("topk", "cltk"):
             assert row["k̂ / k"] == pytest.approx(1)
         if row["method"] == "none":
             assert (row["relative error"], row["bytes per element sent"]) == (0, 4)
         else:
             assert isinstance(error := row["relative error"], float) and 0 < error <= 1
+
+
+def test_every_method_is_measured_at_every_density() -> None:
+    check_methods(measure_methods(Drawn(20_000, SETTLING + 1), repeats=1))
+
+
+@pytest.mark.slow
+def test_the_page_has_rules_methods_and_the_papers_layers() -> None:
+    threads = torch.get_num_threads()
+    measured = measure_compressors(CompressorsBench(repeats=1, sizes=(20_000,)))
+    assert torch.get_num_threads() == threads
+    check_methods(measured[1])
     page = compressors_page(measured, describe(), "a command")
     assert page.count("\n## ") == 2
     assert documented_bench(3).repeats == 3
