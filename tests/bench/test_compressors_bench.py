@@ -38,7 +38,10 @@ def check_methods(rows: list[Row]) -> None:
         if row["method"] == "none":
             assert (row["relative error"], row["bytes per element sent"]) == (0, 4)
         else:
-            assert isinstance(error := row["relative error"], float) and 0 < error <= 1
+            error = row["relative error"]
+            # Values that are drawn may be further off than nothing at all.
+            highest = 1 if METHODS[str(row["method"])].is_sparse else 3
+            assert isinstance(error, float) and 0 < error <= highest
 
 
 def test_every_method_is_measured_at_every_density() -> None:
