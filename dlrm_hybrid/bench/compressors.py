@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from dlrm_hybrid.bench.compressors_fragments import measure_fragments
 from dlrm_hybrid.bench.compressors_methods import SETTLING, Drawn, Layers, measure_methods
 from dlrm_hybrid.bench.compressors_rules import measure_rules
 from dlrm_hybrid.bench.kernels_encode import dlrm_gradients
@@ -25,6 +27,10 @@ thresholds of `dct` live on. The relative error is that of one step, the residua
 LAYERS = """\
 The same on gradients of the paper's 8 layers, 508,753 parameters, of a plain DLRM that learns from
 random rows, batch 128."""
+FRAGMENTS = """\
+DEFT on the same gradients: selecting k of all elements by `torch.topk`, which is given magnitudes,
+against the time that the slowest of n trainers takes for its fragments, exactly. The last columns
+compare the same way of selecting on both sides. Norms and allocation are not in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +51,17 @@ def documented_bench(repeats: int) -> CompressorsBench:
     return CompressorsBench(repeats=repeats, sizes=SIZES)
 
 
-def measure_compressors(bench: CompressorsBench) -> tuple[list[Row], list[Row], list[Row]]:
-    """Rules, methods on made-up tensors, methods on the paper's layers; in one thread."""
+class Measured(NamedTuple):
+    """Rows by what was measured."""
+
+    rules: list[Row]
+    drawn: list[Row]
+    layers: list[Row]
+    fragments: list[Row]
+
+
+def measure_compressors(bench: CompressorsBench) -> Measured:
+    """Rules, methods on made-up tensors and on the paper's layers, fragments; in one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     steps = SETTLING + bench.repeats
@@ -57,19 +72,19 @@ def measure_compressors(bench: CompressorsBench) -> tuple[list[Row], list[Row], 
             for size in bench.sizes
             for row in measure_methods(Drawn(size, steps), bench.repeats)
         ]
-        return rules, drawn, measure_methods(Layers(dlrm_gradients(steps)), bench.repeats)
+        gradients = dlrm_gradients(steps)
+        layers = measure_methods(Layers(gradients), bench.repeats)
+        return Measured(rules, drawn, layers, measure_fragments(gradients, bench.repeats))
     finally:
         torch.set_num_threads(threads)
 
 
-def compressors_page(
-    measured: tuple[list[Row], list[Row], list[Row]], machine: Machine, command: str
-) -> str:
+def compressors_page(measured: Measured, machine: Machine, command: str) -> str:
     """Markdown page of results."""
-    rules, drawn, layers = measured
-    page = render("CPU time of the compressors of gradients", machine, command, rules)
+    page = render("CPU time of the compressors of gradients", machine, command, measured.rules)
     return (
         f"{page}\n{RULES}\n"
-        + section("Methods on made-up gradients", drawn, METHODS)
-        + section("Methods on gradients of a DLRM", layers, LAYERS)
+        + section("Methods on made-up gradients", measured.drawn, METHODS)
+        + section("Methods on gradients of a DLRM", measured.layers, LAYERS)
+        + section("Selecting in fragments", measured.fragments, FRAGMENTS)
     )

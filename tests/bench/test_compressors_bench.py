@@ -9,8 +9,10 @@ from dlrm_hybrid.bench.compressors import (
     documented_bench,
     measure_compressors,
 )
+from dlrm_hybrid.bench.compressors_fragments import TRAINERS, measure_fragments
 from dlrm_hybrid.bench.compressors_methods import SETTLING, Drawn, measure_methods
 from dlrm_hybrid.bench.compressors_rules import DRAWS, RULES, measure_rules
+from dlrm_hybrid.bench.kernels_encode import dlrm_gradients
 from dlrm_hybrid.bench.table import Row
 from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.telemetry.machine import describe
@@ -48,6 +50,14 @@ def test_every_method_is_measured_at_every_density() -> None:
     check_methods(measure_methods(Drawn(20_000, SETTLING + 1), repeats=1))
 
 
+def test_fragments_are_measured_for_every_number_of_trainers() -> None:
+    rows = measure_fragments(dlrm_gradients(2), repeats=1)
+    assert [(row["density"], row["trainers"]) for row in rows] == [
+        (density, trainers) for density in DENSITIES for trainers in TRAINERS
+    ]
+    assert [row["goal"] for row in rows] == [row["trainers"] for row in rows]
+
+
 @pytest.mark.slow
 def test_the_page_has_rules_methods_and_the_papers_layers() -> None:
     threads = torch.get_num_threads()
@@ -55,5 +65,5 @@ def test_the_page_has_rules_methods_and_the_papers_layers() -> None:
     assert torch.get_num_threads() == threads
     check_methods(measured[1])
     page = compressors_page(measured, describe(), "a command")
-    assert page.count("\n## ") == 2
+    assert page.count("\n## ") == 3
     assert documented_bench(3).repeats == 3
