@@ -14,10 +14,11 @@ from typing import Any
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.config import build, build_engine, build_model
-from dlrm_hybrid.config.identity import config_hash, differences
+from dlrm_hybrid.config.identity import config_hash, differences, same_compressors
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.parallel.master import copy_into
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
@@ -26,10 +27,11 @@ from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoa
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
-from dlrm_hybrid.train.engine import Engine, checkpoint_groups
+from dlrm_hybrid.train.engine import COMPRESSOR, Engine, checkpoint_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
+from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
 
@@ -166,10 +168,32 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
         return Progress()
     folder = checkpoint_folder.find(Path(task.resume_from))
     facts = check_checkpoint(folder, task, values, shards)
-    checkpoint.load(folder, checkpoint_groups(engine.tensors()))
+    groups = checkpoint_groups(engine.tensors())
+    compressor = groups.pop(COMPRESSOR, {})
+    checkpoint.load(folder, groups)
+    trainers = other_compressors(folder, facts, values)
+    copy_into(compressor, remembered(folder, compressor, trainers))
     progress = Progress.from_facts(facts["progress"])
     engine.restart(progress.step)
     return progress
+
+
+def other_compressors(
+    folder: Path, facts: Mapping[str, Any], values: Mapping[str, Any]
+) -> int | None:
+    """How many trainers saved a checkpoint whose compressors are not this run's; None if they are.
+
+    Says so in the log.
+    """
+    if same_compressors(facts["config"], values):
+        return None
+    trainers: int = facts["config"]["parallel"]["trainers"]
+    print(
+        f"{folder}: made by other compressors; each of parallel.trainers = "
+        f"{values['parallel']['trainers']} takes the mean of what waited at {trainers}, where it "
+        "still fits; thresholds are found again"
+    )
+    return trainers
 
 
 def rewind_events(path: Path, progress: Progress) -> Progress:

@@ -240,6 +240,6 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
     progress = Progress.from_facts(facts["progress"])
-    built.restart(progress.step, folder)
+    built.restart(progress.step, folder, ranks.other_compressors(folder, facts, job.values))
     # The sums of all workers are counted once.
     return progress if built.rank.leads else replace(progress, interval=Interval())

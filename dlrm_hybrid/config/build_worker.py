@@ -29,6 +29,7 @@ from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train import checkpoint
 from dlrm_hybrid.train.conversation import Conversation
+from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
@@ -95,10 +96,11 @@ class BuiltWorker:
         tensors = {**self.rank.dense_tensors(), **self.rank.remembered_tensors()}
         return tensors if self.tables is None else {**tensors, **self.tables.gather()}
 
-    def restart(self, step: int, folder: Path) -> None:
-        """Go on after `step` steps from the checkpoint in `folder`."""
-        groups = ("dense", "versions", "compressor")
-        self.rank.restart(step, checkpoint.read_all(folder, groups))
+    def restart(self, step: int, folder: Path, trainers: int | None) -> None:
+        """Go on after `step` steps from the checkpoint in `folder`; see `remembered`."""
+        values = checkpoint.read_all(folder, ("dense", "versions"))
+        own = self.rank.compression.tensors()
+        self.rank.restart(step, {**values, **remembered(folder, own, trainers)})
         if self.tables is not None:
             self.tables.load(folder)
 

@@ -27,16 +27,17 @@ FREE = (
     "parallel.world",
     "sync.check_every",
 )
-# A new run from an old checkpoint may also be longer, or learn at another rate.
+# A new run from an old checkpoint may also be longer, learn at another rate, be spread otherwise.
 FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
+    *("gradient", "activation", "pull"),
 )
+# What compressors remember belongs to these, each under the name and shape that they give it.
+COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
-# Not where gradients wait in residuals: each trainer has its own.
-FIXED_WITH_RESIDUALS = ("parallel.trainers",)
 
 
 def config_hash(values: Mapping[str, Any]) -> str:
@@ -59,15 +60,22 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         new_run: a run folder of its own; False to go on in the old one.
     """
     before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
-    fixed = FIXED_IN_A_NEW_RUN
-    if before.get("gradient.name", "none") != "none":
-        fixed += FIXED_WITH_RESIDUALS
     return [
         f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
-        and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
+        and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in FIXED_IN_A_NEW_RUN)
     ]
+
+
+def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether what compressors remembered fits as it is."""
+    before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
+    return all(
+        before.get(key) == after.get(key)
+        for key in before.keys() | after.keys()
+        if _below(key, COMPRESSORS)
+    )
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.train.parts import Learned
 
+COMPRESSOR = "compressor"
 EMBEDDING_PREFIX = "embedding."
 VERSION_SUFFIX = re.compile(r"\.(published|behind[0-9]+)$")
 
@@ -67,7 +68,7 @@ def checkpoint_groups(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tens
 
 def _group(name: str) -> str:
     if name.startswith(COMPRESSOR_PREFIX):
-        return "compressor"
+        return COMPRESSOR
     if name.startswith(EMBEDDING_PREFIX):
         return "embeddings"
     return "versions" if VERSION_SUFFIX.search(name) else "dense"

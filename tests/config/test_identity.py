@@ -1,4 +1,4 @@
-from dlrm_hybrid.config.identity import config_hash, differences, same_results
+from dlrm_hybrid.config.identity import config_hash, differences, same_compressors, same_results
 
 SAVED = {
     "name": "one",
@@ -39,15 +39,18 @@ def test_a_new_run_may_be_longer_and_learn_at_another_rate() -> None:
     ]
 
 
-def test_residuals_stay_with_their_trainers() -> None:
-    one = {"parallel": {"trainers": 2, "servers": 1}, "gradient": {"name": "dct"}}
-    fewer = {**one, "parallel": {"trainers": 1, "servers": 1}}
-    assert differences(one, fewer, new_run=True) == [
-        "parallel.trainers = 1: the checkpoint was made with 2"
-    ]
-    assert differences(one, {**one, "parallel": {"trainers": 2, "servers": 3}}, new_run=True) == []
-    plain = {"gradient": {"name": "none"}}
-    assert differences({**one, **plain}, {**fewer, **plain}, new_run=True) == []
+def test_a_new_run_may_be_spread_and_compressed_otherwise() -> None:
+    one = {"parallel": {"trainers": 2, "cuts": [], "servers": 1}, "gradient": {"name": "dct"}}
+    layout = one["parallel"]
+    for other, same in (
+        ({**one, "parallel": {**layout, "trainers": 1}}, False),
+        ({**one, "parallel": {**layout, "cuts": ["top.1"]}}, False),
+        ({**one, "parallel": {**layout, "servers": 3}}, True),
+        ({**one, "gradient": {"name": "none"}}, False),
+    ):
+        assert differences(one, other, new_run=True) == []
+        assert len(differences(one, other, new_run=False)) == 1
+        assert same_compressors(one, other) == same
 
 
 def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:

@@ -1,0 +1,56 @@
+"""What compressors remember, for other trainers than those that saved it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.parallel.compression import PREFIX
+from dlrm_hybrid.train import checkpoint
+from dlrm_hybrid.train.engine import COMPRESSOR
+
+# Gradients that wait, and their running means: a server takes the mean of what trainers push.
+PENDING = (".residual", ".momentum")
+
+
+def remembered(folder: Path, own: Mapping[str, Tensor], trainers: int | None) -> dict[str, Tensor]:
+    """What compressors go on with.
+
+    Args:
+        folder: of a checkpoint.
+        own: what they have before.
+        trainers: that saved the checkpoint, with other compressors; None if with the same.
+    """
+    saved = checkpoint.read_all(folder, (COMPRESSOR,))
+    return saved if trainers is None else spread(saved, own, trainers)
+
+
+def spread(
+    saved: Mapping[str, Tensor], own: Mapping[str, Tensor], trainers: int
+) -> dict[str, Tensor]:
+    """Values for `own`: every trainer takes the mean of what waited at those that saved.
+
+    So the mean that a server will take is what it would have been. All else is left as it is in
+    `own`, new: thresholds are found again at the next step.
+
+    Args:
+        saved: by `trainer.<number>.<name>`, of all trainers.
+        own: of any number of trainers or stages, not used yet.
+        trainers: that saved.
+
+    Returns:
+        As `own`; what waited under a name or shape that is no more is left out.
+    """
+    return {name: _mean(saved, name, tensor, trainers) for name, tensor in own.items()}
+
+
+def _mean(saved: Mapping[str, Tensor], name: str, own: Tensor, trainers: int) -> Tensor:
+    _, _, rest = name.removeprefix(PREFIX).partition(".")
+    found = [saved.get(f"{PREFIX}{trainer}.{rest}") for trainer in range(trainers)]
+    parts = [part for part in found if part is not None and part.shape == own.shape]
+    if not rest.endswith(PENDING) or len(parts) < trainers:
+        return own.clone()
+    return torch.stack(parts).double().mean(0).to(own.dtype)

@@ -1,0 +1,84 @@
+"""A checkpoint goes on in a world of another shape: weights exact, what waited still waits."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from world_runs import Train, summary, tensors
+
+from dlrm_hybrid.train.reshard import spread
+
+STEPS = 30
+RESIDUAL, TAU = "bottom.1.weight.residual", "bottom.1.weight.threshold"
+THREE = (
+    *("parallel=hybrid", "parallel.trainers=2", "parallel.servers=1"),
+    *("gradient=dct", "gradient.sparsity=0.9"),
+)
+WORLDS = {
+    "one_process": ("parallel=single", "gradient=none"),
+    "one_trainer": (
+        *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]", "parallel.servers=0"),
+        "gradient=none",
+    ),
+    "more": (
+        *("parallel=hybrid", "parallel.trainers=3", "parallel.cuts=[top.1]"),
+        *("parallel.servers=2", "gradient=dct", "gradient.sparsity=0.9"),
+    ),
+}
+
+
+@given(saved=st.integers(1, 4), now=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_the_mean_that_waits_stays(saved: int, now: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    held = {
+        f"trainer.{trainer}.{RESIDUAL}": torch.randn(3, 2, generator=generator)
+        for trainer in range(saved)
+    }
+    held |= {f"trainer.{trainer}.{TAU}": torch.ones(1) for trainer in range(saved)}
+    own = {f"trainer.{trainer}.{RESIDUAL}": torch.zeros(3, 2) for trainer in range(now)}
+    own |= {f"trainer.{trainer}.{TAU}": torch.full((1,), torch.nan) for trainer in range(now)}
+    found = spread(held, own, saved)
+    assert found.keys() == own.keys()
+    before = sum(held[f"trainer.{one}.{RESIDUAL}"].double() for one in range(saved)) / saved
+    after = sum(found[f"trainer.{one}.{RESIDUAL}"].double() for one in range(now)) / now
+    assert torch.allclose(before, after, rtol=1e-6, atol=1e-7)
+    assert all(found[f"trainer.{one}.{TAU}"].isnan().all() for one in range(now))
+
+
+def test_what_no_longer_fits_is_left_behind() -> None:
+    held = {f"trainer.0.{RESIDUAL}": torch.ones(3, 2)}
+    for own in ({f"trainer.0.{RESIDUAL}": torch.zeros(4)}, {"trainer.0.other": torch.zeros(1)}):
+        found = spread(held, own, 1)
+        assert all(torch.equal(found[name], own[name]) for name in own)
+
+
+CASES = [(shape, processes) for shape in WORLDS for processes in (False, True)]
+QUICK = ("more", False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "processes"),
+    [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, train: Train) -> None:
+    world = "parallel.world=" + ("processes" if processes else "in_process")
+    saving = (
+        world,
+        "embedding.sharding=row_wise" if processes else "embedding.sharding=table_wise",
+    )
+    batch = "train.batch_size=16"
+    code, before = train("before", *THREE, *saving, batch, f"train.steps={STEPS}")
+    assert code == 0
+    layout = (*WORLDS[shape], *([] if shape == "one_process" else [world]))
+    resume = (f"checkpoint.resume={before}", batch)
+    # With a rate that moves no weight a step shows what was loaded.
+    still = ("optimizer.lr=1e-30", "embedding.lr=1e-30", f"train.steps={STEPS + 1}")
+    code, one = train("one", *layout, *resume, *still)
+    assert code == 0
+    loaded, saved = tensors(one, STEPS + 1), tensors(before, STEPS)
+    assert loaded.keys() == saved.keys()
+    for name, tensor in saved.items():
+        assert tensor.tobytes() == loaded[name].tobytes(), name
+    code, after = train("after", *layout, *resume, f"train.steps={STEPS + 60}")
+    assert code == 0
+    assert summary(after)["test"]["loss"] < summary(before)["test"]["loss"]
