@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.kernels.bits import load64, trailing_zeros
 from dlrm_hybrid.kernels.jit import kernel
 
 Int64s = npt.NDArray[np.int64]
@@ -22,6 +23,10 @@ Bytes = npt.NDArray[np.uint8]
 
 BITS_OF_AN_ID = 34  # at most, on average, of tables with fewer than 2**31 rows
 BITS_OF_A_COUNT = 32  # at most
+
+_SEEN = 57  # bits that a window of 8 bytes shows wherever in its first byte it begins
+_LAST = np.uint64(1 << (_SEEN - 1))
+_ONE = np.uint64(1)
 
 
 @kernel
@@ -90,14 +95,26 @@ def encode(
 
 
 @kernel
+def _window(given: Bytes, at: int) -> np.uint64:
+    """At least `_SEEN` bits from bit `at` on, the first one lowest; zeros behind the end."""
+    byte = at >> 3
+    if byte + 8 <= given.size:
+        return load64(given, byte) >> np.uint64(at & 7)
+    word = np.uint64(0)
+    for place in range(byte, given.size):
+        word |= np.uint64(given[place]) << np.uint64(8 * (place - byte))
+    return word >> np.uint64(at & 7)
+
+
+@kernel
 def decode(
     given: Bytes, rows_L: Int64s, count_bits_L: Int64s, ids_K: Int64s, counts_L: Int64s
 ) -> int:
-    """Read ids.
+    """Read ids, most of them from one window of 64 bits each.
 
     Args:
         given: what `encode` wrote.
-        rows_L: of the tables.
+        rows_L: of the tables, fewer than 2**31 each.
         count_bits_L: as the writer had them.
         ids_K: receives the ids; may have room for more.
         counts_L: receives how many are of each table.
@@ -106,34 +123,37 @@ def decode(
         K; -1 if the bytes do not hold such ids, or more than there is room for.
     """
     end = given.size * 8
-    at = 0
+    at = np.int64(0)
     k = 0
     for table in range(counts_L.size):
-        bits = count_bits_L[table]
-        if at + bits > end:
+        count = np.int64(_window(given, at) & ((_ONE << np.uint64(count_bits_L[table])) - _ONE))
+        at += count_bits_L[table]
+        if at > end:
             return -1
-        count = 0
-        for bit in range(bits):
-            count |= ((np.int64(given[at >> 3]) >> (at & 7)) & 1) << bit
-            at += 1
         counts_L[table] = count
         if count > rows_L[table] or k + count > ids_K.size:
             return -1
         low = _low_bits(max(count, 1), rows_L[table])
-        following = 0
+        following = np.int64(0)
         for _ in range(count):
-            gap = 0
             most = (rows_L[table] - 1 - following) >> low
-            while at < end and gap <= most and (given[at >> 3] >> (at & 7)) & 1:
-                gap += 1
-                at += 1
-            at += 1
+            word = _window(given, at)
+            ones = trailing_zeros(~word | _LAST)
+            gap = ones
+            # A longer run goes on in the next window, as far as a row of the table allows.
+            while ones == _SEEN - 1 and gap <= most:
+                at += ones
+                word = _window(given, at)
+                ones = trailing_zeros(~word | _LAST)
+                gap += ones
+            at += ones + 1
             if gap > most or at + low > end:
                 return -1
-            gap <<= low
-            for bit in range(low):
-                gap |= ((np.int64(given[at >> 3]) >> (at & 7)) & 1) << bit
-                at += 1
+            rest = word >> np.uint64(ones + 1)
+            if ones + 1 + low > _SEEN:
+                rest = _window(given, at)
+            gap = gap << low | np.int64(rest & ((_ONE << np.uint64(low)) - _ONE))
+            at += low
             if gap >= rows_L[table] - following:
                 return -1
             ids_K[k] = following + gap
