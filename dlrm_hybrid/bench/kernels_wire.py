@@ -14,7 +14,10 @@ from statistics import median
 import numpy as np
 
 from dlrm_hybrid.bench.table import Row
-from dlrm_hybrid.wire.indices import read_rice, rice_of, rice_size
+from dlrm_hybrid.kernels.read_sections import decode
+from dlrm_hybrid.kernels.section_forms import fit
+from dlrm_hybrid.kernels.write_sections import STORE_BYTES
+from dlrm_hybrid.kernels.write_sections import encode as encode_gaps
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
 from dlrm_hybrid.wire.values import narrow
@@ -46,8 +49,15 @@ def _measure(density: float, repeats: int) -> Row:
         sparse(0, COUNT, indices_K, narrow(values_K, Dtype.BFLOAT16), Dtype.BFLOAT16)
 
     def encode_indices() -> None:
-        parameter, num_bytes = rice_size(indices_K, COUNT)
-        rice_of(indices_K, parameter, num_bytes)
+        parameter, bits = fit(indices_K)
+        encode_gaps(indices_K, parameter, np.empty(bits // 8 + STORE_BYTES + 1, np.uint8))
+
+    parameter, bits = fit(indices_K)
+    gaps = np.zeros(bits // 8 + STORE_BYTES + 1, np.uint8)
+    encode_gaps(indices_K, parameter, gaps)
+
+    def decode_indices() -> None:
+        decode(gaps, 0, parameter, COUNT, np.empty(indices_K.size, np.int32))
 
     narrow_K = narrow(values_K, Dtype.BFLOAT16)
     section = sparse(0, COUNT, indices_K, narrow_K, Dtype.BFLOAT16)
@@ -60,7 +70,7 @@ def _measure(density: float, repeats: int) -> Row:
         "index bits": index_bits,
         "bits / entropy": index_bits / entropy_bits,
         "write indices, ns": nanoseconds(encode_indices),
-        "read indices, ns": nanoseconds(lambda: read_rice(section)),
+        "read indices, ns": nanoseconds(decode_indices),
         "write section, ns": nanoseconds(encode),
         "read section, ns": nanoseconds(lambda: sparse_of(section)),
         "bytes, bfloat16": bytes_each,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.bitmap import rising
 from dlrm_hybrid.kernels.id_sets import BITS_OF_A_COUNT, BITS_OF_AN_ID, decode, encode
+from dlrm_hybrid.kernels.section_forms import rising
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 
 Int32s = NDArray[np.int32]

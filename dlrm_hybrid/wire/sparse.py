@@ -1,11 +1,14 @@
-"""Some elements of a tensor as a section, in the encoding that takes the fewest bytes.
+"""Some elements of tensors as sections, each in the encoding that takes the fewest bytes.
 
-A payload is the indices (`wire.indices`), then the values in the same order. Indices rise. DENSE
-stands for all elements, never for fewer: what a section means does not hang on how it is encoded.
+A payload is the indices, then the values in the same order. Indices rise. DENSE stands for all
+elements, never for fewer: what a section means does not hang on how it is encoded. The indices are
 
-Any payload gives indices that rise from 0 to N - 1 and as many values, or a `SectionError`. No
-memory is taken beyond ten bytes for every value that the payload has room for, and, where it is as
-long as a bitmap, for a bitmap.
+    INDEX32   K indices, i32 each
+    BITMAP    bit i of byte b says whether element 8 b + i is there
+    RICE      u32: K in the low 27 bits, the parameter above │ the gaps (kernels/write_sections.py)
+    ROWS      of a matrix of B rows: how many of each, u8 each │ their K columns, u8 each
+
+filled up with zeros to a multiple of a value's size.
 
 Shapes: K elements of N; a matrix has B rows; E = T + 1 places between which T tensors lie.
 """
@@ -17,41 +20,12 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.rice import MAX_RICE, STORE_BYTES, write_sections
-from dlrm_hybrid.wire.indices import (
-    MAX_COLUMNS,
-    Bytes,
-    Int32s,
-    bitmap_of,
-    error,
-    index32_of,
-    padded,
-    read_bitmap,
-    read_index32,
-    read_rice,
-    read_rows,
-    rice_of,
-    rice_size,
-    unordered,
-)
-from dlrm_hybrid.wire.indices import rows_of as row_bytes_of
-from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
-from dlrm_hybrid.wire.values import Float32s, pack, packed, unpack, values_of, write
-
-Int64s = NDArray[np.int64]
-
-MAX_COUNT = 2**31 - 1
-
-# By the numbers of kernels/rice.py.
-_FORMS = (Encoding.DENSE, Encoding.INDEX32, Encoding.BITMAP, Encoding.RICE)
-
-_READERS = {
-    Encoding.INDEX32: read_index32,
-    Encoding.BITMAP: read_bitmap,
-    Encoding.RICE: read_rice,
-}
+from dlrm_hybrid.kernels.section_forms import MAX_COLUMNS, choose_forms
+from dlrm_hybrid.kernels.write_sections import STORE_BYTES, write_sections
+from dlrm_hybrid.wire.read_sparse import Int32s, Int64s, SparseAll, misfit, read
+from dlrm_hybrid.wire.section import ELEMENT_BYTES, ENCODINGS, Dtype, Section
+from dlrm_hybrid.wire.values import Float32s, pack
 
 
 @final
@@ -69,66 +43,8 @@ class Sparse:
 
 
 def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype) -> Section:
-    """The smallest section of these elements; one that holds all views its values for FLOAT32.
-
-    RICE is tried up to one element in two; above that a bitmap is as short for random indices.
-
-    Args:
-        tensor: number of the tensor.
-        count: its elements N, below 2**31.
-        indices_K: int32, contiguous, rising from 0 to N - 1.
-        values_K: float32, contiguous, already rounded by `wire.values.narrow`.
-        dtype: FLOAT32, BFLOAT16 or FLOAT16.
-
-    Raises:
-        ValueError: some but not all elements, and indices that do not rise from 0 to N - 1.
-    """
-    if indices_K.size == count:
-        return packed(tensor, values_K, dtype)
-    if indices_K.size == 0:
-        return Section(tensor, Encoding.INDEX32, dtype, count, b"")
-    choice = _smallest(indices_K, count, 0, ELEMENT_BYTES[dtype], True)
-    return _section(tensor, dtype, values_K, count, choice)
-
-
-def sparse_all(
-    tensors: Sequence[int],
-    counts_T: Int64s,
-    bounds_E: Int64s,
-    indices_K: Int32s,
-    values_K: Float32s,
-    dtype: Dtype,
-) -> list[Section]:
-    """The `sparse` sections of T tensors, many times faster than one by one.
-
-    The payloads share memory with each other, none with the arguments.
-
-    Args:
-        tensors: their numbers.
-        counts_T: int64, elements of each, below 2**31.
-        bounds_E: int64, T + 1 places: where the elements of each begin among the K of all, and the
-            end of the last.
-        indices_K: int32, contiguous, those of each tensor rising from 0 to its count - 1.
-        values_K: float32, contiguous, already rounded by `wire.values.narrow`.
-        dtype: FLOAT32, BFLOAT16 or FLOAT16.
-
-    Raises:
-        ValueError: some but not all elements of a tensor, and indices that do not rise from 0 to
-            its count - 1.
-    """
-    values = pack(values_K, dtype)
-    out = np.empty(4 * indices_K.size + values.size + STORE_BYTES, np.uint8)
-    forms_T, stops_T = np.empty(counts_T.size, np.int64), np.empty(counts_T.size, np.int64)
-    fault = write_sections(counts_T, bounds_E, indices_K, values, out, forms_T, stops_T)
-    if fault >= 0:
-        raise unordered(int(counts_T[fault]))
-    made: list[Section] = []
-    payloads, start = out.data, 0
-    described = zip(tensors, counts_T.tolist(), forms_T.tolist(), stops_T.tolist(), strict=True)
-    for tensor, count, form, stop in described:
-        made.append(Section(tensor, _FORMS[form], dtype, count, payloads[start:stop]))
-        start = stop
-    return made
+    """The smallest section of these elements; `sparse_all` of one tensor."""
+    return _one(tensor, (1, count), 0, indices_K, values_K, dtype, True)
 
 
 def rows(
@@ -152,12 +68,36 @@ def rows(
     Raises:
         ValueError: some but not all elements, and indices that do not rise from 0 to N - 1.
     """
-    count = shape[0] * shape[1]
-    if indices_K.size in (0, count):
-        return sparse(tensor, count, indices_K, values_K, dtype)
     width = shape[1] if shape[1] <= MAX_COLUMNS else 0
-    choice = _smallest(indices_K, count, width, ELEMENT_BYTES[dtype], allow_rice)
-    return _section(tensor, dtype, values_K, count, choice)
+    return _one(tensor, shape, width, indices_K, values_K, dtype, allow_rice)
+
+
+def sparse_all(
+    tensors: Sequence[int],
+    counts_T: Int64s,
+    bounds_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+    dtype: Dtype,
+) -> list[Section]:
+    """The smallest section of some elements of each of T tensors, in one go.
+
+    The payloads share memory with each other, none with the arguments.
+
+    Args:
+        tensors: their numbers.
+        counts_T: int64, elements of each, below 2**31.
+        bounds_E: int64, T + 1 places: where the elements of each begin among the K of all, and the
+            end of the last.
+        indices_K: int32, contiguous, those of each tensor rising from 0 to its count - 1.
+        values_K: float32, contiguous, already rounded by `wire.values.narrow`.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+
+    Raises:
+        ValueError: some but not all elements of a tensor, and indices that do not rise from 0 to
+            its count - 1.
+    """
+    return _written(tensors, counts_T, bounds_E, 0, True, indices_K, values_K, dtype)
 
 
 def sparse_of(section: Section) -> Sparse:
@@ -166,15 +106,17 @@ def sparse_of(section: Section) -> Sparse:
     Raises:
         SectionError: no such section has this payload.
     """
-    if section.encoding is Encoding.DENSE:
-        values_K = values_of(section)
-        return Sparse(np.arange(values_K.size, dtype=np.int32), values_K)
-    reader = _READERS.get(section.encoding)
-    if reader is None:
-        raise error(section, "only the shape of its matrix tells what it holds")
-    _check(section)
-    indices_K, start = reader(section)
-    return Sparse(indices_K, _values(section, start))
+    found = read((section,), 0)
+    return Sparse(found.indices_K, found.values_K)
+
+
+def sparse_of_all(sections: Sequence[Section]) -> SparseAll:
+    """The elements of sections that `sparse_all` made, or of dense ones, in one go.
+
+    Raises:
+        SectionError: no such section has the payload of one, or another type than the first.
+    """
+    return read(sections, 0)
 
 
 def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:
@@ -184,58 +126,53 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
         SectionError: no such section has this payload, or it is of another size.
     """
     if section.count != shape[0] * shape[1]:
-        raise error(section, f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
-    if section.encoding is not Encoding.ROWS:
-        found = sparse_of(section)
-        return found.indices_K, found.values_K
-    _check(section)
-    indices_K, start = read_rows(section, shape)
-    return indices_K, _values(section, start)
+        raise misfit(section, f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
+    found = read((section,), shape[1])
+    return found.indices_K, found.values_K
 
 
-def _section(
-    tensor: int, dtype: Dtype, values_K: Float32s, count: int, choice: tuple[Encoding, Bytes]
+def _one(
+    tensor: int,
+    shape: tuple[int, int],
+    width: int,
+    indices_K: Int32s,
+    values_K: Float32s,
+    dtype: Dtype,
+    allow_rice: bool,
 ) -> Section:
-    encoding, part = choice
-    payload = np.empty(part.size + values_K.size * ELEMENT_BYTES[dtype], np.uint8)
-    payload[: part.size] = part
-    write(values_K, dtype, payload[part.size :])
-    return Section(tensor, encoding, dtype, count, payload.data)
+    counts_T, bounds_E = np.array([shape[0] * shape[1]]), np.array([0, indices_K.size])
+    (section,) = _written(
+        (tensor,), counts_T, bounds_E, width, allow_rice, indices_K, values_K, dtype
+    )
+    return section
 
 
-def _smallest(
-    indices_K: Int32s, count: int, width: int, value_bytes: int, allow_rice: bool
-) -> tuple[Encoding, Bytes]:
-    """How to write some but not all indices; `width` is 0 where ROWS may not be used."""
-    num_values = indices_K.size
-    sizes = {
-        Encoding.INDEX32: 4 * num_values,
-        Encoding.BITMAP: padded((count + 7) // 8, value_bytes),
-    }
-    if width:
-        sizes[Encoding.ROWS] = padded(count // width + num_values, value_bytes)
-    parameter = 0
-    if allow_rice and 2 * num_values <= count and num_values <= MAX_RICE:
-        parameter, rice_bytes = rice_size(indices_K, count)
-        sizes[Encoding.RICE] = padded(rice_bytes, value_bytes)
-    encoding = min(sizes, key=sizes.__getitem__)
-    num_bytes = sizes[encoding]
-    if encoding is Encoding.INDEX32:
-        return encoding, index32_of(indices_K, count)
-    if encoding is Encoding.BITMAP:
-        return encoding, bitmap_of(indices_K, count, num_bytes)
-    if encoding is Encoding.RICE:
-        return encoding, rice_of(indices_K, parameter, num_bytes)
-    part = row_bytes_of(indices_K, count, width, num_bytes)
-    if part is None:
-        return _smallest(indices_K, count, 0, value_bytes, allow_rice)
-    return encoding, part
-
-
-def _check(section: Section) -> None:
-    if section.dtype not in FLOATS or section.count > MAX_COUNT:
-        raise error(section, f"it holds {section.count} elements of {section.dtype.name.lower()}")
-
-
-def _values(section: Section, start: int) -> Float32s:
-    return unpack(memoryview(section.payload)[start:], section.dtype)
+def _written(
+    tensors: Sequence[int],
+    counts_T: Int64s,
+    bounds_E: Int64s,
+    width: int,
+    allow_rice: bool,
+    indices_K: Int32s,
+    values_K: Float32s,
+    dtype: Dtype,
+) -> list[Section]:
+    value_bytes = ELEMENT_BYTES[dtype]
+    forms_T3 = np.empty((len(tensors), 3), np.int64)
+    fault = choose_forms(counts_T, bounds_E, width, allow_rice, value_bytes, indices_K, forms_T3)
+    if fault >= 0:
+        raise ValueError(f"indices do not rise from 0 to {int(counts_T[fault]) - 1}")
+    values = pack(values_K, dtype)
+    chosen, bounds = forms_T3.tolist(), bounds_E.tolist()
+    out = np.empty(
+        sum(num_bytes for _, num_bytes, _ in chosen) + values.size + STORE_BYTES, np.uint8
+    )
+    write_sections(counts_T, bounds_E, width, indices_K, values, forms_T3, out)
+    made: list[Section] = []
+    payloads, start = out.data, 0
+    for place, (form, num_bytes, _) in enumerate(chosen):
+        stop = start + num_bytes + value_bytes * (bounds[place + 1] - bounds[place])
+        count = int(counts_T[place])
+        made.append(Section(tensors[place], ENCODINGS[form], dtype, count, payloads[start:stop]))
+        start = stop
+    return made

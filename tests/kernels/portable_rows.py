@@ -12,7 +12,6 @@ import xxhash
 from numba.core import config
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.bitmap import list_bits, rising, set_bits
 from dlrm_hybrid.kernels.distinct import collapse, lay_out, sum_rows
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.id_sets import decode as decode_ids
@@ -33,12 +32,11 @@ from dlrm_hybrid.kernels.narrow import (
     narrow_bfloat16,
     narrow_float16,
 )
-from dlrm_hybrid.kernels.rice import STORE_BYTES, encode, fit, write_sections
-from dlrm_hybrid.kernels.rice_decode import decode
-from dlrm_hybrid.kernels.row_positions import join_rows, split_rows
+from dlrm_hybrid.kernels.read_sections import decode, read_sections
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 from dlrm_hybrid.kernels.sample import sample
 from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
+from dlrm_hybrid.kernels.section_forms import choose_forms, fit
 from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
 from dlrm_hybrid.kernels.sent import clear_sent, keep_first_ties
 from dlrm_hybrid.kernels.ternary import (
@@ -48,6 +46,7 @@ from dlrm_hybrid.kernels.ternary import (
     ternarise_bits,
     ternarise_trits,
 )
+from dlrm_hybrid.kernels.write_sections import STORE_BYTES, encode, write_sections
 
 Outputs = list[NDArray[np.generic]]
 
@@ -178,29 +177,30 @@ def narrowed() -> Outputs:
 def coded() -> Outputs:
     indices_K = np.flatnonzero(floats(4000, 5) > 2).astype(np.int32)
     back_K = np.empty_like(indices_K)
-    parameter, bits = fit(indices_K, 4000)
+    parameter, bits = fit(indices_K)
     gaps = np.zeros(bits // 8 + 1 + STORE_BYTES, np.uint8)
     encode(indices_K, parameter, gaps)
-    words_W = np.empty(63, np.uint64)
-    counts_B, positions_K = np.empty(20, np.uint8), np.empty(indices_K.size, np.uint8)
-    told = [parameter, bits, decode(gaps, 0, parameter, 4000, back_K), rising(back_K, 4000)]
-    told += [set_bits(indices_K, 4000, words_W), list_bits(words_W, 4000, back_K)]
-    told += [split_rows(indices_K, 200, counts_B, positions_K)]
-    told += [join_rows(counts_B, positions_K, 200, back_K)]
-    return [np.array(told), gaps, words_W, counts_B, positions_K, back_K, *sections()]
+    told = [parameter, bits, decode(gaps, 0, parameter, 4000, back_K)]
+    return [np.array(told), gaps, back_K, *sections(0), *sections(200)]
 
 
-def sections() -> Outputs:
-    counts_T, bounds_E, parts = np.array([9, 40, 2000, 5000]), [0], []
+def sections(width: int) -> Outputs:
+    counts_T, bounds_E, parts = np.array([200, 40, 2000, 5000]), [0], []
     for count, chance in zip(counts_T.tolist(), (1.0, 0.5, 0.01, 0.1), strict=True):
         parts.append(np.flatnonzero(np.random.default_rng(8).random(count) < chance))
         bounds_E.append(bounds_E[-1] + parts[-1].size)
     indices_K = np.concatenate(parts).astype(np.int32)
     values = floats(indices_K.size, 9).view(np.uint8)
-    out = np.zeros(8 * indices_K.size + STORE_BYTES, np.uint8)
-    forms_T, stops_T = np.zeros(4, np.int64), np.zeros(4, np.int64)
-    write_sections(counts_T, np.array(bounds_E), indices_K, values, out, forms_T, stops_T)
-    return [forms_T, stops_T, out[: stops_T[-1]]]
+    forms_T3, bounds_E = np.zeros((4, 3), np.int64), np.array(bounds_E)
+    choose_forms(counts_T, bounds_E, width, width == 0, 4, indices_K, forms_T3)
+    sizes_T = forms_T3[:, 1] + 4 * np.diff(bounds_E)
+    out = np.zeros(sizes_T.sum() + STORE_BYTES, np.uint8)
+    write_sections(counts_T, bounds_E, width, indices_K, values, forms_T3, out)
+    data, back_E, back_K = out[: sizes_T.sum()], np.zeros_like(bounds_E), np.zeros_like(indices_K)
+    data.flags.writeable = False
+    back, heads_T3 = np.zeros_like(values), np.stack([forms_T3[:, 0], counts_T, sizes_T], axis=1)
+    told = read_sections(data, heads_T3, width, 4, back_E, back_K, back)
+    return [np.array(told), forms_T3, data, back_E, back_K, back]
 
 
 def distinct() -> Outputs:

@@ -11,7 +11,7 @@ import pytest
 
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import FLOATS, Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import rows, rows_of, sparse, sparse_of
+from dlrm_hybrid.wire.sparse import rows, rows_of, sparse, sparse_of, sparse_of_all
 
 SHAPE = (40, 50)
 COUNT = SHAPE[0] * SHAPE[1]
@@ -48,17 +48,20 @@ NO_INT32 = Section(6, Encoding.INDEX32, Dtype.INT32, 9, b"?" * 8)
         (NO_INT32, "it holds 9 elements of int32"),
         (section(Encoding.BITMAP, 9, b""), "0 bytes hold no choice"),
         (section(Encoding.BITMAP, 9, b"\x01\0\0\0\0"), "5 bytes hold no choice"),
-        (section(Encoding.BITMAP, 9, b"\x01\0\0\0"), "the bitmap does not choose 0 of 9"),
-        (section(Encoding.BITMAP, 9, bytes(8)), "the bitmap does not choose 1 of 9"),
-        (section(Encoding.BITMAP, 9, b"\0\x02" + bytes(6)), "the bitmap does not choose 1 of 9"),
+        (section(Encoding.BITMAP, 9, b"\x01\0\0\0"), "the bitmap does not choose as many"),
+        (section(Encoding.BITMAP, 9, bytes(8)), "the bitmap does not choose as many"),
+        (
+            section(Encoding.BITMAP, 9, b"\0\x02" + bytes(6)),
+            "the bitmap does not choose as many",
+        ),
         (section(Encoding.BITMAP, 9, bytes(400)), "400 bytes hold no choice"),
         (section(Encoding.RICE, 9, b"\0\0\0"), "3 bytes hold no choice"),
         (rice(1), "4 bytes hold no choice"),
         (rice(10, bytes(48)), "52 bytes hold no choice"),
-        (rice(1, bytes(4)), "the gaps are not those of 1 of 9"),
-        (rice(1, bytes(12)), "the gaps are not those of 1 of 9"),
-        (rice(1, b"\xff\x01\0\0", bytes(4)), "the gaps are not those of 1 of 9"),
-        (rice(1, b"\xff" * 4, bytes(4)), "the gaps are not those of 1 of 9"),
+        (rice(1, bytes(4)), "the gaps are not those of indices below 9"),
+        (rice(1, bytes(12)), "the gaps are not those of indices below 9"),
+        (rice(1, b"\xff\x01\0\0", bytes(4)), "the gaps are not those of indices below 9"),
+        (rice(1, b"\xff" * 4, bytes(4)), "the gaps are not those of indices below 9"),
         (section(Encoding.ROWS, 9, bytes(9)), "only the shape of its matrix tells"),
     ],
 )
@@ -69,14 +72,23 @@ def test_a_forged_payload_is_told(forged: Section, reason: str) -> None:
     assert str(caught.value).startswith(start)
 
 
+def test_the_forged_one_of_many_is_told() -> None:
+    good, bad = index32(3, 4), rice(1, b"\xff" * 4, bytes(4))
+    with pytest.raises(DlrmError, match="tensor 6: no RICE section: the gaps"):
+        sparse_of_all([good, good, bad, good])
+    other = Section(7, Encoding.INDEX32, Dtype.BFLOAT16, 9, bytes(6))
+    with pytest.raises(DlrmError, match="tensor 7: .* it holds bfloat16, others float32"):
+        sparse_of_all([good, other])
+
+
 @pytest.mark.parametrize(
     ("shape", "payload", "reason"),
     [
         ((3, 3), b"\0\0", "2 bytes hold no choice of 9 elements"),
         ((3, 3), b"\0\0\0\0\0", "5 bytes hold no choice"),
         ((3, 3), b"\x01\0\0\x01" + bytes(3), "7 bytes hold no choice"),
-        ((3, 3), b"\x01\0\0\x03" + bytes(4), "columns do not rise from 0 to 2"),
-        ((3, 3), b"\0\x02\0\x01\x01" + bytes(11), "columns do not rise from 0 to 2"),
+        ((3, 3), b"\x01\0\0\x03" + bytes(4), "columns do not rise inside their rows"),
+        ((3, 3), b"\0\x02\0\x01\x01" + bytes(11), "columns do not rise inside their rows"),
         ((3, 3), b"\xff\xff\xff" + bytes(5), "8 bytes hold no choice"),
         ((2, 4), bytes(4), "9 elements are no matrix of 2 × 4"),
     ],

@@ -1,5 +1,7 @@
 """Every choice of elements comes back bit for bit, from the smallest encoding there is."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,15 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import Sparse, rows, rows_of, sparse, sparse_all, sparse_of
+from dlrm_hybrid.wire.sparse import (
+    Sparse,
+    rows,
+    rows_of,
+    sparse,
+    sparse_all,
+    sparse_of,
+    sparse_of_all,
+)
 from dlrm_hybrid.wire.values import narrow
 
 Int32s = NDArray[np.int32]
@@ -86,6 +96,12 @@ def test_many_tensors_give_the_sections_of_each(
     assert sections == [
         sparse(10 + place, count, *given_[place], dtype) for place, (count, _) in enumerate(tensors)
     ]
+    found = sparse_of_all(sections)
+    assert found.bounds_E[0] == 0 and len(found.bounds_E) == len(tensors) + 1
+    for (first, last), (indices, values) in zip(pairwise(found.bounds_E), given_, strict=True):
+        assert_same(
+            Sparse(found.indices_K[first:last], found.values_K[first:last]), indices, values
+        )
 
 
 def index_bytes(section: Section, num_values: int) -> int:
