@@ -62,11 +62,11 @@ SPANS = (
     ),
     ("gradients: decode", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._gradients"),
     ("mean of the trainers", "dlrm_hybrid.parallel.aggregate", "Aggregate.mean"),
-    ("mean of the trainers", "dlrm_hybrid.parallel.parameter_server", "check_finite"),
     ("optimizer", "dlrm_hybrid.parallel.master", "Master.learn"),
     ("optimizer", "dlrm_hybrid.parallel.master", "Master.learn_at"),
     ("weights: encode", "dlrm_hybrid.parallel.published", "Published.tell"),
-    ("weights: encode", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._frame"),
+    ("weights: encode", "dlrm_hybrid.parallel.published", "Published.tell_all"),
+    ("weights: encode", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._tell"),
     ("agree", "dlrm_hybrid.train.worker_rank", "WorkerRank.meet"),
 )
 THE_REST = "the rest of Python"

@@ -4,48 +4,87 @@ A server adds what trainers send and marks where, then lists the marks, and take
 there: all of it costs as much as was sent, save one look at a bit per element. Indices must be in
 range: `wire.sparse` has checked those that came over the wire.
 
-Shapes: N elements of a tensor, K of them, W = ceil(N / 64) words of marks; in `give_back` N and K
-are those of several tensors, which lie between E places.
+Shapes: T tensors of N elements in all, K of them, W = ceil(N / 64) words of marks; E = T + 1 places
+between which tensors, or what was chosen of them, lie.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray
 
-from dlrm_hybrid.kernels.bits import trailing_zeros
+from dlrm_hybrid.kernels.bits import floats_at, trailing_zeros
 from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint64]
+Addresses = npt.NDArray[np.uint64]
 
 
 @kernel
-def scatter_add(indices_K: Int32s, values_K: Float32s, sum_N: Float32s, touched_W: Marks) -> None:
-    """Add values to elements of `sum_N`, and set the bit of each in `touched_W`."""
-    for k in range(indices_K.size):
-        index = indices_K[k]
-        sum_N[index] += values_K[k]
-        touched_W[index >> 6] |= np.uint64(1) << np.uint64(index & 63)
+def scatter_add(
+    firsts_E: Int64s,
+    bounds_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+    sum_N: Float32s,
+    touched_W: Marks,
+) -> None:
+    """Add values to elements of `sum_N`, and set the bit of each in `touched_W`.
+
+    Args:
+        firsts_E: where each tensor begins in `sum_N`, and the end of the last.
+        bounds_E: where the elements of each begin among the K, and the end of the last.
+        indices_K: positions in their tensors.
+        values_K: to be added.
+        sum_N: of all tensors.
+        touched_W: likewise.
+    """
+    for tensor in range(bounds_E.size - 1):
+        first = firsts_E[tensor]
+        for k in range(bounds_E[tensor], bounds_E[tensor + 1]):
+            place = first + indices_K[k]
+            sum_N[place] += values_K[k]
+            touched_W[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
 
 
 @kernel
-def collect(touched_W: Marks, indices_K: Int32s) -> int:
+def collect(touched_W: Marks, places_K: Int32s) -> int:
     """List the elements marked, ascending, and clear the marks; returns how many there are.
 
-    `indices_K` has room for all elements.
+    `places_K` has room for all elements.
     """
     found = 0
     for word in range(touched_W.size):
         mask = touched_W[word]
         touched_W[word] = np.uint64(0)
         while mask != np.uint64(0):
-            indices_K[found] = (word << 6) + trailing_zeros(mask)
+            places_K[found] = (word << 6) + trailing_zeros(mask)
             found += 1
             mask &= mask - np.uint64(1)
     return found
+
+
+@kernel
+def part(firsts_E: Int64s, places_K: Int32s, bounds_E: Int64s, indices_K: Int32s) -> None:
+    """Positions in their tensors of ascending places among the N; the opposite of `scatter_add`.
+
+    Args:
+        firsts_E: where each tensor begins, and the end of the last.
+        places_K: all below that end.
+        bounds_E: receives where those of each tensor begin among the K, and the end of the last.
+        indices_K: receives the positions.
+    """
+    k = 0
+    for tensor in range(bounds_E.size - 1):
+        bounds_E[tensor] = k
+        while k < places_K.size and places_K[k] < firsts_E[tensor + 1]:
+            indices_K[k] = places_K[k] - firsts_E[tensor]
+            k += 1
+    bounds_E[-1] = k
 
 
 @kernel
@@ -61,6 +100,34 @@ def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
     """Overwrite elements of `out_N`."""
     for k in range(indices_K.size):
         out_N[indices_K[k]] = values_K[k]
+
+
+@kernel
+def put_all(
+    copies_T: Addresses,
+    counts_T: Int64s,
+    bounds_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+    adds: bool,
+) -> None:
+    """Overwrite elements of tensors that lie anywhere, or add to them.
+
+    Args:
+        copies_T: addresses of contiguous float32.
+        counts_T: elements of each.
+        bounds_E: where what is said of each begins among the K, and the end of the last.
+        indices_K: positions in their tensors.
+        values_K: for them.
+        adds: whether values are differences.
+    """
+    for tensor in range(copies_T.size):
+        copy_N = carray(floats_at(copies_T[tensor]), counts_T[tensor])
+        for k in range(bounds_E[tensor], bounds_E[tensor + 1]):
+            if adds:
+                copy_N[indices_K[k]] += values_K[k]
+            else:
+                copy_N[indices_K[k]] = values_K[k]
 
 
 @kernel

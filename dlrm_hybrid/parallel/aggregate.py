@@ -1,61 +1,84 @@
-"""The mean of the trainers' gradients of one tensor, whole ones or a few elements of each.
+"""The mean of the trainers' gradients of a unit, whole ones or a few elements of each.
 
 Sums are made in trainer order, element by element: the same pushes give the same bits whether they
-came whole or in part. K elements that any trainer sent, N elements of the tensor.
+came whole or in part.
+
+Shapes: T tensors of N elements in all, E = T + 1 places between which they lie; K elements that any
+trainer sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
+from dlrm_hybrid.kernels.mean import mean_of_all
 from dlrm_hybrid.kernels.scatter import collect, scatter_add, take
-from dlrm_hybrid.parallel.changes import Array, Changes, whole
-from dlrm_hybrid.parallel.mean import mean_into
+from dlrm_hybrid.parallel.changes import Array, Changes, Whole, addresses_of
+from dlrm_hybrid.wire.read_sparse import Int32s, Int64s, Parts
 
 WORD_BITS = 64
 
 
-@final
-class Aggregate:
-    """Keeps the buffers of one tensor between steps.
+class Mean(NamedTuple):
+    """Of all tensors of a unit, one behind the other.
 
-    Args:
-        count: N.
+    Attributes:
+        places_K: ascending; None for all elements.
+        values_K: float32.
+        is_finite: whether every value is.
     """
 
-    def __init__(self, count: int) -> None:
-        self._mean_N = np.empty(count, np.float32)
-        self._sum_N = np.zeros(count, np.float32)
-        self._touched_W = np.zeros(-(-count // WORD_BITS), np.uint64)
-        self._indices_N = np.empty(count, np.int32)
+    places_K: Int32s | None
+    values_K: Array
+    is_finite: bool
 
-    def mean(self, gradients: Sequence[Changes]) -> Changes:
+
+@final
+class Aggregate:
+    """Keeps the buffers of a unit between steps.
+
+    Args:
+        firsts_E: where each tensor begins among the N, and the end of the last.
+    """
+
+    def __init__(self, firsts_E: Int64s) -> None:
+        self._firsts_E = firsts_E
+        elements = int(firsts_E[-1])
+        self._mean_N = np.empty(elements, np.float32)
+        self._sum_N = np.zeros(elements, np.float32)
+        self._touched_W = np.zeros(-(-elements // WORD_BITS), np.uint64)
+        self._places_N = np.empty(elements, np.int32)
+
+    def mean(self, pushes: Sequence[Changes]) -> Mean:
         """The mean over all trainers; who sent nothing of an element counts with 0.
 
-        The result may view a buffer or the only gradient: it lasts until the next call.
+        The result may view a buffer: it lasts until the next call.
         """
-        if any(gradient.indices_K is None for gradient in gradients):
-            return Changes(None, self._whole(gradients))
-        if len(gradients) == 1:
-            return gradients[0]
-        for indices_K, values_K in gradients:
-            assert indices_K is not None
-            scatter_add(indices_K, values_K, self._sum_N, self._touched_W)
-        count = collect(self._touched_W, self._indices_N)
-        union_K = self._indices_N[:count]
+        whole = [push for push in pushes if isinstance(push, Whole)]
+        if len(whole) == len(pushes):
+            return self._of_whole(whole)
+        for push in pushes:
+            parts = push if isinstance(push, Parts) else self._parts(push)
+            scatter_add(self._firsts_E, *parts, self._sum_N, self._touched_W)
+        count = collect(self._touched_W, self._places_N)
+        places_K = self._places_N[:count]
         mean_K = np.empty(count, np.float32)
-        take(self._sum_N, union_K, mean_K)
-        np.divide(mean_K, np.float32(len(gradients)), out=mean_K)
-        return Changes(union_K, mean_K)
+        take(self._sum_N, places_K, mean_K)
+        np.divide(mean_K, np.float32(len(pushes)), out=mean_K)
+        return Mean(places_K, mean_K, bool(np.isfinite(mean_K).all()))
 
-    def _whole(self, gradients: Sequence[Changes]) -> Array:
-        count = len(self._sum_N)
-        spread = [
-            gradient if gradient.indices_K is None else whole(gradient, count)
-            for gradient in gradients
-        ]
-        mean_into(self._mean_N, [gradient.values_K for gradient in spread])
-        return self._mean_N
+    def _of_whole(self, pushes: Sequence[Whole]) -> Mean:
+        # The kernel reads float32 at addresses that are multiples of 4.
+        given = [values_N for push in pushes for values_N in push.values]
+        aligned = [np.require(values_N, requirements="A") for values_N in given]
+        addresses_XT = addresses_of(aligned).reshape(len(pushes), -1)
+        is_finite = mean_of_all(addresses_XT, self._firsts_E, self._mean_N)
+        return Mean(None, self._mean_N, is_finite)
+
+    def _parts(self, push: Whole) -> Parts:
+        """The same, with every element named."""
+        indices = [np.arange(values_N.size, dtype=np.int32) for values_N in push.values]
+        return Parts(self._firsts_E, np.concatenate(indices), np.concatenate(push.values))

@@ -8,10 +8,10 @@ from typing import Protocol, final
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
-from dlrm_hybrid.parallel.changes import changes_of, follow
+from dlrm_hybrid.parallel.changes import Copies, changes_of
 from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.master import Learning, Master, copy_into
-from dlrm_hybrid.parallel.mean import check_finite
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.policy import Policy
 from dlrm_hybrid.parallel.published import SUFFIX, adds
@@ -89,7 +89,11 @@ class ServerClient:
         self._units = dict(sorted(self._units.items()))
         names = [tensor.name for unit in self._units.values() for tensor in unit]
         self._replica = {name: replica[name].detach() for name in names}
-        self._flat = flat_views(self._replica)
+        flat = flat_views(self._replica)
+        self._flat = {
+            owner: [flat[tensor.name] for tensor in unit] for owner, unit in self._units.items()
+        }
+        self._copies = {owner: Copies(arrays) for owner, arrays in self._flat.items()}
         self._applied = dict.fromkeys(self._units, 0)
         self._pushed = 0
 
@@ -138,9 +142,8 @@ class ServerClient:
         sections, digest = split_digest(frame.sections)
         check_tensors(sections, unit, what)
         with self._decoding:
-            changed = [changes_of(section, what) for section in sections]
-        for tensor, section, changes in zip(unit, sections, changed, strict=True):
-            follow(self._flat[tensor.name], changes, adds=adds(section))
+            changes = changes_of(sections, what)
+        self._copies[frame.sender].follow(changes, adds=adds(sections))
         self._applied[frame.sender] = due
         if digest is not None and digest != self.digest(frame.sender):
             raise DlrmError(
@@ -150,7 +153,7 @@ class ServerClient:
 
     def digest(self, server: int) -> int:
         """Of the replica of what the server with this rank owns of the stage."""
-        return digest_of(self._units[server], self._flat)
+        return digest_of(self._flat[server])
 
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Go on after `step` steps from the servers' `tensors` in a checkpoint of that step.

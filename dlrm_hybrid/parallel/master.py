@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.kernels.rows import gather
+from dlrm_hybrid.kernels.scatter import put
 from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.types import DataError
+
+Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,26 +48,34 @@ class Master:
         lr = learning.schedule.lr(step)
         learning.optimizer.apply(self.weights[name], gradient, self._state[name], lr)
 
-    def learn_at(self, name: str, index_K: Tensor, gradient_K: Tensor, step: int) -> None:
-        """As `learn` with zeros but at K elements of the flat weight.
+    def learn_at(
+        self, name: str, index_K: NDArray[np.int32], gradient_K: Array, step: int
+    ) -> Array:
+        """As `learn` with zeros but at K elements of the flat weight; their new values.
 
         Args:
             name: of the weight.
-            index_K: int64, each element once.
+            index_K: each element once.
             gradient_K: float32.
             step: of the learning rate.
 
         The optimizer must leave elements alone whose gradient is zero.
         """
         learning = self._learning
-        weight_N = self.weights[name].view(-1)
-        state_N = {slot: tensor.view(-1) for slot, tensor in self._state[name].items()}
-        weight_K = weight_N[index_K]
-        state_K = {slot: tensor[index_K] for slot, tensor in state_N.items()}
-        learning.optimizer.apply(weight_K, gradient_K, state_K, learning.schedule.lr(step))
-        weight_N[index_K] = weight_K
-        for slot, tensor in state_K.items():
-            state_N[slot][index_K] = tensor
+        weight_N = self.weights[name].view(-1).numpy()
+        state_N = {slot: tensor.view(-1).numpy() for slot, tensor in self._state[name].items()}
+        weight_K = _at(weight_N, index_K)
+        state_K = {slot: _at(array_N, index_K) for slot, array_N in state_N.items()}
+        learning.optimizer.apply(
+            torch.from_numpy(weight_K),
+            torch.from_numpy(gradient_K),
+            {slot: torch.from_numpy(array_K) for slot, array_K in state_K.items()},
+            learning.schedule.lr(step),
+        )
+        put(index_K, weight_K, weight_N)
+        for slot, array_K in state_K.items():
+            put(index_K, array_K, state_N[slot])
+        return weight_K
 
     @property
     def moves_all(self) -> bool:
@@ -89,3 +104,9 @@ def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
             found = "missing" if value is None else f"{list(value.shape)}"
             raise DataError(f"{name}: {found}, it must be {list(tensor.shape)}")
         tensor.copy_(value)
+
+
+def _at(array_N: Array, index_K: NDArray[np.int32]) -> Array:
+    array_K = np.empty(index_K.size, np.float32)
+    gather(array_N, index_K, array_K)
+    return array_K

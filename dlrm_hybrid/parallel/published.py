@@ -4,76 +4,84 @@ In float32 that is the weights themselves. In half precision a worker is told th
 between weight and published copy, and both sides add it; what rounding leaves out stays in the
 difference and is told when the element changes again.
 
-K elements that changed, N elements of a tensor.
+Shapes: T tensors of N elements in all, which lie between E = T + 1 places; K elements that changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from dlrm_hybrid.parallel.changes import Array, Changes, Indices, follow
-from dlrm_hybrid.parallel.sections import flat_views
+from dlrm_hybrid.kernels.rows import gather
+from dlrm_hybrid.kernels.scatter import part, put
+from dlrm_hybrid.parallel.changes import Array
 from dlrm_hybrid.parallel.topology import DenseTensor
-from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.read_sparse import Int32s, Int64s
 from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import sparse
+from dlrm_hybrid.wire.sparse import sparse_all
 from dlrm_hybrid.wire.values import narrow, packed
 
 SUFFIX = ".published"
 
 
-def adds(section: Section) -> bool:
-    """Whether a section of a pull holds differences: values come in float32, nothing else does."""
-    return section.dtype is not Dtype.FLOAT32
+def adds(sections: Sequence[Section]) -> bool:
+    """Whether a pull holds differences: values come in float32, nothing else does."""
+    return any(section.dtype is not Dtype.FLOAT32 for section in sections)
 
 
 @final
 class Published:
-    """The published copies of a server's tensors.
+    """The published copy of a unit.
 
     Args:
-        weights: by name, learned in place.
+        tensors: of the unit.
+        firsts_E: where each begins among the N, and the end of the last.
+        weight_N: of all, learned in place.
         dtype: of values on the wire.
+
+    Attributes:
+        is_rounded: whether the copy differs from the weights.
+        value_N: the copy; the weights themselves in float32.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], dtype: Dtype) -> None:
+    def __init__(
+        self, tensors: Sequence[DenseTensor], firsts_E: Int64s, weight_N: Array, dtype: Dtype
+    ) -> None:
+        self._ids = [tensor.id for tensor in tensors]
+        self._firsts_E = firsts_E
+        self._counts_T = np.diff(firsts_E)
         self._dtype = dtype
-        self._weights = flat_views(weights)
-        self._shapes = {name: weight.shape for name, weight in weights.items()}
-        self.values = self._weights
-        if dtype is not Dtype.FLOAT32:
-            self.values = {name: array.copy() for name, array in self._weights.items()}
+        self._weight_N = weight_N
+        self.is_rounded = dtype is not Dtype.FLOAT32
+        self.value_N = weight_N.copy() if self.is_rounded else weight_N
 
-    def tell(self, tensor: DenseTensor, indices_K: Indices | None) -> Section:
-        """Publish the elements that changed, None for all; the section may view the weights."""
-        weight_N = self._weights[tensor.name]
-        if self._dtype is Dtype.FLOAT32:
-            return _values(tensor, weight_N, indices_K)
-        published_N = self.values[tensor.name]
-        if indices_K is None:
-            rounded_N = narrow(weight_N - published_N, self._dtype)
-            np.add(published_N, rounded_N, out=published_N)
-            return packed(tensor.id, rounded_N, self._dtype)
-        rounded_K = narrow(weight_N[indices_K] - published_N[indices_K], self._dtype)
-        follow(published_N, Changes(indices_K, rounded_K), adds=True)
-        return sparse(tensor.id, tensor.count, indices_K, rounded_K, self._dtype)
+    def tell_all(self) -> list[Section]:
+        """Publish all elements; the sections may view the weights."""
+        told_N = self._weight_N
+        if self.is_rounded:
+            told_N = narrow(self._weight_N - self.value_N, self._dtype)
+            np.add(self.value_N, told_N, out=self.value_N)
+        bounds = self._firsts_E[1:-1]
+        return [
+            packed(number, values_N, self._dtype)
+            for number, values_N in zip(self._ids, np.split(told_N, bounds), strict=True)
+        ]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Views of the copies that are not the weights themselves, for a checkpoint."""
-        if self._dtype is Dtype.FLOAT32:
-            return {}
-        return {
-            f"{name}{SUFFIX}": torch.from_numpy(array).view(self._shapes[name])
-            for name, array in self.values.items()
-        }
+    def tell(self, places_K: Int32s, weight_K: Array) -> list[Section]:
+        """Publish the elements that changed, and no others.
 
-
-def _values(tensor: DenseTensor, weight_N: Array, indices_K: Indices | None) -> Section:
-    if indices_K is None:
-        return dense(tensor.id, weight_N)
-    return sparse(tensor.id, tensor.count, indices_K, weight_N[indices_K], Dtype.FLOAT32)
+        Args:
+            places_K: ascending, among the N.
+            weight_K: the weights there.
+        """
+        told_K = weight_K
+        if self.is_rounded:
+            value_K = np.empty_like(weight_K)
+            gather(self.value_N, places_K, value_K)
+            told_K = narrow(weight_K - value_K, self._dtype)
+            put(places_K, value_K + told_K, self.value_N)
+        bounds_E, indices_K = np.empty_like(self._firsts_E), np.empty_like(places_K)
+        part(self._firsts_E, places_K, bounds_E, indices_K)
+        return sparse_all(self._ids, self._counts_T, bounds_E, indices_K, told_K, self._dtype)

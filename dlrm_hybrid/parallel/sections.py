@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
@@ -26,11 +25,6 @@ Array = NDArray[np.float32]
 def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     """The same memory as flat arrays; the tensors are contiguous."""
     return {name: tensor.view(-1).numpy() for name, tensor in tensors.items()}
-
-
-def sections_of(unit: Sequence[DenseTensor], values: Mapping[str, Array]) -> list[Section]:
-    """Sections that view the values of a unit."""
-    return [dense(tensor.id, values[tensor.name]) for tensor in unit]
 
 
 def check_tensors(sections: Sequence[Section], unit: Sequence[DenseTensor], what: str) -> None:
@@ -45,11 +39,11 @@ def check_tensors(sections: Sequence[Section], unit: Sequence[DenseTensor], what
         raise DlrmError(f"{what}: holds tensors and sizes {found}, expected {expected}")
 
 
-def digest_of(unit: Sequence[DenseTensor], values: Mapping[str, Array]) -> int:
-    """xxh3-64 of the values of a unit, one tensor after the other."""
+def digest_of(arrays: Iterable[Array]) -> int:
+    """xxh3-64 of contiguous arrays, one after the other."""
     state = xxhash.xxh3_64()
-    for tensor in unit:
-        state.update(values[tensor.name].data)
+    for array in arrays:
+        state.update(array.data)
     return state.intdigest()
 
 

@@ -9,8 +9,7 @@ Shapes: K elements of all sections, which lie between E places; T sections.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +31,7 @@ Int64s = NDArray[np.int64]
 MAX_COUNT = 2**31 - 1
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class SparseAll:
+class Parts(NamedTuple):
     """What several sections hold, in memory of their own.
 
     Attributes:
@@ -48,7 +45,7 @@ class SparseAll:
     values_K: Float32s
 
 
-def read(sections: Sequence[Section], width: int) -> SparseAll:
+def read(sections: Sequence[Section], width: int) -> Parts:
     """The elements of sections of one type; `width` is that of their matrices, for ROWS, or 0.
 
     Raises:
@@ -72,7 +69,7 @@ def read(sections: Sequence[Section], width: int) -> SparseAll:
     size = int(bounds_E[-1])
     values = values[: size * value_bytes]
     values_K = values.view(np.float32) if dtype is Dtype.FLOAT32 else unpack(values, dtype)
-    return SparseAll(bounds_E, indices_K[:size], values_K)
+    return Parts(bounds_E, indices_K[:size], values_K)
 
 
 def _check(section: Section, dtype: Dtype, width: int) -> None:
@@ -80,6 +77,8 @@ def _check(section: Section, dtype: Dtype, width: int) -> None:
         raise misfit(section, f"it holds {section.count} elements of {section.dtype.name.lower()}")
     if section.dtype is not dtype:
         raise misfit(section, f"it holds {section.dtype.name.lower()}, others {dtype.name.lower()}")
+    if section.encoding > Encoding.ROWS:
+        raise misfit(section, "its elements are not listed")
     if section.encoding is Encoding.ROWS and not width:
         raise misfit(section, "only the shape of its matrix tells what it holds")
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from dlrm_hybrid.kernels.section_forms import MAX_COLUMNS, choose_forms
 from dlrm_hybrid.kernels.write_sections import STORE_BYTES, write_sections
-from dlrm_hybrid.wire.read_sparse import Int32s, Int64s, SparseAll, misfit, read
+from dlrm_hybrid.wire.read_sparse import Int32s, Int64s, Parts, misfit, read
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, ENCODINGS, Dtype, Section
 from dlrm_hybrid.wire.values import Float32s, pack
 
@@ -110,7 +110,7 @@ def sparse_of(section: Section) -> Sparse:
     return Sparse(found.indices_K, found.values_K)
 
 
-def sparse_of_all(sections: Sequence[Section]) -> SparseAll:
+def sparse_of_all(sections: Sequence[Section]) -> Parts:
     """The elements of sections that `sparse_all` made, or of dense ones, in one go.
 
     Raises:

@@ -18,6 +18,7 @@ from dlrm_hybrid.kernels.id_sets import decode as decode_ids
 from dlrm_hybrid.kernels.id_sets import encode as encode_ids
 from dlrm_hybrid.kernels.largest import list_largest
 from dlrm_hybrid.kernels.levels import read_levels, write_levels
+from dlrm_hybrid.kernels.mean import mean_of_all
 from dlrm_hybrid.kernels.moments import (
     count_reaching,
     gather_reaching,
@@ -35,7 +36,7 @@ from dlrm_hybrid.kernels.narrow import (
 from dlrm_hybrid.kernels.read_sections import decode, read_sections
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 from dlrm_hybrid.kernels.sample import sample
-from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
+from dlrm_hybrid.kernels.scatter import collect, give_back, part, put, put_all, scatter_add, take
 from dlrm_hybrid.kernels.section_forms import choose_forms, fit
 from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
 from dlrm_hybrid.kernels.sent import clear_sent, keep_first_ties
@@ -77,12 +78,17 @@ def scattered() -> Outputs:
     sum_N, touched_W = np.zeros(200, np.float32), np.zeros(4, np.uint64)
     for seed in (1, 2):
         indices_K = np.flatnonzero(np.abs(floats(200, seed)) > 1).astype(np.int32)
-        scatter_add(indices_K, floats(indices_K.size, seed + 2), sum_N, touched_W)
+        bounds_E, values_K = np.array([0, indices_K.size]), floats(indices_K.size, seed + 2)
+        scatter_add(np.array([0, 200]), bounds_E, indices_K, values_K, sum_N, touched_W)
     union_N = np.zeros(200, np.int32)
     union_K = union_N[: collect(touched_W, union_N)]
     taken_K, out_N = np.empty(union_K.size, np.float32), np.ones(200, np.float32)
     take(sum_N, union_K, taken_K)
     put(union_K, taken_K, out_N)
+    firsts_E, bounds_E, local_K = np.array([0, 90, 200]), np.zeros(3, np.int64), union_K.copy()
+    part(firsts_E, union_K, bounds_E, local_K)
+    addresses_T = np.array([out_N.ctypes.data, out_N[90:].ctypes.data], np.uint64)
+    put_all(addresses_T, np.array([90, 110]), bounds_E, local_K, taken_K, True)
     rest_N = np.zeros(200, np.float32)
     outputs: Outputs = [sum_N, touched_W, union_K.copy(), taken_K, out_N]
     bounds_E, rounded_K = np.array([0, union_K.size]), np.rint(taken_K)
@@ -102,6 +108,17 @@ def put_back() -> Outputs:
     )
     clear_sent(firsts_E, bounds_E, indices_K, marks_N)
     return [bounds_E, indices_K, values_K, residual_N, marks_N]
+
+
+def averaged() -> Outputs:
+    outputs: Outputs = []
+    for trainers in (1, 2, 3):
+        given = [floats(5000, seed) for seed in range(trainers)]
+        addresses_XT = np.array([[one.ctypes.data] for one in given], np.uint64)
+        mean_N = np.zeros(5000, np.float32)
+        finite = mean_of_all(addresses_XT, np.array([0, 5000]), mean_N)
+        outputs += [np.array(finite), mean_N]
+    return outputs
 
 
 def ranked() -> Outputs:
@@ -223,6 +240,7 @@ def distinct() -> Outputs:
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
+    "mean": averaged,
     "histogram": ranked,
     "sent": put_back,
     "largest": largest,

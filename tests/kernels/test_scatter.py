@@ -1,11 +1,20 @@
 """A server's sums, marks and pulls against numpy."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.scatter import collect, give_back, put, scatter_add, take
+from dlrm_hybrid.kernels.scatter import (
+    collect,
+    give_back,
+    part,
+    put,
+    put_all,
+    scatter_add,
+    take,
+)
 
 Push = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -28,8 +37,14 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     count, made = case
     sum_N, touched_W = np.zeros(count, np.float32), np.zeros((count + 63) // 64, np.uint64)
     expected_N = np.zeros(count, np.float32)
-    for indices_K, values_K in made:
-        scatter_add(indices_K, values_K, sum_N, touched_W)
+    # The elements are those of two tensors.
+    firsts_E = np.array([0, count // 3, count])
+    for places_K, values_K in made:
+        bounds_E, indices_K = np.zeros(3, np.int64), np.empty_like(places_K)
+        part(firsts_E, places_K, bounds_E, indices_K)
+        assert bounds_E.tolist() == np.searchsorted(places_K, firsts_E).tolist()
+        scatter_add(firsts_E, bounds_E, indices_K, values_K, sum_N, touched_W)
+        indices_K = places_K
         expected_N[indices_K] += values_K
     assert sum_N.tobytes() == expected_N.tobytes()
 
@@ -47,6 +62,17 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     put(union_K, taken_K, out_N)
     expected_N[np.setdiff1d(np.arange(count), union_K)] = 9
     assert out_N.tobytes() == expected_N.tobytes()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_elements_of_tensors_anywhere_are_overwritten_or_added_to(adds: bool) -> None:
+    copies = [np.full(size, 9, np.float32) for size in (3, 1, 4)]
+    addresses_T = np.array([one.ctypes.data for one in copies], np.uint64)
+    indices_K, values_K = np.array([0, 2, 1, 3], np.int32), np.float32([1, 2, 3, 4])
+    put_all(addresses_T, np.array([3, 1, 4]), np.array([0, 2, 2, 4]), indices_K, values_K, adds)
+    old = 9 if adds else 0
+    expected = [[old + 1, 9, old + 2], [9], [9, old + 3, 9, old + 4]]
+    assert [one.tolist() for one in copies] == expected
 
 
 def test_what_rounding_took_is_given_back() -> None:

@@ -5,70 +5,113 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.parallel.aggregate import Aggregate
-from dlrm_hybrid.parallel.changes import Changes, whole
+from dlrm_hybrid.parallel.aggregate import Aggregate, Mean
+from dlrm_hybrid.parallel.changes import Changes, Parts, Whole
 
+Array = NDArray[np.float32]
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 SENT = FINITE.filter(lambda value: value != 0)
 """Zeros are never sent as elements: only a whole tensor has them."""
 
 
 @st.composite
-def gradient(draw: st.DrawFn, count: int) -> Changes:
+def push(draw: st.DrawFn, counts: Sequence[int]) -> Changes:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scale = draw(SENT)
+    with np.errstate(over="ignore"):
+        drawn = [np.float32(scale) * rng.normal(size=n).astype(np.float32) for n in counts]
+    values = [np.nan_to_num(one) for one in drawn]
     if draw(st.booleans()):
-        values = draw(st.lists(FINITE, min_size=count, max_size=count))
-        return Changes(None, np.array(values, np.float32))
-    indices = draw(st.sets(st.integers(0, count - 1)))
-    values = draw(st.lists(SENT, min_size=len(indices), max_size=len(indices)))
-    return Changes(np.array(sorted(indices), np.int32), np.array(values, np.float32))
+        return Whole([one * (rng.random(one.size) < 0.5).astype(np.float32) for one in values])
+    chosen = [np.flatnonzero((rng.random(one.size) < 0.4) & (one != 0)) for one in values]
+    return Parts(
+        np.cumsum([0, *(one.size for one in chosen)]),
+        np.concatenate(chosen).astype(np.int32),
+        np.concatenate([one[which] for one, which in zip(values, chosen, strict=True)]),
+    )
 
 
 @st.composite
-def steps_of_pushes(draw: st.DrawFn) -> tuple[int, list[list[Changes]]]:
-    count, trainers = draw(st.integers(1, 150)), draw(st.integers(1, 4))
-    pushes = st.lists(gradient(count), min_size=trainers, max_size=trainers)
-    return count, draw(st.lists(pushes, min_size=1, max_size=3))
+def steps_of_pushes(draw: st.DrawFn) -> tuple[list[int], list[list[Changes]]]:
+    counts = draw(st.lists(st.sampled_from([1, 5, 63, 64, 65, 150, 5000]), min_size=1, max_size=3))
+    trainers = draw(st.integers(1, 5))
+    pushes = st.lists(push(counts), min_size=trainers, max_size=trainers)
+    return counts, draw(st.lists(pushes, min_size=1, max_size=3))
 
 
-def dense_mean(gradients: Sequence[Changes], count: int) -> NDArray[np.float32]:
-    """Zeros written out, one trainer after the other, then divided."""
-    first, *others = (whole(one, count).values_K for one in gradients)
-    total = first.copy()
-    for other in others:
-        total = total + other
-    return total / np.float32(len(gradients))
+def firsts(counts: Sequence[int]) -> NDArray[np.int64]:
+    return np.cumsum([0, *counts])
 
 
-def said(changes: Changes, count: int) -> set[int]:
-    return set(range(count) if changes.indices_K is None else changes.indices_K.tolist())
+def spread(changes: Changes, firsts_E: NDArray[np.int64]) -> Array:
+    """Zeros written out, all tensors one behind the other."""
+    if isinstance(changes, Whole):
+        return np.concatenate(changes.values)
+    spread_N = np.zeros(firsts_E[-1], np.float32)
+    spread_N[places(changes, firsts_E)] = changes.values_K
+    return spread_N
+
+
+def places(changes: Changes, firsts_E: NDArray[np.int64]) -> NDArray[np.int64]:
+    if isinstance(changes, Whole):
+        return np.arange(firsts_E[-1])
+    return changes.indices_K + np.repeat(firsts_E[:-1], np.diff(changes.bounds_E))
+
+
+def mean_of(mean: Mean, count: int) -> Array:
+    spread_N = np.zeros(count, np.float32)
+    spread_N[slice(None) if mean.places_K is None else mean.places_K] = mean.values_K
+    return spread_N
 
 
 @given(steps_of_pushes())
-def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[int, list[list[Changes]]]):
-    count, steps = drawn
-    aggregate = Aggregate(count)
+def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], list[list[Changes]]]):
+    counts, steps = drawn
+    firsts_E = firsts(counts)
+    aggregate = Aggregate(firsts_E)
     with np.errstate(over="ignore", invalid="ignore"):
-        for gradients in steps:
-            mean = aggregate.mean(gradients)
-            found = whole(mean, count).values_K
-            assert found.tobytes() == dense_mean(gradients, count).tobytes()
-            assert said(mean, count) == set.union(*(said(one, count) for one in gradients))
-            if mean.indices_K is not None:
-                assert (np.diff(mean.indices_K) > 0).all()
+        for pushes in steps:
+            mean = aggregate.mean(pushes)
+            total, *others = (spread(one, firsts_E) for one in pushes)
+            for other in others:
+                total = total + other
+            expected = total / np.float32(len(pushes))
+            # A sum of parts begins with 0, so it is never -0.
+            is_whole = all(isinstance(one, Whole) for one in pushes)
+            found = mean_of(mean, firsts_E[-1])
+            assert (found if is_whole else found + 0).tobytes() == (
+                expected if is_whole else expected + 0
+            ).tobytes()
+            assert mean.is_finite == bool(np.isfinite(expected).all())
+            assert (mean.places_K is None) == is_whole
+            if mean.places_K is not None:
+                union = np.unique(np.concatenate([places(one, firsts_E) for one in pushes]))
+                assert mean.places_K.tolist() == union.tolist()
+
+
+def parts(indices: list[int], values: list[float]) -> Parts:
+    bounds_E = np.array([0, len(indices)])
+    return Parts(bounds_E, np.array(indices, np.int32), np.array(values, np.float32))
 
 
 def test_elements_that_cancel_out_are_still_told():
     """A replica may know an older value of them: nothing else would bring it up to date."""
-    first = Changes(np.array([2, 70], np.int32), np.array([1.5, 1.0], np.float32))
-    second = Changes(np.array([2], np.int32), np.array([-1.5], np.float32))
-    indices_K, values_K = Aggregate(100).mean([first, second])
-    assert indices_K is not None
-    assert (indices_K.tolist(), values_K.tolist()) == ([2, 70], [0.0, 0.5])
+    pushes = [parts([2, 70], [1.5, 1.0]), parts([2], [-1.5])]
+    places_K, values_K, _ = Aggregate(firsts([100])).mean(pushes)
+    assert places_K is not None
+    assert (places_K.tolist(), values_K.tolist()) == ([2, 70], [0.0, 0.5])
 
 
 def test_the_order_of_the_trainers_is_the_order_of_the_sum():
-    index = np.array([0], np.int32)
-    parts = [Changes(index, np.array([value], np.float32)) for value in (1e8, -1e8, 1.0)]
-    in_order = Aggregate(1).mean(parts).values_K.copy()
-    assert in_order.tolist() == [np.float32(1) / np.float32(3)]
-    assert Aggregate(1).mean([parts[0], parts[2], parts[1]]).values_K.tolist() == [0.0]
+    for made in (lambda value: parts([0], [value]), lambda value: Whole([np.float32([value])])):
+        pushes = [made(value) for value in (1e8, -1e8, 1.0)]
+        in_order = Aggregate(firsts([1])).mean(pushes).values_K.copy()
+        assert in_order.tolist() == [np.float32(1) / np.float32(3)]
+        other = [pushes[0], pushes[2], pushes[1]]
+        assert Aggregate(firsts([1])).mean(other).values_K.tolist() == [0.0]
+
+
+def test_a_gradient_at_an_odd_address_is_read():
+    payload = memoryview(b"?" + np.float32([1, 2, 3]).tobytes())[1:]
+    pushes = [Whole([np.frombuffer(payload, np.float32)]), Whole([np.float32([3, 2, 1])])]
+    assert Aggregate(firsts([3])).mean(pushes).values_K.tolist() == [2, 2, 2]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.changes import Changes, changes_of, follow, whole
+from dlrm_hybrid.parallel.changes import Array, Copies, Parts, Whole, changes_of, values_of
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
@@ -11,37 +11,54 @@ from dlrm_hybrid.wire.sparse import sparse
 from dlrm_hybrid.wire.values import narrow
 
 DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
+Said = tuple[int, set[int]]
 
 
 @given(
-    st.integers(1, 300).flatmap(
-        lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count - 1)))
+    st.lists(
+        st.integers(1, 300).flatmap(
+            lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count - 1)))
+        ),
+        max_size=4,
     ),
     st.sampled_from(DTYPES),
     st.booleans(),
 )
-def test_a_copy_follows_what_a_section_says(chosen: tuple[int, set[int]], dtype: Dtype, adds: bool):
-    count, indices = chosen
-    rng = np.random.default_rng(count)
-    indices_K = np.array(sorted(indices), np.int32)
-    values_K = narrow(rng.normal(size=len(indices)).astype(np.float32), dtype)
-    copy_N = rng.normal(size=count).astype(np.float32)
-    expected_N = copy_N.copy()
-    expected_N[indices_K] = (expected_N[indices_K] if adds else np.float32(0)) + values_K
-    changes = changes_of(sparse(3, count, indices_K, values_K, dtype), "a push")
-    assert (changes.indices_K is None) == (len(indices) == count)
-    follow(copy_N, changes, adds=adds)
-    assert copy_N.tobytes() == expected_N.tobytes()
-    spread_N = whole(changes, count).values_K
-    assert np.flatnonzero(spread_N).tolist() == indices_K.tolist()
-    assert spread_N[indices_K].tobytes() == values_K.tobytes()
+def test_copies_follow_what_sections_say(said: list[Said], dtype: Dtype, adds: bool):
+    rng = np.random.default_rng(len(said))
+    copies: list[Array] = []
+    expected: list[Array] = []
+    sections: list[Section] = []
+    values: list[Array] = []
+    for place, (count, indices) in enumerate(said):
+        indices_K = np.array(sorted(indices), np.int32)
+        values.append(narrow(rng.normal(size=len(indices)).astype(np.float32), dtype))
+        copies.append(rng.normal(size=count).astype(np.float32))
+        expected.append(copies[-1].copy())
+        old_K = expected[-1][indices_K] if adds else np.float32(0)
+        expected[-1][indices_K] = old_K + values[-1]
+        sections.append(sparse(place, count, indices_K, values[-1], dtype))
+    changes = changes_of(sections, "a push")
+    assert isinstance(changes, Whole) == all(len(indices) == count for count, indices in said)
+    Copies(copies).follow(changes, adds=adds)
+    for place, (copy_N, expected_N) in enumerate(zip(copies, expected, strict=True)):
+        assert copy_N.tobytes() == expected_N.tobytes()
+        assert values_of(changes, place).tobytes() == values[place].tobytes()
 
 
-def test_a_dense_section_is_not_copied():
+def test_dense_sections_are_not_copied():
     values_N = np.arange(4, dtype=np.float32)
-    changes = changes_of(dense(0, values_N), "a push")
-    assert changes.indices_K is None
-    assert np.shares_memory(changes.values_K, values_N)
+    changes = changes_of([dense(0, values_N), dense(1, values_N[:2])], "a push")
+    assert isinstance(changes, Whole)
+    assert np.shares_memory(values_of(changes, 0), values_N)
+
+
+def test_a_whole_tensor_among_parts_names_all_its_elements():
+    whole_N, one = np.arange(3, dtype=np.float32), np.ones(1, np.float32)
+    sections = [dense(0, whole_N), sparse(1, 9, np.array([4], np.int32), one, Dtype.FLOAT32)]
+    changes = changes_of(sections, "a push")
+    assert isinstance(changes, Parts)
+    assert (changes.bounds_E.tolist(), changes.indices_K.tolist()) == ([0, 3, 4], [0, 1, 2, 4])
 
 
 @pytest.mark.parametrize(
@@ -58,9 +75,4 @@ def test_a_dense_section_is_not_copied():
 )
 def test_a_section_that_says_nothing_is_refused(section: Section):
     with pytest.raises(DlrmError, match="^push of somebody: tensor 5: "):
-        changes_of(section, "push of somebody")
-
-
-def test_whole_of_nothing_is_zeros():
-    nothing = Changes(np.empty(0, np.int32), np.empty(0, np.float32))
-    assert whole(nothing, 3).values_K.tolist() == [0.0, 0.0, 0.0]
+        changes_of([section], "push of somebody")

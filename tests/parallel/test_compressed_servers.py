@@ -81,12 +81,13 @@ def test_to_learn_at_some_elements_is_to_learn_zeros_elsewhere(
     learning = Learning(optimizer=optimizer, schedule=Constant(base_lr=0.037))
     sparse, dense = (Master({"w": weight_N.clone()}, learning) for _ in range(2))
     for step in range(10):
-        index_K = torch.from_numpy(np.flatnonzero(rng.random(count) < rng.random()))
-        gradient_N = torch.zeros(count)
-        gradient_N[index_K] = torch.from_numpy(rng.normal(size=len(index_K)).astype(np.float32))
-        dense.learn("w", gradient_N, step)
-        sparse.learn_at("w", index_K, gradient_N[index_K], step)
+        index_K = np.flatnonzero(rng.random(count) < rng.random()).astype(np.int32)
+        gradient_N = np.zeros(count, np.float32)
+        gradient_N[index_K] = rng.normal(size=len(index_K))
+        dense.learn("w", torch.from_numpy(gradient_N), step)
+        learned_K = sparse.learn_at("w", index_K, gradient_N[index_K], step)
         assert_same(sparse.tensors(), dense.tensors())
+        assert learned_K.tobytes() == sparse.weights["w"].numpy()[index_K].tobytes()
     assert not torch.equal(sparse.weights["w"], weight_N)
 
 

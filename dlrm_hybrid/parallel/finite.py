@@ -1,4 +1,4 @@
-"""The mean of the trainers' gradients, summed in one order, and the guard against broken ones."""
+"""The guard against gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -11,20 +11,6 @@ from numpy.typing import NDArray
 from dlrm_hybrid.types import DivergedError
 
 Array = NDArray[np.float32]
-
-
-def mean_into(out: Array, gradients: Sequence[Array]) -> None:
-    """out = ((g0 + g1) + g2 …) / T, of the gradients of T trainers; one is its own mean.
-
-    All of one shape, float32.
-    """
-    if len(gradients) == 1:
-        np.copyto(out, gradients[0])
-        return
-    np.add(gradients[0], gradients[1], out=out)
-    for gradient in gradients[2:]:
-        np.add(out, gradient, out=out)
-    np.divide(out, np.float32(len(gradients)), out=out)
 
 
 def check_finite(
