@@ -17,7 +17,7 @@ class _Lost:
     rank: int
 
 
-_Queue = queue.SimpleQueue[bytearray | _Lost]
+_Queue = queue.SimpleQueue[bytes | bytearray | _Lost]
 
 
 @dataclass(slots=True)

@@ -184,7 +184,7 @@ class Roster:
         given = b"".join(bytes(one.payload) for one in frame.sections if one.dtype is Dtype.UINT8)
         return hmac.compare_digest(given, bytes.fromhex(self.token))
 
-    def _control(self, values: np.ndarray) -> bytearray:
+    def _control(self, values: np.ndarray) -> Part:
         return encode(
             Frame(
                 kind=Kind.CONTROL,

@@ -21,7 +21,7 @@ from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.parallel.unit import Keeping, Unit
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
 
 
@@ -171,7 +171,8 @@ class ParameterServer:
             microbatch=0,
             sections=tuple(sections),
         )
-        return [Outgoing(worker, frame, unit.num_bytes) for worker in to]
+        told = sealed(frame) if len(to) > 1 else frame
+        return [Outgoing(worker, told, unit.num_bytes) for worker in to]
 
     def _name(self, rank: int) -> str:
         known = 0 <= rank < self._topology.size

@@ -17,7 +17,7 @@ its size is checked; what lies in it is read by `wire.dense` and `wire.sparse`.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import xxhash
@@ -77,6 +77,7 @@ class Frame:
             and an agreement the round.
         microbatch: 0 where there is none.
         sections: the tensors.
+        encoded: the bytes, of a frame that is `sealed`; `replace` makes one that is not.
     """
 
     kind: Kind
@@ -86,6 +87,7 @@ class Frame:
     boundary: int
     microbatch: int
     sections: tuple[Section, ...]
+    encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
 def encoded_bytes(frame: Frame) -> int:
@@ -94,22 +96,25 @@ def encoded_bytes(frame: Frame) -> int:
     return ends + sum(_padded(len(section.payload)) for section in frame.sections)
 
 
-def encode(frame: Frame) -> bytearray:
-    """The frame as bytes, in one buffer; each payload is copied once.
+def encode(frame: Frame) -> bytes | bytearray:
+    """The frame as bytes, in one buffer; each payload is copied once, that of a sealed one never.
 
     Raises:
         ValueError: a field does not fit its place, or a payload does not have the size of its
             tensor.
     """
-    parts: list[bytes | bytearray | memoryview] = [_head(frame)]
-    for section in frame.sections:
-        parts.append(section.payload)
-        parts.append(bytes(-len(section.payload) % ALIGNMENT))
-    checksum = xxhash.xxh3_64()
-    for part in parts:
-        checksum.update(part)
-    parts.append(_CHECKSUM.pack(checksum.intdigest()))
-    return bytearray().join(parts)
+    return bytearray().join(_parts(frame)) if frame.encoded is None else frame.encoded
+
+
+def sealed(frame: Frame) -> Frame:
+    """The same frame, encoded now and for all who send it; its sections may change afterwards.
+
+    Raises:
+        ValueError: as `encode`.
+    """
+    one = replace(frame)
+    object.__setattr__(one, "encoded", b"".join(_parts(frame)))
+    return one
 
 
 def decode(buffer: bytes | bytearray | memoryview) -> Frame:
@@ -139,6 +144,19 @@ def decode(buffer: bytes | bytearray | memoryview) -> Frame:
 
 def _padded(num_bytes: int) -> int:
     return num_bytes + -num_bytes % ALIGNMENT
+
+
+def _parts(frame: Frame) -> list[bytes | bytearray | memoryview]:
+    """What the bytes of a frame are made of, one behind the other."""
+    parts: list[bytes | bytearray | memoryview] = [_head(frame)]
+    for section in frame.sections:
+        parts.append(section.payload)
+        parts.append(bytes(-len(section.payload) % ALIGNMENT))
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    parts.append(_CHECKSUM.pack(checksum.intdigest()))
+    return parts
 
 
 def _head(frame: Frame) -> bytearray:
