@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dlrm_hybrid.cli.closing import tell_scores
 from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.train import best_reachable, tell_scores
+from dlrm_hybrid.cli.train import best_reachable
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts

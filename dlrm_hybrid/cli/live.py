@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from dlrm_hybrid.cli.figures import quantity
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.telemetry.events import Event, Kind
 
@@ -18,6 +19,7 @@ class LiveTraining:
         self._steps_total = 0
         self._before: tuple[float, int] | None = None
         self._speed = 0.0
+        self._sent: tuple[float, float] | None = None
 
     def __enter__(self) -> LiveTraining:
         return self
@@ -30,7 +32,7 @@ class LiveTraining:
         values = event.values
         if event.kind is Kind.STARTED:
             self._stack.close()  # the bar of an attempt before
-            self._before, self._speed = None, 0.0
+            self._before, self._speed, self._sent = None, 0.0, None
             self._steps_total = values["steps_total"]
             self._bar = self._stack.enter_context(self._terminal.bar("train"))
             self._terminal.line(
@@ -54,9 +56,22 @@ class LiveTraining:
             # A moving mean: one slow moment does not make the figure jump.
             self._speed += (rows / seconds - self._speed) * (0.3 if self._speed else 1.0)
         self._before = (event.time_seconds, samples)
+        if event.values["sent_bytes"]:
+            sent, dense = event.values["sent_bytes"], event.values["dense_equivalent_bytes"]
+            self._sent = (sent / event.values["sent_rows"], dense / sent)
         if self._bar is not None:
-            text = (
-                f"step {event.step:,}/{self._steps_total:,}  loss {event.values['loss']:.4f}  "
-                f"accuracy {event.values['accuracy']:.2%}  {self._speed:,.0f} samples/s"
-            )
-            self._bar.update(event.step, self._steps_total, text)
+            self._bar.update(event.step, self._steps_total, self._text(event))
+
+    def _text(self, event: Event) -> str:
+        """Fits beside a bar in 80 columns; where there is room it says more."""
+        room = self._terminal.has_room
+        parts = [f"step {event.step:,}/{self._steps_total:,}"] if room else [f"{event.step:,}"]
+        parts.append(f"loss {event.values['loss']:.4f}")
+        if room:
+            parts.append(f"accuracy {event.values['accuracy']:.2%}")
+        parts.append(f"{self._speed:,.0f}{' samples' if room else ''}/s")
+        if self._sent is not None and self._speed:
+            bytes_per_sample, ratio = self._sent
+            rate = f"{quantity(bytes_per_sample * self._speed)}B/s"
+            parts.append(f"{rate} {ratio:.1f}×{' less' if room else ''}")
+        return "  ".join(parts)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 PLAIN_LINE_SECONDS = 5.0
 MAX_WIDTH = 1000
+ROOM_COLUMNS = 120
 
 
 class Bar(Protocol):
@@ -31,6 +32,11 @@ class Terminal:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a line may be long: in a wide terminal, in a file or a pipe."""
+        return not self.console.is_terminal or self.console.width >= ROOM_COLUMNS
 
     def line(self, text: str) -> None:
         """One line, above a bar if there is one."""
@@ -51,15 +57,17 @@ class Terminal:
 
     def bar(self, label: str) -> AbstractContextManager[Bar]:
         """A bar that is there inside a `with`."""
-        return _RichBar(self.console, label) if self.console.is_terminal else _PlainBar(self, label)
+        if self.console.is_terminal:
+            return _RichBar(self.console, label, bar_columns=10 if self.has_room else 6)
+        return _PlainBar(self, label)
 
 
 class _RichBar:
-    def __init__(self, console: Console, label: str) -> None:
+    def __init__(self, console: Console, label: str, bar_columns: int) -> None:
         self._stack = ExitStack()
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=bar_columns),
             TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(compact=True),

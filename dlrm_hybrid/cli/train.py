@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.attempts import Attempts
+from dlrm_hybrid.cli.closing import tell_run, tell_scores
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.prepare import prepared_rows
@@ -96,24 +95,9 @@ def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) ->
     if status != "complete":
         raise _error(outcome, request)
     tell_scores(terminal, "test part", summary["test"], teacher)
-    if summary["network"]["bytes_per_sample"] is not None:
-        _tell_traffic(terminal, summary["network"])
-    speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
-    if speed is not None:
-        terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s, CPU {cpu:.0%}")
+    tell_run(terminal, summary)
     terminal.line(f"summary {request.folder / run_folder.SUMMARY_FILE}")
     return ExitCode.DONE
-
-
-def _tell_traffic(terminal: Terminal, network: Mapping[str, Any]) -> None:
-    """A table of the bytes sent while training, by class."""
-    rows: list[list[str]] = []
-    for name, tally in network["by_class"].items():
-        share = tally["bytes"] / max(1, network["bytes_total"])
-        per_sample = f"{network['bytes_per_sample'] * share:,.0f}"
-        rows.append([name.replace("_", " "), f"{tally['messages']:,}", per_sample, f"{share:.1%}"])
-    rows.append(["all", "", f"{network['bytes_per_sample']:,.0f}", ""])
-    terminal.table("", ("sent in training", "messages", "bytes per sample", "share"), rows)
 
 
 def best_reachable(config: Config) -> dict[str, float] | None:
@@ -124,22 +108,6 @@ def best_reachable(config: Config) -> dict[str, float] | None:
     shards = open_shards(build.prepared_folder(config), expected=None)
     scores = teacher_scores(shards.test_rows(config.data.test_part), seed, build.profile())
     return {"loss": scores.log_loss, "auc": scores.auc}
-
-
-def tell_scores(
-    terminal: Terminal, title: str, scores: Mapping[str, Any], teacher: Mapping[str, float] | None
-) -> None:
-    """A table of test scores: the model's and, for made-up rows, the best reachable ones."""
-
-    def cell(value: float | None) -> str:
-        return "–" if value is None else f"{value:.4f}"
-
-    names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate")
-    rows = [["model", *(cell(scores[name]) for name in names)]]
-    if teacher is not None:
-        rows.append(["best reachable", *(cell(teacher.get(name)) for name in names)])
-    columns = (title, "log-loss", "AUC", "accuracy", "normalized entropy", "base rate")
-    terminal.table("", columns, rows)
 
 
 def _error(outcome: Outcome, request: Request) -> RunFailedError:

@@ -9,20 +9,13 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import Summary, digits
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.world_summary import role_of
 
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
 SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)
 
 Spent = Mapping[str, float]
 """By span, in the order of `SPANS`, microseconds per sample."""
-
-
-def role_of(name: str) -> str:
-    """`stage 1` of worker-0.1 and of worker-3.1; all servers are one role, so is a lone worker."""
-    kind, _, place = name.partition("-")
-    if kind == "server":
-        return "servers"
-    return f"stage {place.partition('.')[2]}" if "." in place else "worker"
 
 
 def microseconds_by_role(summary: Summary) -> dict[str, Spent]:

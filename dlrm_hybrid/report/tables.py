@@ -10,8 +10,8 @@ from typing import Any, cast
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.report.spans import role_of
 from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.telemetry.world_summary import role_of
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed")

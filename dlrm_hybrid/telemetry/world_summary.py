@@ -92,8 +92,16 @@ def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
             "seconds_by_span": dict(rank["seconds_by_span"]),
             "seconds_by_phase": dict(rank["seconds"]),
         }
-        for rank in ranks
+        for rank in sorted(ranks, key=lambda one: one["rank"])
     }
+
+
+def role_of(name: str) -> str:
+    """`stage 1` of worker-0.1 and of worker-3.1; all servers are one role, so is a lone worker."""
+    kind, _, place = name.partition("-")
+    if kind == "server":
+        return "servers"
+    return f"stage {place.partition('.')[2]}" if "." in place else "worker"
 
 
 def _interface_bytes(rank: Told) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""What a person sees of a run: it fits the terminal, and every figure is the summary's."""
+
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from dlrm_hybrid.cli.closing import tell_roles, tell_run, tell_scores
+from dlrm_hybrid.cli.figures import quantity
+from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import Span
+
+TALLY = {"messages": 123_456, "bytes": 2_000_000_000, "dense_equivalent_bytes": 199_000_000_000}
+
+
+def role(name: str, wait: float, sent: int | None) -> dict:
+    rest = (1 - wait) / (len(Span) - 1)
+    return {
+        "role": name,
+        "cpu_utilization": 1 - wait,
+        "bytes_sent": sent,
+        "seconds_by_span": {span.value: 7 * (wait if span == "wait" else rest) for span in Span},
+    }
+
+
+SUMMARY = {
+    "samples": 123_456_789,
+    "samples_per_second": 12_345.6,
+    "cpu": {"utilization": 0.5},
+    "roles": {
+        "0": role("worker-0.0", 0.2, 1_000_000),
+        "1": role("worker-1.0", 0.6, 2_000_000),
+        "2": role("server-0", 1.0, 999_400_000_000),
+    },
+    "network": {
+        "bytes_total": 4_000_000_000,
+        "bytes_per_sample": 4000.0,
+        "dense_equivalent_bytes": 398_000_000_000,
+        "by_class": {"activation_gradient": TALLY, "gradient_push": TALLY},
+    },
+}
+SCORES = dict.fromkeys(("loss", "auc", "accuracy", "normalized_entropy", "base_rate"), 0.5)
+
+
+def shown(width: int, summary: dict = SUMMARY) -> list[str]:
+    file = StringIO()
+    terminal = Terminal(Console(file=file, width=width, soft_wrap=True))
+    tell_scores(terminal, "test part", SCORES, SCORES)
+    tell_run(terminal, summary)
+    return file.getvalue().splitlines()
+
+
+def cells(lines: list[str], first: str) -> list[str]:
+    (line,) = (line for line in lines if line.lstrip("│┃ ").startswith(first))
+    return [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_closing_tables_fit(width: int) -> None:
+    assert max(map(len, shown(width))) <= width
+
+
+def test_time_is_averaged_over_a_role_and_bytes_are_added() -> None:
+    lines = shown(80)
+    assert cells(lines, "time of")[0::5] == ["time of", "wait"]
+    assert cells(lines, "stage 0") == ["stage 0", *["8%"] * 4, "40%", "30%", "60%", "3.00 MB"]
+    assert cells(lines, "servers")[5:] == ["100%", "0%", "0%", "999 GB"]
+    assert cells(shown(120), "time of")[1:10] == ["compute", "embed", *list(Span)[2:]]
+
+
+def test_bytes_stand_beside_what_they_would_be() -> None:
+    lines = shown(80)
+    figures = ["123,456", "2.00 GB", "199 GB", "99.5×", "2,000"]
+    assert cells(lines, "activation gradient") == ["activation gradient", *figures]
+    assert cells(lines, "all") == ["all", "246,912", "4.00 GB", "398 GB", "99.5×", "4,000"]
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    unmeasured = {"bytes_per_sample": None}
+    alone = {"0": role("worker", 0.0, None)}
+    lines = shown(80, {**SUMMARY, "network": unmeasured, "roles": alone})
+    assert cells(lines, "worker")[-1] == "–"
+    assert not any("sent in training" in line for line in lines)
+    file = StringIO()
+    tell_roles(Terminal(Console(file=file)), [{"role": "worker", "cpu_utilization": None}])
+    assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0 "), (999, "999 "), (1000, "1.00 k"), (99_949, "99.9 k"), (999_499, "999 k")]
+    + [(999_500, "1.00 M"), (5e15, "5000 T")],
+)
+def test_quantities_have_three_digits(amount: float, text: str) -> None:
+    assert quantity(amount) == text
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(80, True), (120, True), (80, False)])
+def test_the_line_of_progress_fits_and_tells_rates(width: int, terminal: bool) -> None:
+    file = StringIO()
+    console = Console(file=file, width=width, soft_wrap=True, force_terminal=terminal)
+    steps = {"steps_total": 23_437, "samples_per_step": 64, "train_rows": 1, "test_rows": 1}
+    values = {"loss": 0.5, "accuracy": 0.75, "sent_rows": 100, "dense_equivalent_bytes": 2_000_000}
+    with LiveTraining(Terminal(console)) as live:
+        live.show(Event(Kind.STARTED, 0, 0.0, steps))
+        for second, bytes_sent in enumerate((None, 100_000, None)):
+            tick = {**values, "samples": 12_345 * second, "sent_bytes": bytes_sent}
+            live.show(Event(Kind.TICK, 12_345 + second, float(second), tick))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+    last = [line for line in re.split(r"[\r\n]+", text) if "loss" in line][-1]
+    assert "12.3 MB/s 20.0×" in last
+    assert "12,345" in last
+    if terminal:
+        assert re.search(r"ETA \d+:\d\d", last)
+        assert len(last.rstrip()) <= width
+    assert ("accuracy" in last) == (width == 120 or not terminal)
