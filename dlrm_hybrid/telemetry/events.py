@@ -38,10 +38,10 @@ class Event:
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
                 never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
-                interval), lr, and timed_rows, timed_seconds, timed_cpu_seconds and seconds_by_span
-                (see `spans.Span`) of the training steps in it that belong to no warm-up, as the
-                leader sees them; sent_bytes by all ranks, what they would be dense, and sent_rows,
-                learned from meanwhile: null where nothing is counted.
+                interval), lr, samples_per_step, and timed_rows, timed_seconds, timed_cpu_seconds
+                and seconds_by_span (see `spans.Span`) of the training steps in it that belong to no
+                warm-up, as the leader sees them; sent_bytes by all ranks, dense_equivalent_bytes of
+                these, and sent_rows, learned from meanwhile: null where nothing is counted.
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, seconds and the test scores.

@@ -10,9 +10,16 @@ from typing import Any, Protocol, cast
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 
 EVENT_PB2, SUMMARY_PB2 = cast(Any, event_pb2), cast(Any, summary_pb2)  # made by protoc, untyped
+
+
+_DENSITIES = (
+    ("compression/gradient_density", compression.GRADIENT),
+    ("compression/activation_density", compression.ACTIVATION),
+)
 
 
 class Sink(Protocol):
@@ -74,7 +81,11 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard; its step is the number of training rows seen."""
+    """Scalars for TensorBoard; its step is the number of training rows seen.
+
+    `train/step` says which training step that is. `time` and `cpu` are the leader's, milliseconds
+    per step and percent of a core; `net` is of all ranks.
+    """
 
     def __init__(self, folder: Path, first_samples: int) -> None:
         self._writer = EventFileWriter(str(folder))
@@ -105,14 +116,33 @@ class TensorBoard:
 def _scalars(event: Event) -> Iterator[tuple[str, float]]:
     values = event.values
     if event.kind is Kind.PROGRESS:
-        yield "train/loss", values["loss"]
-        yield "train/accuracy", values["accuracy"]
-        yield "lr", values["lr"]
-        if values["timed_seconds"] > 0:
-            yield "throughput/examples_per_s", values["timed_rows"] / values["timed_seconds"]
+        yield from _progress(event)
+    if event.kind is Kind.COMPRESSION:
+        for tag, prefix in _DENSITIES:
+            density = compression.density([values["of"]], prefix)
+            if density is not None:
+                yield tag, density
     if event.kind is Kind.EVALUATED:
         yield "val/loss", values["log_loss"]
         yield "val/accuracy", values["accuracy"]
         for tag, name in (("val/auc", "auc"), ("val/ne", "normalized_entropy")):
             if values[name] is not None:
                 yield tag, values[name]
+
+
+def _progress(event: Event) -> Iterator[tuple[str, float]]:
+    values = event.values
+    yield "train/step", event.step
+    yield "train/loss", values["loss"]
+    yield "train/accuracy", values["accuracy"]
+    yield "lr", values["lr"]
+    rows, seconds = values["timed_rows"], values["timed_seconds"]
+    if seconds > 0:
+        yield "throughput/examples_per_s", rows / seconds
+        yield "cpu/percent", 100 * values["timed_cpu_seconds"] / seconds
+        for span, spent in values["seconds_by_span"].items():
+            yield f"time/{span}_ms", 1000 * spent * values["samples_per_step"] / rows
+    if values["sent_bytes"]:
+        steps = values["sent_rows"] / values["samples_per_step"]
+        yield "net/tx_bytes_per_step", values["sent_bytes"] / steps
+        yield "net/compression_ratio", values["dense_equivalent_bytes"] / values["sent_bytes"]

@@ -110,6 +110,7 @@ class _Run:
             loss=interval.loss_sum / interval.rows,
             accuracy=interval.correct / interval.rows,
             lr=self._lr,
+            samples_per_step=self._plan.samples_per_step,
             timed_rows=rows,
             timed_seconds=seconds,
             timed_cpu_seconds=cpu_seconds,

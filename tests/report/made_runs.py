@@ -27,6 +27,7 @@ def progress(step: int, loss: float, *, seconds: float = 1.0) -> Event:
         "loss": loss,
         "accuracy": 0.7,
         "lr": 0.1,
+        "samples_per_step": SAMPLES_PER_STEP,
         "timed_rows": 10 * SAMPLES_PER_STEP,
         "timed_seconds": seconds,
         "timed_cpu_seconds": seconds / 2,

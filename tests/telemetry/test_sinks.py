@@ -2,7 +2,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry import compression, events
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, TensorBoard
 
@@ -13,8 +13,14 @@ def point(samples: int, loss: float) -> Event:
         "loss": loss,
         "accuracy": 0.5,
         "lr": 0.1,
+        "samples_per_step": 10,
         "timed_rows": 100,
         "timed_seconds": 2.0,
+        "timed_cpu_seconds": 1.0,
+        "seconds_by_span": {"compute": 1.5, "wait": 0.5},
+        "sent_bytes": 3000,
+        "dense_equivalent_bytes": 12_000,
+        "sent_rows": 100,
     }
     return Event(Kind.PROGRESS, samples // 10, 1.0, values)
 
@@ -28,6 +34,12 @@ def scores(samples: int) -> Event:
         "normalized_entropy": 0.9,
     }
     return Event(Kind.EVALUATED, samples // 10, 1.0, values)
+
+
+def cut(samples: int) -> Event:
+    counts = {"gradient.w": compression.counted(100, 5, 1.0, 1)}
+    values = {"samples": samples, "of": compression.values_of(counts)}
+    return Event(Kind.COMPRESSION, samples // 10, 1.0, values)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -48,14 +60,22 @@ def test_every_sink_gets_every_event(tmp_path: Path) -> None:
 
 def test_tensorboard_shows_the_usual_tags_over_samples(tmp_path: Path) -> None:
     sink = TensorBoard(tmp_path, first_samples=0)
-    for event in (point(10, 0.5), point(20, 0.25), scores(20), Event(Kind.SAVED, 2, 1.0, {})):
+    saved = Event(Kind.SAVED, 2, 1.0, {})
+    for event in (point(10, 0.5), point(20, 0.25), cut(20), scores(20), saved):
         sink.write(event)
     sink.close()
     assert scalars(tmp_path) == {
         "train/loss": [(10, 0.5), (20, 0.25)],
         "train/accuracy": [(10, 0.5), (20, 0.5)],
         "lr": [(10, 0.1), (20, 0.1)],
+        "train/step": [(10, 1.0), (20, 2.0)],
         "throughput/examples_per_s": [(10, 50.0), (20, 50.0)],
+        "cpu/percent": [(10, 50.0), (20, 50.0)],
+        "time/compute_ms": [(10, 150.0), (20, 150.0)],
+        "time/wait_ms": [(10, 50.0), (20, 50.0)],
+        "net/tx_bytes_per_step": [(10, 300.0), (20, 300.0)],
+        "net/compression_ratio": [(10, 4.0), (20, 4.0)],
+        "compression/gradient_density": [(20, 0.05)],
         "val/loss": [(20, 0.4)],
         "val/accuracy": [(20, 0.8)],
         "val/ne": [(20, 0.9)],
