@@ -1,0 +1,118 @@
+"""The summary of every kind of run has every key of the design, and its figures agree."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world_runs import Train, summary
+
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.traffic import Phase, Traffic
+
+STEPS, BATCH = 12, 64
+SHORT = (f"train.steps={STEPS}", "telemetry.every=4", "checkpoint.every=7")
+IN_PROCESS = ("parallel=hybrid", "parallel.world=in_process")
+PROCESSES = ("parallel=hybrid", "parallel.cuts=[bottom.2]", "gradient=dct")
+TRAINERS = 2
+
+KEYS = {
+    *("status", "steps", "samples", "seconds", "samples_per_second", "wall_seconds", "restarts"),
+    *("train.loss", "train.accuracy", "test.loss", "test.accuracy", "test.auc"),
+    *("test.normalized_entropy", "test.base_rate"),
+    *("network.bytes_total", "network.bytes_per_sample", "network.dense_equivalent_bytes"),
+    *("network.utilization", "network.utilization_by_rank", "network.utilization_mean_direction"),
+    *("network.rate_bits_per_second", "network.interface_bytes"),
+    *(f"network.by_phase.{phase}.bytes" for phase in ("train", "evaluate", "checkpoint")),
+    *("cpu.utilization", "cpu.seconds"),
+    *("compression.gradient_density", "compression.activation_density"),
+}
+CLASS_KEYS = {
+    f"network.by_class.{traffic}.{name}"
+    for traffic in Traffic
+    for name in ("bytes", "dense_equivalent_bytes", "messages")
+}
+ROLE_KEYS = {
+    *("role", "cpu_utilization", "bytes_sent", "bytes_received"),
+    *("interface_bytes_sent", "interface_bytes_received"),
+    *(f"seconds_by_span.{span}" for span in Span),
+    *(f"seconds_by_phase.{phase}" for phase in Phase),
+}
+# Of made-up rows only.
+BEST = {"test.best_reachable.loss", "test.best_reachable.auc"}
+
+
+def keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def roles_keys(size: int) -> set[str]:
+    return {f"roles.{rank}.{key}" for rank in range(size) for key in ROLE_KEYS}
+
+
+def assert_spans_add_up(told: Mapping[str, Any], leader: str) -> None:
+    for role in told["roles"].values():
+        trained = role["seconds_by_phase"]["train"]
+        assert sum(role["seconds_by_span"].values()) == pytest.approx(trained, rel=0.01)
+    trained = told["roles"][leader]["seconds_by_phase"]["train"]
+    assert told["seconds"] * 0.99 <= trained <= told["seconds"] + 1.0  # its last words included
+
+
+@pytest.mark.parametrize("world", [(), IN_PROCESS])
+def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: Train) -> None:
+    code, folder = train("run", *world, *SHORT)
+    assert code == 0
+    told = summary(folder)
+    assert set(keys(told)) == KEYS | BEST | roles_keys(1) | {"network.by_class"}
+    assert_spans_add_up(told, "0")
+    spans = told["roles"]["0"]["seconds_by_span"]
+    assert min(spans[name] for name in ("compute", "embedding", "apply", "read", "rest")) > 0
+    assert (spans["encode"] > 0) == bool(world)
+    assert told["network"]["bytes_total"] is None
+
+
+def test_processes_measure_everything_and_each_byte_twice(train: Train) -> None:
+    code, folder = train("run", *PROCESSES, *SHORT)
+    assert code == 0
+    told = summary(folder)
+    roles, network = told["roles"], told["network"]
+    assert set(keys(told)) == KEYS | BEST | CLASS_KEYS | roles_keys(len(roles))
+    assert list(roles) == [str(rank) for rank in range(2 * TRAINERS + 1)]
+    assert_spans_add_up(told, "1")
+    does = {"0": "encode", "1": "embedding", "4": "apply"}
+    for rank, span in does.items():
+        assert roles[rank]["seconds_by_span"][span] > 0
+    assert roles["4"]["seconds_by_span"]["compute"] == 0
+    assert network["bytes_total"] == sum(one["bytes"] for one in network["by_class"].values())
+    assert network["bytes_total"] == sum(role["bytes_sent"] for role in roles.values())
+    samples = (STEPS - WARMUP_STEPS) * TRAINERS * BATCH
+    assert network["bytes_per_sample"] == network["bytes_total"] / samples
+    assert min(one["bytes"] for one in network["by_phase"].values()) > 0
+    assert_sent_is_received(folder)
+
+
+def assert_sent_is_received(folder: Path) -> None:
+    """Of each class, over all ranks and phases; progress adds up to what training sent."""
+    record = list(events.read(folder / "events.jsonl"))
+    ranks = [event.values for event in record if event.kind is Kind.RANK]
+
+    def total(way: str, traffic: Traffic, name: str, phases: tuple[Phase, ...]) -> int:
+        return sum(rank[way][phase][traffic][name] for rank in ranks for phase in phases)
+
+    for traffic in Traffic:
+        for name in ("bytes", "messages"):
+            sent = total("traffic", traffic, name, tuple(Phase))
+            assert sent == total("received", traffic, name, tuple(Phase)) > 0, traffic
+    learned = tuple(one for one in Phase if one in (Phase.WARMUP, Phase.TRAIN))
+    for name, key in (("bytes", "sent_bytes"), ("dense_equivalent_bytes",) * 2):
+        progress = sum(event.values[key] for event in record if event.kind is Kind.PROGRESS)
+        sent = sum(total("traffic", traffic, name, learned) for traffic in Traffic)
+        # The versions of the last step are answered after the last point.
+        assert sent * (1 - 2 / STEPS) < progress <= sent, name
