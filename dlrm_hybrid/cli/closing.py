@@ -36,7 +36,7 @@ def tell_scores(terminal: Terminal, title: str, scores: Told, teacher: Told | No
 def tell_run(terminal: Terminal, summary: Told) -> None:
     """Time by role, bytes by class, speed; whatever was measured."""
     tell_roles(terminal, list(summary["roles"].values()))
-    if summary["network"]["bytes_per_sample"] is not None:
+    if summary["network"]["by_class"]:
         tell_traffic(terminal, summary["network"])
     speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is not None:
@@ -72,14 +72,17 @@ def tell_roles(terminal: Terminal, roles: Sequence[Told]) -> None:
 
 
 def tell_traffic(terminal: Terminal, network: Told) -> None:
-    """A table of the bytes sent while training, by class, beside what plain float32 would take."""
-    samples = network["bytes_total"] / network["bytes_per_sample"]
-    tallies = dict(network["by_class"])
-    tallies["all"] = {
-        "messages": sum(one["messages"] for one in tallies.values()),
-        "bytes": network["bytes_total"],
-        "dense_equivalent_bytes": network["dense_equivalent_bytes"],
-    }
+    """A table of the bytes sent while training, by class, beside what plain float32 would take.
+
+    Where a class is not counted there is neither a sum nor what a sample costs.
+    """
+    tallies, per_sample = dict(network["by_class"]), network["bytes_per_sample"]
+    if per_sample is not None:
+        tallies["all"] = {
+            "messages": sum(one["messages"] for one in tallies.values()),
+            "bytes": network["bytes_total"],
+            "dense_equivalent_bytes": network["dense_equivalent_bytes"],
+        }
     rows = [
         [
             name.replace("_", " "),
@@ -87,7 +90,7 @@ def tell_traffic(terminal: Terminal, network: Told) -> None:
             f"{quantity(one['bytes'])}B",
             f"{quantity(one['dense_equivalent_bytes'])}B",
             _times(one["dense_equivalent_bytes"], one["bytes"]),
-            f"{one['bytes'] / samples:,.0f}",
+            f"{one['bytes'] / network['bytes_total'] * per_sample:,.0f}" if per_sample else NOTHING,
         ]
         for name, one in tallies.items()
     ]

@@ -78,8 +78,15 @@ def test_bytes_stand_beside_what_they_would_be() -> None:
     assert cells(lines, "all") == ["all", "246,912", "4.00 GB", "398 GB", "99.5×", "4,000"]
 
 
+def test_there_is_no_sum_where_a_class_is_not_counted() -> None:
+    sums = dict.fromkeys(("bytes_total", "bytes_per_sample", "dense_equivalent_bytes"))
+    lines = shown(80, {**SUMMARY, "network": {**sums, "by_class": {"control": TALLY}}})
+    assert cells(lines, "control")[-2:] == ["99.5×", "–"]
+    assert not any(line.startswith("│ all ") for line in lines)
+
+
 def test_what_was_not_measured_is_left_out() -> None:
-    unmeasured = {"bytes_per_sample": None}
+    unmeasured = {"by_class": {}}
     alone = {"0": role("worker", 0.0, None)}
     lines = shown(80, {**SUMMARY, "network": unmeasured, "roles": alone})
     assert cells(lines, "worker")[-1] == "–"
