@@ -32,6 +32,12 @@ def coordination(config: Config) -> Coordination | None:
     return None if make is None else make(config)
 
 
+def tells_levels(config: Config) -> bool:
+    """Whether servers tell means of ternary gradients, from which replicas learn."""
+    terngrad = config.gradient.terngrad
+    return terngrad is not None and terngrad.pull == "levels"
+
+
 def _cltk(config: Config, holder: Holder) -> CoordinatedCompressor:
     options = config.gradient
     assert options.cltk is not None

@@ -29,6 +29,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         check_every=config.sync.check_every,
         attempt=layout.attempt,
         pull=build_compress.dtype(config.pull.precision),
+        tells_levels=build_coordination.tells_levels(config),
     )
     return ParameterServer(
         layout.topology,

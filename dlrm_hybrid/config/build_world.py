@@ -29,6 +29,7 @@ from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.negotiator import Negotiator
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.server_options import ClientOptions
 from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedCoordinated
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Send, Worker
@@ -168,13 +169,17 @@ def _client(
     weights = model.dense_parameters()
     if own.gradients is None:
         return LocalClient(plan.topology.name(rank), weights, learning(config, plan))
+    options = ClientOptions(
+        policy=policy(config),
+        attempt=plan.attempt,
+        learning=learning(config, plan) if build_coordination.tells_levels(config) else None,
+    )
     return ServerClient(
         plan.topology,
         rank,
         plan.tensors,
         weights,
-        policy(config),
-        plan.attempt,
+        options,
         TimedCompressor(own.gradients, clock),
         clock,
     )

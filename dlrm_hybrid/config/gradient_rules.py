@@ -38,6 +38,7 @@ def gradient_rules(config: Config) -> Iterator[str]:
     if gradient.name != "none" and not config.parallel.servers:
         yield f"gradient = {gradient.name!r}: needs parallel.servers of 1 or more to send to"
     yield from _local(config)
+    yield from _levels(config)
 
 
 def _keys(gradient: GradientConfig) -> Iterator[str]:
@@ -73,4 +74,21 @@ def _local(config: Config) -> Iterator[str]:
         yield (
             f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "
             "not updates; only optimizer=sgd can do without"
+        )
+
+
+def _levels(config: Config) -> Iterator[str]:
+    """Faults of pulls that name levels."""
+    terngrad = config.gradient.terngrad
+    if terngrad is None or terngrad.pull != "levels":
+        return
+    if not terngrad.sharing:
+        yield (
+            "gradient.terngrad.sharing = False: sums of several scales have no levels, "
+            "it needs gradient.terngrad.pull=weights"
+        )
+    if config.pull.precision != "float32":
+        yield (
+            f"pull.precision = {config.pull.precision!r}: nothing is rounded where replicas learn, "
+            "it needs gradient.terngrad.pull=weights"
         )

@@ -91,3 +91,4 @@ class TerngradConfig:
     sharing: bool
     encoding: Literal["bits", "trits"]
     smallest: Positive
+    pull: Literal["levels", "weights"]

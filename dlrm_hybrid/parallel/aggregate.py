@@ -29,11 +29,13 @@ class Mean(NamedTuple):
         places_K: ascending; None for all elements.
         values_K: float32.
         is_finite: whether every value is.
+        units: of each tensor that which all trainers share, of `Whole.units`, or None.
     """
 
     places_K: Int32s | None
     values_K: Array
     is_finite: bool
+    units: Sequence[float | None]
 
 
 @final
@@ -68,7 +70,7 @@ class Aggregate:
         mean_K = np.empty(count, np.float32)
         take(self._sum_N, places_K, mean_K)
         np.divide(mean_K, np.float32(len(pushes)), out=mean_K)
-        return Mean(places_K, mean_K, bool(np.isfinite(mean_K).all()))
+        return Mean(places_K, mean_K, bool(np.isfinite(mean_K).all()), ())
 
     def _of_whole(self, pushes: Sequence[Whole]) -> Mean:
         # The kernel reads float32 at addresses that are multiples of 4.
@@ -76,7 +78,11 @@ class Aggregate:
         aligned = [np.require(values_N, requirements="A") for values_N in given]
         addresses_XT = addresses_of(aligned).reshape(len(pushes), -1)
         is_finite = mean_of_all(addresses_XT, self._firsts_E, self._mean_N)
-        return Mean(None, self._mean_N, is_finite)
+        units_T = [
+            several[0] if len(set(several)) == 1 else None
+            for several in zip(*(push.units for push in pushes), strict=True)
+        ]
+        return Mean(None, self._mean_N, is_finite, units_T)
 
     def _parts(self, push: Whole) -> Parts:
         """The same, with every element named."""

@@ -17,7 +17,7 @@ from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.read_sparse import Parts
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import sparse_of_all
-from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
+from dlrm_hybrid.wire.ternary import is_ternary, scale_of, ternary_of
 from dlrm_hybrid.wire.values import values_of as dense_values
 
 Array = NDArray[np.float32]
@@ -28,9 +28,11 @@ class Whole(NamedTuple):
 
     Attributes:
         values: of each tensor, float32; may view payloads.
+        units: all values of a tensor are this, its negative or 0; None where they are not.
     """
 
     values: Sequence[Array]
+    units: Sequence[float | None]
 
 
 Changes = Whole | Parts
@@ -44,7 +46,8 @@ def changes_of(sections: Sequence[Section], what: str) -> Changes:
     """
     try:
         if all(is_ternary(one) or one.encoding is Encoding.DENSE for one in sections):
-            return Whole([_values(section) for section in sections])
+            units = [scale_of(one) if is_ternary(one) else None for one in sections]
+            return Whole([_values(section) for section in sections], units)
         return sparse_of_all(sections)
     except SectionError as error:
         raise DlrmError(f"{what}: {error}") from error

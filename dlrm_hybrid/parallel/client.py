@@ -11,9 +11,9 @@ from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
 from dlrm_hybrid.parallel.changes import Copies, changes_of
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.finite import check_finite
+from dlrm_hybrid.parallel.learner import Learner, holds_means
 from dlrm_hybrid.parallel.master import Learning, Master, copy_into
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.policy import Policy
 from dlrm_hybrid.parallel.published import SUFFIX, adds
 from dlrm_hybrid.parallel.sections import (
     check_tensors,
@@ -22,6 +22,7 @@ from dlrm_hybrid.parallel.sections import (
     split_digest,
     unit_bytes,
 )
+from dlrm_hybrid.parallel.server_options import ClientOptions
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError
@@ -57,8 +58,7 @@ class ServerClient:
         rank: of this worker.
         tensors: all dense tensors of the model; those of this worker's stage are taken.
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
-        policy: the version each step is computed with.
-        attempt: how often the run has been restarted.
+        options: policy, attempt, and whether this replica learns.
         compressor: made for those of `tensors` that are of this stage.
         clock: told when versions are decoded.
     """
@@ -69,16 +69,15 @@ class ServerClient:
         rank: int,
         tensors: Sequence[DenseTensor],
         replica: Mapping[str, Tensor],
-        policy: Policy,
-        attempt: int,
+        options: ClientOptions,
         compressor: GradientCompressor,
         clock: SpanClock,
     ) -> None:
         self._topology = topology
         self._rank = rank
         self._stage = rank % topology.stages
-        self._policy = policy
-        self._attempt = attempt
+        self._policy = options.policy
+        self._attempt = options.attempt
         self._compressor = compressor
         self._decoding = clock.within(Span.DECODE)
         self._units: dict[int, list[DenseTensor]] = {}
@@ -93,6 +92,8 @@ class ServerClient:
         self._flat = {
             owner: [flat[tensor.name] for tensor in unit] for owner, unit in self._units.items()
         }
+        learning = options.learning
+        self._learner = None if learning is None else Learner(self._replica, learning)
         self._copies = {owner: Copies(arrays) for owner, arrays in self._flat.items()}
         self._applied = dict.fromkeys(self._units, 0)
         self._pushed = 0
@@ -124,7 +125,7 @@ class ServerClient:
         ]
 
     def apply(self, frame: Frame) -> None:
-        """Overwrite what has changed; compares the replica with the digest, if one came.
+        """Overwrite what has changed, or learn; compares the replica with the digest, if one came.
 
         Raises:
             DlrmError: the version is not the next one, does not fit, or the replica is not what
@@ -141,9 +142,12 @@ class ServerClient:
             )
         sections, digest = split_digest(frame.sections)
         check_tensors(sections, unit, what)
-        with self._decoding:
-            changes = changes_of(sections, what)
-        self._copies[frame.sender].follow(changes, adds=adds(sections))
+        if self._learner is not None and holds_means(sections):
+            self._learner.follow(unit, sections, frame.step - 1, what)
+        else:
+            with self._decoding:
+                changes = changes_of(sections, what)
+            self._copies[frame.sender].follow(changes, adds=adds(sections))
         self._applied[frame.sender] = due
         if digest is not None and digest != self.digest(frame.sender):
             raise DlrmError(
@@ -168,6 +172,8 @@ class ServerClient:
         if not end and any(f"{name}{SUFFIX}" in values for name in self._replica):
             end = SUFFIX
         copy_into(self._replica, {name: values[name + end] for name in self._replica})
+        if self._learner is not None:
+            self._learner.restart(values)
         self._applied = dict.fromkeys(self._units, version)
         self._pushed = step
 

@@ -58,7 +58,11 @@ class ParameterServer:
         for tensor in tensors:
             if tensor.server == index:
                 owned.setdefault(tensor.stage, []).append(tensor)
-        keeping = Keeping(staleness=options.policy.staleness, pull=options.pull)
+        keeping = Keeping(
+            staleness=options.policy.staleness,
+            pull=options.pull,
+            tells_levels=options.tells_levels,
+        )
         self._units = {
             stage: Unit(unit, values, learning, keeping) for stage, unit in owned.items()
         }

@@ -27,6 +27,7 @@ from dlrm_hybrid.parallel.published import SUFFIX, Published
 from dlrm_hybrid.parallel.sections import check_tensors, digest_of, unit_bytes
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.levels import levels
 from dlrm_hybrid.wire.read_sparse import Int32s
 from dlrm_hybrid.wire.section import Dtype, Section
 
@@ -40,10 +41,12 @@ class Keeping:
     Attributes:
         staleness: versions by which a worker may be behind.
         pull: type of the values that workers are told.
+        tells_levels: means of ternary gradients are told instead, where they can be.
     """
 
     staleness: int
     pull: Dtype
+    tells_levels: bool
 
 
 class Learned(NamedTuple):
@@ -56,6 +59,20 @@ class Learned(NamedTuple):
 
     places_K: Int32s
     weight_K: Array
+
+
+class Averaged(NamedTuple):
+    """Ternary means that all elements have learned from; lasts until the next step.
+
+    Attributes:
+        mean_N: float32.
+        units: of each tensor, see `Mean.units`.
+        trainers: how many sent what this is the mean of.
+    """
+
+    mean_N: Array
+    units: Sequence[float | None]
+    trainers: int
 
 
 @final
@@ -82,6 +99,7 @@ class Unit:
         self._master = Master({_ALL: weight_N}, learning)
         self._published = Published(tensors, self._firsts_E, weight_N.numpy(), keeping.pull)
         self._aggregate = Aggregate(self._firsts_E)
+        self._tells_levels = keeping.tells_levels
         versions = range(keeping.staleness)
         self._older = deque(self._published.value_N.copy() for _ in versions)
 
@@ -97,7 +115,7 @@ class Unit:
 
     def learn(
         self, pushes: Sequence[Changes], step: int, sender: Callable[[int], str]
-    ) -> Learned | None:
+    ) -> Learned | Averaged | None:
         """Make the version `step + 1`; what has changed, None for everything.
 
         Args:
@@ -118,11 +136,25 @@ class Unit:
             weight_K = self._master.learn_at(_ALL, mean.places_K, mean.values_K, step)
             return Learned(mean.places_K, weight_K)
         self._master.learn(_ALL, torch.from_numpy(self._spread(mean)), step)
+        if self._tells_levels and any(unit is not None for unit in mean.units):
+            return Averaged(mean.values_K, mean.units, len(pushes))
         return None
 
-    def tell(self, learned: Learned | None) -> list[Section]:
+    def tell(self, learned: Learned | Averaged | None) -> list[Section]:
         """Publish what was learned last: the sections that say what has changed."""
+        if isinstance(learned, Averaged):
+            return self._means(learned)
         return self._published.tell_all() if learned is None else self._published.tell(*learned)
+
+    def _means(self, learned: Averaged) -> list[Section]:
+        """Levels, and views of the weights of what was not ternary."""
+        sections = self.sections(behind=0)
+        for place, (first, last) in enumerate(pairwise(self._firsts_E.tolist())):
+            unit, number = learned.units[place], self._tensors[place].id
+            if unit is not None:
+                mean_N = learned.mean_N[first:last]
+                sections[place] = levels(number, mean_N, unit, learned.trainers)
+        return sections
 
     def digest(self, behind: int) -> int:
         """Of the version that many before the last one published."""

@@ -57,6 +57,16 @@ HYBRID = "parallel=hybrid"
             "gradient.sidco.adaptation = 'worst': must be 'best', 'literal' or 'flip'",
         ),
         (
+            f"{HYBRID} gradient=terngrad gradient.terngrad.sharing=false",
+            "gradient.terngrad.sharing = False: sums of several scales have no levels, "
+            "it needs gradient.terngrad.pull=weights",
+        ),
+        (
+            f"{HYBRID} gradient=terngrad pull.precision=bfloat16",
+            "pull.precision = 'bfloat16': nothing is rounded where replicas learn, "
+            "it needs gradient.terngrad.pull=weights",
+        ),
+        (
             f"{HYBRID} gradient=cltk sync=bounded sync.staleness=1",
             "gradient = 'cltk': its trainers agree in every step, so sync=bounded cannot be",
         ),

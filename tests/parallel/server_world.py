@@ -15,7 +15,7 @@ from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Policy
-from dlrm_hybrid.parallel.server_options import ServerOptions
+from dlrm_hybrid.parallel.server_options import ClientOptions, ServerOptions
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, decode, encode
@@ -73,10 +73,12 @@ class World:
         stages: int = 1,
         check_every: int = 1,
         pull: Dtype = Dtype.FLOAT32,
+        tells_levels: bool = False,
         make: Callable[[Sequence[Spec]], GradientCompressor] = NoCompression,
         gradients: Gradients = gradients_of,
     ) -> None:
         self.pull_dtype = pull
+        self.tells_levels = tells_levels
         self.gradients = gradients
         self.topology = Topology(
             trainers=trainers, stages=stages, servers=servers, interaction_stage=0
@@ -97,7 +99,11 @@ class World:
 
     def server(self, index: int, check_every: int = 1) -> ParameterServer:
         options = ServerOptions(
-            policy=self.policy, check_every=check_every, attempt=0, pull=self.pull_dtype
+            policy=self.policy,
+            check_every=check_every,
+            attempt=0,
+            pull=self.pull_dtype,
+            tells_levels=self.tells_levels,
         )
         return ParameterServer(
             self.topology, index, self.tensors, drawn(0), self.learning, options, SpanClock()
@@ -110,8 +116,10 @@ class World:
 
     def client(self, rank: int) -> ServerClient:
         replica = self.replicas[rank // self.topology.stages]
+        learning = self.learning if self.tells_levels else None
         return ServerClient(
-            *(self.topology, rank, self.tensors, replica, self.policy, 0),
+            *(self.topology, rank, self.tensors, replica),
+            ClientOptions(policy=self.policy, attempt=0, learning=learning),
             self.compressors[rank],
             SpanClock(),
         )

@@ -22,7 +22,8 @@ def push(draw: st.DrawFn, counts: Sequence[int]) -> Changes:
         drawn = [np.float32(scale) * rng.normal(size=n).astype(np.float32) for n in counts]
     values = [np.nan_to_num(one) for one in drawn]
     if draw(st.booleans()):
-        return Whole([one * (rng.random(one.size) < 0.5).astype(np.float32) for one in values])
+        held = [one * (rng.random(one.size) < 0.5).astype(np.float32) for one in values]
+        return Whole(held, [None] * len(held))
     chosen = [np.flatnonzero((rng.random(one.size) < 0.4) & (one != 0)) for one in values]
     return Parts(
         np.cumsum([0, *(one.size for one in chosen)]),
@@ -94,16 +95,26 @@ def parts(indices: list[int], values: list[float]) -> Parts:
     return Parts(bounds_E, np.array(indices, np.int32), np.array(values, np.float32))
 
 
+def whole(values_N: Array, unit: float | None = None) -> Whole:
+    return Whole([values_N], [unit])
+
+
+def test_a_unit_that_all_share_is_that_of_the_mean():
+    ones = [whole(np.float32([unit, 0]), unit) for unit in (0.5, 0.5, 0.75)]
+    assert Aggregate(firsts([2])).mean(ones[:2]).units == [0.5]
+    assert Aggregate(firsts([2])).mean(ones).units == [None]
+
+
 def test_elements_that_cancel_out_are_still_told():
     """A replica may know an older value of them: nothing else would bring it up to date."""
     pushes = [parts([2, 70], [1.5, 1.0]), parts([2], [-1.5])]
-    places_K, values_K, _ = Aggregate(firsts([100])).mean(pushes)
+    places_K, values_K, *_ = Aggregate(firsts([100])).mean(pushes)
     assert places_K is not None
     assert (places_K.tolist(), values_K.tolist()) == ([2, 70], [0.0, 0.5])
 
 
 def test_the_order_of_the_trainers_is_the_order_of_the_sum():
-    for made in (lambda value: parts([0], [value]), lambda value: Whole([np.float32([value])])):
+    for made in (lambda value: parts([0], [value]), lambda value: whole(np.float32([value]))):
         pushes = [made(value) for value in (1e8, -1e8, 1.0)]
         in_order = Aggregate(firsts([1])).mean(pushes).values_K.copy()
         assert in_order.tolist() == [np.float32(1) / np.float32(3)]
@@ -113,5 +124,5 @@ def test_the_order_of_the_trainers_is_the_order_of_the_sum():
 
 def test_a_gradient_at_an_odd_address_is_read():
     payload = memoryview(b"?" + np.float32([1, 2, 3]).tobytes())[1:]
-    pushes = [Whole([np.frombuffer(payload, np.float32)]), Whole([np.float32([3, 2, 1])])]
+    pushes = [whole(np.frombuffer(payload, np.float32)), whole(np.float32([3, 2, 1]))]
     assert Aggregate(firsts([3])).mean(pushes).values_K.tolist() == [2, 2, 2]

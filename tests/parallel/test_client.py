@@ -12,7 +12,7 @@ from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.server_options import ServerOptions
+from dlrm_hybrid.parallel.server_options import ClientOptions, ServerOptions
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DivergedError, DlrmError
@@ -35,13 +35,17 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 def client(replica: dict[str, Tensor], policy: Policy) -> ServerClient:
     return ServerClient(
-        TOPOLOGY, 0, TENSORS, replica, policy, 1, uncompressed(TENSORS, 0), SpanClock()
+        *(TOPOLOGY, 0, TENSORS, replica),
+        ClientOptions(policy=policy, attempt=1, learning=None),
+        *(uncompressed(TENSORS, 0), SpanClock()),
     )
 
 
 def versions(steps: int) -> list[Frame]:
     """Frames of server 0 for the first stage: versions 1 to `steps`."""
-    options = ServerOptions(policy=Sync(), check_every=2, attempt=1, pull=Dtype.FLOAT32)
+    options = ServerOptions(
+        policy=Sync(), check_every=2, attempt=1, pull=Dtype.FLOAT32, tells_levels=False
+    )
     server = ParameterServer(TOPOLOGY, 0, TENSORS, drawn(0), LEARNING, options, SpanClock())
     pusher = client(drawn(0), Sync())
     frames: list[Frame] = []

@@ -207,7 +207,9 @@ def test_a_server_owns_its_memory():
         world.tensors,
         values,
         world.learning,
-        ServerOptions(policy=Sync(), check_every=1, attempt=0, pull=Dtype.FLOAT32),
+        ServerOptions(
+            policy=Sync(), check_every=1, attempt=0, pull=Dtype.FLOAT32, tells_levels=False
+        ),
         SpanClock(),
     )
     before = server.digest(0)

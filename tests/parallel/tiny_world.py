@@ -26,7 +26,7 @@ from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.policy import Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.server_options import ServerOptions
+from dlrm_hybrid.parallel.server_options import ClientOptions, ServerOptions
 from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
@@ -108,7 +108,8 @@ class TinyWorld:
             weights = model.dense_parameters()
             client = (
                 ServerClient(
-                    *(self.topology, rank, tensors, weights, layout.policy, ATTEMPT),
+                    *(self.topology, rank, tensors, weights),
+                    ClientOptions(policy=layout.policy, attempt=ATTEMPT, learning=None),
                     uncompressed(tensors, part.index),
                     SpanClock(),
                 )
@@ -138,7 +139,11 @@ class TinyWorld:
                 ).dense_parameters(),
                 learning,
                 ServerOptions(
-                    policy=layout.policy, check_every=1, attempt=ATTEMPT, pull=Dtype.FLOAT32
+                    policy=layout.policy,
+                    check_every=1,
+                    attempt=ATTEMPT,
+                    pull=Dtype.FLOAT32,
+                    tells_levels=False,
                 ),
                 SpanClock(),
             )

@@ -52,14 +52,27 @@ def test_a_resumed_run_agrees_as_the_unbroken_one(method: str, train: Train) -> 
     assert_moved(unbroken, 7, 14)
 
 
-ABLATIONS = ("gradient.terngrad.sharing=false", "gradient.terngrad.clip=null")
+WEIGHTS = "gradient.terngrad.pull=weights"
+ABLATIONS = (("gradient.terngrad.sharing=false", WEIGHTS), ("gradient.terngrad.clip=null",))
 
 
 def test_without_clipping_or_sharing_other_things_are_learned(train: Train) -> None:
     options = (*WORLD, "gradient=terngrad", *METHODS["terngrad"], "parallel.world=in_process")
     losses: set[float] = set()
-    for name, ablation in enumerate(((), *([one] for one in ABLATIONS))):
+    for name, ablation in enumerate(((), *ABLATIONS)):
         code, folder = train(str(name), *options, "train.steps=20", *ablation)
         assert code == 0
         losses.add(summary(folder)["test"]["loss"])
     assert len(losses) == 3
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad"])
+def test_replicas_that_learn_are_those_that_are_told_weights(optimizer: str, train: Train) -> None:
+    options = (*WORLD, "gradient=terngrad", *METHODS["terngrad"], "parallel.world=in_process")
+    length = ("train.steps=12", "checkpoint.every=6", f"optimizer={optimizer}", "optimizer.lr=0.02")
+    code, learned = train("learned", *options, *length)
+    assert code == 0
+    code, told = train("told", *options, *length, WEIGHTS)
+    assert code == 0
+    assert_same_state(learned, told, 12)
+    assert_moved(learned, 6, 12)

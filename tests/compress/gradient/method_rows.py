@@ -106,6 +106,7 @@ DENSE = ("none", "terngrad")
 RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
 BFLOAT16 = "gradient.precision=bfloat16"
 STAGE = "gradient.scope=stage"
+OWN_SCALES = ("gradient.terngrad.sharing=false", "gradient.terngrad.pull=weights")
 WARM = "gradient.correction.warmup_steps=2"
 
 METHOD_ROWS = [
@@ -155,6 +156,6 @@ METHOD_ROWS = [
     ),
     MethodRow(method="terngrad", draws=True),
     MethodRow(method="terngrad", options=("gradient.terngrad.encoding=trits",), draws=True),
-    MethodRow(method="terngrad", options=("gradient.terngrad.sharing=false",), draws=True),
+    MethodRow(method="terngrad", options=OWN_SCALES, draws=True),
     MethodRow(method="terngrad", options=("gradient.terngrad.clip=null",), draws=True),
 ]

@@ -1,0 +1,114 @@
+"""Servers that tell means of ternary gradients, and replicas that learn from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from server_world import SHAPES, World, assert_same, travel
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
+from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.parallel.policy import Sync
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.section import Encoding
+
+OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+LARGE = "bottom.1.weight"
+
+
+def alike(trainer: int, step: int) -> dict[str, Tensor]:
+    """Gradients of which the largest element is that of all trainers."""
+    rng = np.random.default_rng((trainer, step))
+    gradients = {
+        name: np.clip(rng.standard_normal(shape), -0.9, 0.9).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+    gradients[LARGE][step % 33, trainer] = -0.96875 * 1.1**step
+    return {name: torch.from_numpy(gradient) for name, gradient in gradients.items()}
+
+
+def drawn_apart(trainer: int, step: int) -> dict[str, Tensor]:
+    """Of each trainer another one."""
+    return {name: (1 + trainer) * one for name, one in alike(trainer, step).items()}
+
+
+def ternary(trainers: int) -> Callable[[Sequence[Spec]], GradientCompressor]:
+    """One compressor after the other, for trainer after trainer."""
+    numbers = iter(range(trainers))
+
+    def make(specs: Sequence[Spec]) -> GradientCompressor:
+        options = TernGradOptions(
+            clip=None,
+            shares=False,
+            encoding=Encoding.TERNARY,
+            smallest=256,
+            exempt=frozenset(),
+            seed=1,
+            trainer=next(numbers),
+        )
+        return TernGrad(specs, options)
+
+    return make
+
+
+def world(optimizer: DenseOptimizer, *, tells_levels: bool, gradients=alike) -> World:
+    return World(
+        3,
+        Sync(),
+        optimizer=optimizer,
+        servers=2,
+        tells_levels=tells_levels,
+        make=ternary(3),
+        gradients=gradients,
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+def test_replicas_learn_what_servers_learn(optimizer: DenseOptimizer) -> None:
+    told, learned = (world(optimizer, tells_levels=one) for one in (False, True))
+    used = told.run(0, 9)
+    for found, expected in zip(learned.run(0, 9), used, strict=True):
+        assert_same(found, expected)
+    assert_same(learned.held(), told.held())
+    frames = [one.frame for one in learned.mail if one.frame.step == 9]
+    encodings = {
+        section.tensor: section.encoding for frame in frames for section in frame.sections[:-1]
+    }
+    assert encodings == {0: Encoding.LEVELS, 1: Encoding.DENSE, 2: Encoding.DENSE}
+    levels = next(frame.sections[0] for frame in frames if len(frame.sections[0].payload) > 100)
+    assert len(levels.payload) == 8 + -(-33 * 13 * 3 // 8)  # -3 … 3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+def test_a_resumed_replica_remembers_what_its_server_does(optimizer: DenseOptimizer) -> None:
+    straight = world(optimizer, tells_levels=True)
+    straight.run(0, 5)
+    held = straight.held()
+    resumed = world(optimizer, tells_levels=True)
+    resumed.restart(5, held)
+    straight.mail = [one for one in straight.mail if one.frame.step == 5]
+    expected = straight.run(5, 9)
+    for found, one in zip(resumed.run(5, 9), expected, strict=True):
+        assert_same(found, one)
+    assert_same(resumed.held(), straight.held())
+
+
+def test_scales_that_differ_are_told_as_weights() -> None:
+    apart = world(Sgd(), tells_levels=True, gradients=drawn_apart)
+    apart.run(0, 3)
+    sections = [section for one in apart.mail for section in one.frame.sections]
+    assert {section.encoding for section in sections} == {Encoding.DENSE}
+
+
+def test_a_broken_mean_names_who_told_it() -> None:
+    broken = world(Sgd(), tells_levels=True)
+    broken.run(0, 1)
+    answer = next(one for one in broken.mail if len(travel(one).sections[0].payload) > 100)
+    frame = travel(answer)
+    short = replace(frame.sections[0], payload=bytes(20))
+    with pytest.raises(DlrmError, match=rf"PARAMETERS 1 of rank {frame.sender}: tensor 0: no LEV"):
+        broken.clients[answer.to].apply(replace(frame, sections=(short, *frame.sections[1:])))
