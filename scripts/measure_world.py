@@ -23,6 +23,8 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from plain_ranks import cpu_microseconds
+
 from dlrm_hybrid.bench.table import Row, render, section, spread
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -35,6 +37,7 @@ ID_BYTES = 4  # one for each row and table, so none needs a length
 
 BYTES_WORLD = ("+experiment=baseline", "train.steps=105")
 CPU_WORLD = ("+experiment=baseline", "parallel.cuts=[]", "train.batch_size=64", "train.steps=1505")
+PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS = 2, 64, 1500
 START_WORLD = ("+experiment=baseline", "train.steps=1", "telemetry.every=1")
 SEEDS = (0, 1, 2)
 PLAIN = ("-m", "dlrm_hybrid")
@@ -118,10 +121,12 @@ def expected_bytes(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> tuple[str, list[Row], str]:
-    """CPU microseconds per sample by role from plain runs; where they go from a timed one."""
-    runs = [train(folder / f"{i}", *CPU_WORLD, *overrides) for i in range(repeats)]
+    """CPU microseconds per sample by role, in turns with a plain DLRM; where they go."""
     by_role: dict[str, list[float]] = {}
-    for run in runs:
+    plain: list[float] = []
+    for turn in range(repeats):
+        run = train(folder / f"{turn}", *CPU_WORLD, *overrides)
+        plain.append(cpu_microseconds(PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS))
         samples = trained_samples(run)
         for event in events.read(run / "events.jsonl"):
             if event.kind is Kind.RANK:
@@ -130,6 +135,9 @@ def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> tuple[s
     rows: list[Row] = [_cpu_row(role, values) for role, values in by_role.items()]
     totals = [sum(values) for values in zip(*by_role.values(), strict=True)]
     rows.append(_cpu_row("all", totals))
+    rows.append(_cpu_row("plain DLRM on two gloo ranks, without servers", plain))
+    ratios = [ours / theirs for ours, theirs in zip(totals, plain, strict=True)]
+    rows.append({"role": "all to plain", "runs": repeats, "µs per sample": spread(ratios, 2)})
     timed = train(folder / "timed", *CPU_WORLD, *overrides, program=TIMED)
     load = f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}."
     return "CPU time per sample", rows, section("Where it goes", shares(timed), load)

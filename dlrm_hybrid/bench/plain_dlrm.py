@@ -70,7 +70,7 @@ class PlainDlrm(nn.Module):
                 self.tables, batch.ids_FB, batch.offsets_FB, strict=True
             )
         ]
-        return self.top(self._interact(x_BD, looked_up))
+        return self.top(interact(x_BD, looked_up))
 
     def linears(self) -> dict[str, nn.Linear]:
         """Layers by the names of `ModelSpec.layer_names`."""
@@ -80,14 +80,16 @@ class PlainDlrm(nn.Module):
             found.update({f"{part}.{number}": layer for number, layer in enumerate(layers, 1)})
         return found
 
-    def _interact(self, x_BD: Tensor, looked_up: Sequence[Tensor]) -> Tensor:
-        num_rows, dim = x_BD.shape
-        vectors_BFD = torch.cat([x_BD, *looked_up], dim=1).view(num_rows, -1, dim)
-        dots_BFF = torch.bmm(vectors_BFD, torch.transpose(vectors_BFD, 1, 2))
-        count = dots_BFF.shape[1]
-        first = torch.tensor([i for i in range(count) for _ in range(i)])
-        second = torch.tensor([j for i in range(count) for j in range(i)])
-        return torch.cat([x_BD, dots_BFF[:, first, second]], dim=1)
+
+def interact(x_BD: Tensor, looked_up: Sequence[Tensor]) -> Tensor:
+    """What the top network reads: `x_BD`, then its dot products with all rows and theirs."""
+    num_rows, dim = x_BD.shape
+    vectors_BFD = torch.cat([x_BD, *looked_up], dim=1).view(num_rows, -1, dim)
+    dots_BFF = torch.bmm(vectors_BFD, torch.transpose(vectors_BFD, 1, 2))
+    count = dots_BFF.shape[1]
+    first = torch.tensor([i for i in range(count) for _ in range(i)])
+    second = torch.tensor([j for i in range(count) for j in range(i)])
+    return torch.cat([x_BD, dots_BFF[:, first, second]], dim=1)
 
 
 @final
