@@ -167,7 +167,7 @@ def _encoder(
     coordination = build_coordination.coordination(config)
     compressor = build_coordination.compressor(config, holder)
     if coordination is None or compressor is None:
-        alone = build_gradient.gradients(config, holder)
+        alone = compressor or build_gradient.gradients(config, holder)
         return alone.encode, alone
     return _agreeing(compressor, coordination), compressor
 

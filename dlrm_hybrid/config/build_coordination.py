@@ -12,6 +12,8 @@ from dlrm_hybrid.compress.gradient.terngrad import (
     TernGradCoordination,
     TernGradOptions,
 )
+from dlrm_hybrid.compress.gradient.union import UnionCoordination, UnionIndex
+from dlrm_hybrid.config import build_gradient
 from dlrm_hybrid.config.build_compress import dtype
 from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
@@ -22,12 +24,17 @@ CODES = {"bits": Encoding.TERNARY, "trits": Encoding.TRITS}
 
 def compressor(config: Config, holder: Holder) -> CoordinatedCompressor | None:
     """The trainer's side; None where each trainer decides alone."""
+    options = config.gradient
+    if options.aggregation == "union":
+        return UnionIndex(build_gradient.gradients(config, holder), dtype(options.precision))
     make = COMPRESSORS.get(config.gradient.name)
     return None if make is None else make(config, holder)
 
 
 def coordination(config: Config) -> Coordination | None:
     """The server's side; None where each trainer decides alone."""
+    if config.gradient.aggregation == "union":
+        return UnionCoordination()
     make = COORDINATIONS.get(config.gradient.name)
     return None if make is None else make(config)
 

@@ -12,7 +12,6 @@ from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
 from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
 from dlrm_hybrid.config.build_compress import dtype
-from dlrm_hybrid.config.build_coordination import COMPRESSORS
 from dlrm_hybrid.config.build_threshold import THRESHOLDS
 from dlrm_hybrid.config.compression_schema import GradientConfig
 from dlrm_hybrid.config.gradient_holder import Holder
@@ -20,7 +19,7 @@ from dlrm_hybrid.config.schema import Config
 
 
 def gradients(config: Config, holder: Holder) -> GradientCompressor:
-    """What a trainer's worker makes of its gradients."""
+    """What a trainer's worker makes of its gradients, if it decides alone."""
     return METHODS[config.gradient.name](config, holder)
 
 
@@ -88,5 +87,4 @@ METHODS: Mapping[str, Callable[[Config, Holder], GradientCompressor]] = {
     "gaussian": _sparsifier,
     "hard": _sparsifier,
     "sidco": _sparsifier,
-    **COMPRESSORS,
 }

@@ -36,6 +36,7 @@ class GradientConfig:
     precision: Precision
     threshold: RuleName | None
     scope: Literal["tensor", "stage"] | None
+    aggregation: Literal["own", "union"] | None
     lifespan: Positive | None
     renewal: Literal["controlled", "fixed"] | None
     staggered: bool | None

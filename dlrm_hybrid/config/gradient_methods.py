@@ -8,7 +8,7 @@ from typing import Any, cast
 
 # Keys that all methods with a threshold of their own read.
 LOCAL_KEYS = (
-    *("threshold", "scope", "lifespan", "renewal", "staggered"),
+    *("threshold", "scope", "aggregation", "lifespan", "renewal", "staggered"),
     *("residual", "drain", "drain_every"),
 )
 # The section that a rule reads beside the keys of all.

@@ -63,6 +63,16 @@ def _local(config: Config) -> Iterator[str]:
             f"gradient.lifespan = {gradient.lifespan}, gradient.renewal = {gradient.renewal!r}: "
             "gradient=topk finds the k largest of every step; in gradient=dct thresholds live"
         )
+    if gradient.aggregation == "union" and config.sync.name != "sync":
+        yield (
+            "gradient.aggregation = 'union': trainers agree in every step, "
+            f"so sync={config.sync.name} cannot be"
+        )
+    if gradient.aggregation == "union" and gradient.correction is not None:
+        yield (
+            f"gradient.aggregation = 'union': gradient={gradient.name} forgets the momentum "
+            "of its own choice, so others may not choose for it"
+        )
     if gradient.staggered and gradient.renewal != "fixed":
         yield "gradient.staggered = True: belongs to gradient.renewal=fixed"
     if gradient.staggered and gradient.scope == "stage":

@@ -6,6 +6,8 @@ elements the vector has. Shapes: K indices of N elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,6 +53,14 @@ def index_set_of(section: Section, count: int) -> Int32s:
         reason = f"{given.size} bytes hold no set of {count} elements"
         raise SectionError(section.tensor, Encoding.DENSE, reason)
     return indices_K[:found].astype(np.int32)
+
+
+def only_index_set_of(sections: Sequence[Section], count: int) -> Int32s:
+    """The indices of a message that is one such section; raises SectionError if it is not."""
+    if len(sections) != 1:
+        reason = f"{len(sections)} sections, expected one set of indices"
+        raise SectionError(0, Encoding.DENSE, reason)
+    return index_set_of(sections[0], count)
 
 
 def _vector(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -57,6 +57,16 @@ HYBRID = "parallel=hybrid"
             "gradient.sidco.adaptation = 'worst': must be 'best', 'literal' or 'flip'",
         ),
         (
+            f"{HYBRID} gradient=topk gradient.aggregation=union sync=bounded sync.staleness=1",
+            "gradient.aggregation = 'union': trainers agree in every step, "
+            "so sync=bounded cannot be",
+        ),
+        (
+            f"{HYBRID} gradient=dgc gradient.sparsity=0.999 gradient.aggregation=union",
+            "gradient.aggregation = 'union': gradient=dgc forgets the momentum of its own "
+            "choice, so others may not choose for it",
+        ),
+        (
             f"{HYBRID} gradient=terngrad gradient.terngrad.sharing=false",
             "gradient.terngrad.sharing = False: sums of several scales have no levels, "
             "it needs gradient.terngrad.pull=weights",

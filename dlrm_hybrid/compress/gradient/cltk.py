@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
@@ -21,8 +20,8 @@ from dlrm_hybrid.compress.gradient.coordination import Sections
 from dlrm_hybrid.compress.gradient.largest import largest
 from dlrm_hybrid.compress.gradient.residuals import Residuals
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
+from dlrm_hybrid.wire.section import Dtype, Section
 
 
 @final
@@ -58,7 +57,7 @@ class CltKCoordination:
     ) -> Sections:
         """What the leader proposes; raises SectionError if that is no set of elements."""
         chosen = proposals[step % len(proposals)]
-        _set_of(chosen, count)
+        only_index_set_of(chosen, count)
         return chosen
 
 
@@ -100,7 +99,7 @@ class CltK:
 
     def agree(self, number: int, agreed: Sections) -> None:
         """Take the leader's choice."""
-        self._agreed_K = _set_of(agreed, self._residuals.residual_N.size)
+        self._agreed_K = only_index_set_of(agreed, self._residuals.residual_N.size)
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
         """Sections of the elements agreed on, in memory of their own."""
@@ -119,10 +118,3 @@ class CltK:
     def report(self) -> dict[str, TensorReport]:
         """By tensor."""
         return self._residuals.report()
-
-
-def _set_of(sections: Sections, count: int) -> NDArray[np.int32]:
-    if len(sections) != 1:
-        reason = f"{len(sections)} sections, expected one set of elements"
-        raise SectionError(0, Encoding.DENSE, reason)
-    return index_set_of(sections[0], count)

@@ -34,7 +34,7 @@ from dlrm_hybrid.compress.gradient.residuals import Residuals
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
 from dlrm_hybrid.kernels.moments import sums
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
+from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 
 Float32s = NDArray[np.float32]
@@ -86,7 +86,7 @@ class DeftCoordination:
             for section in allocation:
                 _numbers_of(section)
             return allocation
-        chosen_K = np.concatenate([_set_of(proposal, count) for proposal in proposals])
+        chosen_K = np.concatenate([only_index_set_of(proposal, count) for proposal in proposals])
         chosen_K.sort()
         if (np.diff(chosen_K) == 0).any():
             raise _fault("two trainers chose the same element")
@@ -138,7 +138,7 @@ class Deft:
         if number == ALLOCATION:
             self._own = self._assigned(agreed)
         else:
-            self._agreed_K = _set_of(agreed, self._residuals.residual_N.size)
+            self._agreed_K = only_index_set_of(agreed, self._residuals.residual_N.size)
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
         """Sections of the elements agreed on, in memory of their own."""
@@ -194,12 +194,6 @@ def choose(values_N: Float32s, own: Sequence[tuple[slice, int]]) -> Int32s:
     for part, keep in own:
         chosen.append(largest(values_N[part], keep) + np.int32(part.start))
     return np.concatenate(chosen)
-
-
-def _set_of(sections: Sections, count: int) -> Int32s:
-    if len(sections) != 1:
-        raise _fault(f"{len(sections)} sections, expected one set of elements")
-    return index_set_of(sections[0], count)
 
 
 def _numbers_of(section: Section) -> Int32s:

@@ -21,6 +21,7 @@ from dlrm_hybrid.wire.sparse import sparse_all
 from dlrm_hybrid.wire.values import narrow
 
 Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
 
 
 @final
@@ -74,15 +75,13 @@ class Residuals:
         values_K = self.residual_N[indices_K]
         rounded_K = narrow(values_K, self._dtype)
         self.residual_N[indices_K] = values_K - rounded_K
-        bounds_E = np.searchsorted(indices_K, self.firsts_E)
-        sizes_T = np.diff(bounds_E)
-        places_K = indices_K - np.repeat(self.firsts_E[:-1], sizes_T).astype(np.int32)
+        bounds_E, places_K = split_places(indices_K, self.firsts_E)
         sections = sparse_all(
             *([spec.id for spec in self.specs], self._counts_T, bounds_E),
             *(places_K, rounded_K, self._dtype),
         )
         self._steps += 1
-        self._sent_T += sizes_T
+        self._sent_T += np.diff(bounds_E)
         return {spec.name: section for spec, section in zip(self.specs, sections, strict=True)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -111,3 +110,14 @@ class Residuals:
     def _start_report(self) -> None:
         self._steps = 0
         self._sent_T = np.zeros(len(self.specs), np.int64)
+
+
+def split_places(indices_K: Int32s, firsts_E: Int64s) -> tuple[Int64s, Int32s]:
+    """Where the elements of each tensor begin among the K, and their places in their tensors.
+
+    Args:
+        indices_K: int32, rising places in the vector of all tensors.
+        firsts_E: where each tensor begins there, and the end of the last.
+    """
+    bounds_E = np.searchsorted(indices_K, firsts_E)
+    return bounds_E, indices_K - np.repeat(firsts_E[:-1], np.diff(bounds_E)).astype(np.int32)

@@ -75,12 +75,11 @@ class MethodRow:
             model_elements=sum(spec.count for spec in specs),
             lr=lambda step: 0.1,
         )
-        coordination = build_coordination.coordination(config)
-        if coordination is None:
-            return build_gradient.gradients(config, holder)
         compressor = build_coordination.compressor(config, holder)
-        assert compressor is not None
-        return Alone(compressor, coordination)
+        if compressor is None:
+            return build_gradient.gradients(config, holder)
+        coordination = build_coordination.coordination(config)
+        return compressor if coordination is None else Alone(compressor, coordination)
 
 
 @cache
@@ -105,6 +104,7 @@ def nesterov_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str)
 DENSE = ("none", "terngrad")
 RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
 BFLOAT16 = "gradient.precision=bfloat16"
+UNION = "gradient.aggregation=union"
 STAGE = "gradient.scope=stage"
 OWN_SCALES = ("gradient.terngrad.sharing=false", "gradient.terngrad.pull=weights")
 WARM = "gradient.correction.warmup_steps=2"
@@ -119,6 +119,8 @@ METHOD_ROWS = [
     MethodRow(method="dct", options=(STAGE, BFLOAT16), sends_always=False, rounds=True),
     MethodRow(method="topk"),
     MethodRow(method="topk", options=(STAGE,)),
+    MethodRow(method="topk", options=(UNION,)),
+    MethodRow(method="dct", options=(UNION, BFLOAT16), sends_always=False, rounds=True),
     MethodRow(method="dgc", options=(WARM,), joins=momentum_joins),
     MethodRow(
         method="dgc",

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from method_rows import METHOD_ROWS
 
-from dlrm_hybrid.config import build_gradient
+from dlrm_hybrid.config import build_coordination, build_gradient
 from dlrm_hybrid.config.build_threshold import THRESHOLDS
 from dlrm_hybrid.config.compose import conf_folder, values_of
 from dlrm_hybrid.config.compression_schema import MethodName, RuleName
@@ -15,7 +15,8 @@ from dlrm_hybrid.config.gradient_methods import METHODS, RULE_SECTIONS, sections
 
 def test_no_method_and_no_rule_misses_one_of_its_parts() -> None:
     configured = {path.stem for path in (conf_folder() / "gradient").glob("*.yaml")}
-    assert set(METHODS) == set(get_args(MethodName)) == set(build_gradient.METHODS) == configured
+    assert set(METHODS) == set(get_args(MethodName)) == configured
+    assert {*build_gradient.METHODS, *build_coordination.COMPRESSORS} == configured
     assert {row.method for row in METHOD_ROWS} == configured
     assert set(RULE_SECTIONS) == set(get_args(RuleName)) == set(THRESHOLDS)
 

@@ -1,0 +1,84 @@
+"""Aggregation over the union of choices, against plain numpy.
+
+Shapes: N elements of all tensors.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from agreeing import Group
+from gradient_rows import SPECS, decoded, gradients_of, options_of, residual_of
+from numpy.typing import NDArray
+
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
+from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier
+from dlrm_hybrid.compress.gradient.union import UnionCoordination, UnionIndex
+from dlrm_hybrid.wire.index_set import index_set
+from dlrm_hybrid.wire.section import Dtype, Section, SectionError
+from dlrm_hybrid.wire.values import narrow
+
+COUNT = sum(spec.count for spec in SPECS)
+
+
+def group(trainers: int, dtype: Dtype) -> Group:
+    inners = [Sparsifier(SPECS, options_of(steps=1, dtype=dtype)) for _ in range(trainers)]
+    return Group([UnionIndex(one, dtype) for one in inners], UnionCoordination())
+
+
+def flat(values: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate([one.reshape(-1) for one in values])
+
+
+def waiting(compressor: GradientCompressor) -> NDArray[np.float32]:
+    return flat([residual_of(compressor, spec) for spec in SPECS])
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_all_send_what_anybody_chose(trainers: int, dtype: Dtype) -> None:
+    world = group(trainers, dtype)
+    grown = 0
+    for step in range(8):
+        gradients_T = [gradients_of(100 * trainer + step) for trainer in range(trainers)]
+        sums = [
+            waiting(one) + flat([gradients[spec.name].numpy() for spec in SPECS])
+            for one, gradients in zip(world.compressors, gradients_T, strict=True)
+        ]
+        alone = [Sparsifier(SPECS, options_of(steps=1, dtype=dtype)) for _ in range(trainers)]
+        chosen_N = np.zeros(COUNT, bool)
+        for one, other in zip(alone, world.compressors, strict=True):
+            for name, view in other.tensors().items():
+                one.tensors()[name].copy_(view)
+        for one, gradients in zip(alone, gradients_T, strict=True):
+            own_N = flat([decoded(section) for section in one.encode(gradients, step).values()])
+            grown += np.count_nonzero((own_N != 0) & ~chosen_N)
+            chosen_N |= own_N != 0
+            grown -= np.count_nonzero(own_N != 0)
+        for sum_N, one, sections in zip(
+            sums, world.compressors, world.encode(gradients_T, step), strict=True
+        ):
+            sent_N = flat([decoded(section) for section in sections.values()])
+            np.testing.assert_array_equal(sent_N, np.where(chosen_N, narrow(sum_N, dtype), 0))
+            np.testing.assert_array_equal(waiting(one), sum_N - sent_N)
+        reports = [one.report() for one in world.compressors]
+        for report in reports:
+            assert sum(one.sent for one in report.values()) == chosen_N.sum()
+    assert trainers == 1 or grown < 0, "no element was chosen twice"
+
+
+def test_one_trainer_sends_its_own_choice() -> None:
+    world, alone = group(1, Dtype.FLOAT32), Sparsifier(SPECS, options_of(steps=1))
+    for step in range(6):
+        (sections,) = world.encode([gradients_of(step)], step)
+        for name, section in alone.encode(gradients_of(step), step).items():
+            assert bytes(sections[name].payload) == bytes(section.payload)
+
+
+@pytest.mark.parametrize("broken", [(), (index_set(np.array([COUNT], np.int32), COUNT + 1),)])
+def test_what_is_no_choice_is_refused(broken: Sequence[Section]) -> None:
+    good = (index_set(np.array([3], np.int32), COUNT),)
+    with pytest.raises(SectionError):
+        UnionCoordination().combine(0, 0, [good, broken], COUNT)
+    with pytest.raises(SectionError):
+        group(1, Dtype.FLOAT32).compressors[0].agree(0, broken)
