@@ -40,7 +40,8 @@ def tell_run(terminal: Terminal, summary: Told) -> None:
         tell_traffic(terminal, summary["network"])
     speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is not None:
-        terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s, CPU {cpu:.0%}")
+        used = "" if cpu is None else f", CPU {cpu:.0%}"  # None: no step after the warm-up
+        terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s{used}")
 
 
 def tell_roles(terminal: Terminal, roles: Sequence[Told]) -> None:

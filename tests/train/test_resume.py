@@ -108,6 +108,18 @@ def test_killed_runs_go_on_to_the_end_of_the_unbroken_one(
         assert_equal_runs(unbroken, folder)
 
 
+def test_a_run_killed_just_before_its_end_still_ends_well(
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(tmp_path / "run", "SIGKILL", STEPS - 1)
+    code, folder = train("run", *EVERY)
+    assert (code, starts(folder)) == (0, [0, 91])
+    told = summary(folder)
+    assert told["samples_per_second"] is not None
+    assert told["cpu"]["utilization"] is None  # the last attempt had no step after its warm-up
+    assert "samples/s\n" in capsys.readouterr().out
+
+
 def test_too_many_losses_end_a_run(
     train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,144 @@
+"""Kills ranks, and the supervisor, at random steps; compares with the run nobody has harmed.
+
+    python scripts/faults/kill_ranks.py FOLDER --runs 30 --kills 4 --seed 0
+    python scripts/faults/kill_ranks.py FOLDER --runs 25 --kills 4 --parallel single
+
+Each run draws its method, and the roles and steps of its kills. After the loss of a rank it must go
+on by itself; after that of the supervisor nothing may be left, and it is started again. Prints a
+Markdown table; the exit code is 1 if a run hung, left somebody, or ended otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from fault_runs import HangError, Program, digest, send, start, wait_gone
+
+from dlrm_hybrid.rng import fold
+from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.telemetry.events import Event, Kind
+
+SUPERVISOR = "supervisor"
+ROLES = {
+    "single": ("worker-0",),
+    "hybrid": (
+        *("worker-0.0", "worker-0.1", "worker-0.2", "worker-1.0", "worker-1.1", "worker-1.2"),
+        *("server-0", SUPERVISOR),
+    ),
+}
+METHODS = {"single": ("none",), "hybrid": ("none", "dct", "topk")}
+GONE_SECONDS = 10.0
+RESTART_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Told:
+    """What became of one run.
+
+    Attributes:
+        kills: role and step.
+        restart_seconds: from each kill to the first event after it.
+        faults: what must not happen.
+    """
+
+    kills: list[str] = field(default_factory=list[str])
+    restart_seconds: list[float] = field(default_factory=list[float])
+    faults: list[str] = field(default_factory=list[str])
+
+
+def main() -> None:
+    """Make the runs, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
+    parser.add_argument("--parallel", choices=tuple(ROLES), default="hybrid")
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=3, help="in each run")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = np.random.default_rng(fold(options.seed, "kills"))
+    kills: int = options.kills
+    rows: list[list[str]] = []
+    unbroken: dict[str, str] = {}
+    failed = False
+    for number in range(options.runs):
+        method = str(draw.choice(METHODS[options.parallel]))
+        given = [f"parallel={options.parallel}", f"gradient={method}"]
+        given += [f"train.steps={options.steps}", "train.epochs=100", "checkpoint.every=7"]
+        if method not in unbroken:
+            unbroken[method] = _unbroken(options.folder, method, given, options.steps)
+        roles: list[str] = draw.choice(ROLES[options.parallel], kills).tolist()
+        steps = sorted(draw.integers(1, options.steps, kills).tolist())
+        folder = options.folder / f"{options.parallel}-{options.seed}-{number}"
+        told = _harmed(folder, given, list(zip(roles, steps, strict=True)))
+        if not told.faults and digest(folder, options.steps) != unbroken[method]:
+            told.faults.append("other weights")
+        failed |= bool(told.faults)
+        slowest = max(told.restart_seconds, default=0.0)
+        end = "; ".join(told.faults) or "equal"
+        rows.append([str(number), method, ", ".join(told.kills), f"{slowest:.1f}", end])
+        print("|".join(rows[-1]), file=sys.stderr)
+    columns = ("run", "method", "killed at step", "slowest restart, s", "weights")
+    print(markdown.table(columns, rows, (True, False, False, True, False)), end="")
+    sys.exit(failed)
+
+
+def _unbroken(root: Path, method: str, given: list[str], steps: int) -> str:
+    world = [] if given[0] == "parallel=single" else ["parallel.world=in_process"]
+    folder = root / f"unbroken-{given[0].partition('=')[2]}-{method}"
+    if start(folder, [*given, *world]).end():
+        raise SystemExit(f"{folder}: the run that nobody has harmed failed")
+    return digest(folder, steps)
+
+
+def _harmed(folder: Path, given: list[str], kills: list[tuple[str, int]]) -> Told:
+    told = Told()
+    given = [*given, f"checkpoint.max_restarts={len(kills)}"]
+    program = start(folder, given)
+    try:
+        for role, step in kills:
+            record = program.wait_for(len(told.kills) + 1, step)
+            if program.process.poll() is not None:
+                break  # it came to its end first
+            told.kills.append(f"{role} {record[-1].step}")
+            struck = _kill(program, role, told)
+            if role == SUPERVISOR:
+                program = start(folder, [*given, "checkpoint.resume=auto"])
+            begun = _begun(program.wait_for(len(told.kills) + 1, 0))
+            if len(begun) > len(told.kills):
+                told.restart_seconds.append(begun[-1].time_seconds - struck)
+        if program.end():
+            told.faults.append(f"exit code {program.process.returncode}")
+    except HangError as error:
+        told.faults.append(str(error))
+    if any(seconds > RESTART_SECONDS for seconds in told.restart_seconds):
+        told.faults.append("slow restart")
+    told.faults += [f"left: {pid}" for pid in wait_gone(list(program.pids().values()), 0.0)]
+    return told
+
+
+def _kill(program: Program, role: str, told: Told) -> float:
+    pids = program.pids()
+    if role != SUPERVISOR:
+        return send(pids[role], signal.SIGKILL)
+    program.process.kill()
+    program.process.wait()
+    struck = time.time()
+    told.faults += [f"left: {pid}" for pid in wait_gone(list(pids.values()), GONE_SECONDS)]
+    return struck
+
+
+def _begun(record: list[Event]) -> list[Event]:
+    return [event for event in record if event.kind is Kind.STARTED]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The scripts that harm runs, for a moment; hours of them are for a person to start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "faults"
+
+
+def lines(script: str, *arguments: str | Path) -> list[str]:
+    """Of the table that a script prints when nothing was wrong."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[2:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "seed"), [("single", "0"), ("hybrid", "2")])
+def test_killed_runs_end_equal(parallel: str, seed: str, tmp_path: Path) -> None:
+    options = ("--parallel", parallel, "--seed", seed, "--runs", "1", "--kills", "3")
+    (line,) = lines("kill_ranks.py", tmp_path / "runs", *options)
+    _, _, _, kills, _, end, _ = (cell.strip() for cell in line.split("|"))
+    assert len(kills.split(", ")) == 3
+    assert end == "equal"
+
+
+@pytest.mark.slow
+def test_stopped_runs_end_equal(tmp_path: Path) -> None:
+    found = lines("terminate.py", tmp_path / "runs", "--signals", "3")
+    assert sum(int(line.split("|")[2]) for line in found) == 3
+    assert all(line.split("|")[4].strip() == "none" for line in found)
