@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -81,8 +82,10 @@ def folder_of(runs: Path, rate: str, world: str, turn: int) -> Path:
 
 def train(folder: Path, world: str, rate: str, overrides: Sequence[str]) -> None:
     """Run one world, unless that has been done; what the run says goes to standard error."""
-    if is_run(folder) and read_run(folder).status == "complete":
-        return
+    if is_run(folder):
+        if read_run(folder).status == "complete":
+            return
+        shutil.rmtree(folder)  # broken off
     link = ("network=emulated", f"network.rate={rate}")
     words = (f"+experiment={world}", *link, *COMMON, *overrides, f"hydra.run.dir={folder}")
     argv = [sys.executable, "-m", "dlrm_hybrid", "train", *words]
