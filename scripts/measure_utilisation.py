@@ -35,6 +35,7 @@ PAPER = {
     "baseline": {"network": 0.942, "CPU": 0.487},
     "dct_hybrid": {"network": 0.493, "CPU": 0.911},
 }
+ROOM = 0.06  # of a panel's height, for a number
 
 Turns = Mapping[str, Sequence[Run]]
 """The runs of each world, in the order of the turns."""
@@ -203,10 +204,10 @@ def draw(found: Mapping[str, Turns], output: Path) -> None:
         for place, turns in enumerate(found.values()):
             _draw_bars(panels[place], turns, SPEED)
             use = panels[len(found) + place]
+            use.set_ylim(0, 112)
             for bars in USES.values():
                 _draw_bars(use, turns, bars)
             _mark_paper(use, list(turns))
-            use.set_ylim(0, 112)
         axes.add_key(figure, len(USES) + 1)
         axes.save(figure, output)
 
@@ -217,16 +218,19 @@ def title(rate: str) -> str:
 
 
 def _draw_bars(panel: Axes, turns: Turns, bars: Bars) -> None:
-    for place, runs in enumerate(turns.values()):
-        values = [bars.value(run) for run in runs]
-        middle, x = median(values), place + bars.shift
-        label = bars.label if place == 0 else None
-        panel.bar(x, middle, bars.width, color=bars.color, label=label)
-        panel.plot([x, x], [min(values), max(values)], color="#333333", linewidth=1)
-        panel.text(x, max(values), f"{middle:,.0f}", ha="center", va="bottom", fontsize=8)
+    places = [place + bars.shift for place in range(len(turns))]
+    values = [[bars.value(run) for run in runs] for runs in turns.values()]
+    middles = [median(each) for each in values]
+    panel.bar(places, middles, bars.width, color=bars.color, label=bars.label)
+    for x, each in zip(places, values, strict=True):
+        panel.plot([x, x], [min(each), max(each)], color="#333333", linewidth=1)
+    for x, middle, each in zip(places, middles, values, strict=True):
+        # At a bar's foot, where there is room, nothing else lies over the number.
+        inside = middle > ROOM * panel.get_ylim()[1]
+        y, color = (0.0, "white") if inside else (max(each), "black")
+        panel.text(x, y, f"{middle:,.0f}", ha="center", va="bottom", fontsize=8, color=color)
     panel.set_xticks(range(len(turns)), list(turns), fontsize=9)
     panel.grid(visible=False, axis="x")
-    panel.margins(y=0.15)
 
 
 def _mark_paper(panel: Axes, worlds: Sequence[str]) -> None:
