@@ -15,6 +15,7 @@ from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.identity import config_hash, differences, same_compressors
+from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
@@ -27,7 +28,7 @@ from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoa
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
-from dlrm_hybrid.train.engine import COMPRESSOR, Engine, checkpoint_groups
+from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
@@ -169,8 +170,9 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
     folder = checkpoint_folder.find(Path(task.resume_from))
     facts = check_checkpoint(folder, task, values, shards)
     groups = checkpoint_groups(engine.tensors())
-    compressor = groups.pop(COMPRESSOR, {})
+    compressor, versions = groups.pop(COMPRESSOR, {}), groups.pop(VERSIONS, {})
     checkpoint.load(folder, groups)
+    copy_into(versions, dense_values(folder, facts["config"], values))
     trainers = other_compressors(folder, facts, values)
     copy_into(compressor, remembered(folder, compressor, trainers))
     progress = Progress.from_facts(facts["progress"])

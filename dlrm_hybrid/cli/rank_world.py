@@ -22,6 +22,7 @@ from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world
 from dlrm_hybrid.config.build_worker import BuiltWorker
 from dlrm_hybrid.config.build_world import Layout
+from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
@@ -159,7 +160,7 @@ def _serve(job: _Job, index: int) -> None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
         start = facts["step"]
-        for outgoing in server.restart(start, checkpoint.read_all(folder, ("dense", "versions"))):
+        for outgoing in server.restart(start, dense_values(folder, facts["config"], job.values)):
             job.channel.send(*outgoing)
     take = build_server.handle(job.config, job.layout, index, server)
     asked = AskedServer(server, take, job.task.rank, job.task.attempt, job.meter, start)
@@ -240,6 +241,8 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
     progress = Progress.from_facts(facts["progress"])
-    built.restart(progress.step, folder, ranks.other_compressors(folder, facts, job.values))
+    dense = dense_values(folder, facts["config"], job.values)
+    trainers = ranks.other_compressors(folder, facts, job.values)
+    built.restart(progress.step, dense, folder, trainers)
     # The sums of all workers are counted once.
     return progress if built.rank.leads else replace(progress, interval=Interval())

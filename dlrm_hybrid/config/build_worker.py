@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,11 +96,12 @@ class BuiltWorker:
         tensors = {**self.rank.dense_tensors(), **self.rank.remembered_tensors()}
         return tensors if self.tables is None else {**tensors, **self.tables.gather()}
 
-    def restart(self, step: int, folder: Path, trainers: int | None) -> None:
-        """Go on after `step` steps from the checkpoint in `folder`; see `remembered`."""
-        values = checkpoint.read_all(folder, ("dense", "versions"))
+    def restart(
+        self, step: int, dense: Mapping[str, Tensor], folder: Path, trainers: int | None
+    ) -> None:
+        """Go on after `step` steps with `dense_values`, and with what else a checkpoint holds."""
         own = self.rank.compression.tensors()
-        self.rank.restart(step, {**values, **remembered(folder, own, trainers)})
+        self.rank.restart(step, {**dense, **remembered(folder, own, trainers)})
         if self.tables is not None:
             self.tables.load(folder)
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from dlrm_hybrid.config.gradient_methods import METHODS
+
 # What changes nothing that a run's summary says.
 WITHOUT_EFFECT = (
     *("name", "skip_completed", "evaluate", "telemetry", "report", "bench", "doctor"),
@@ -35,6 +37,8 @@ FREE_IN_A_NEW_RUN = (
 )
 # What compressors remember belongs to these, each under the name and shape that they give it.
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
+# Which versions of weights a checkpoint holds beside them belongs to these.
+VERSIONS = ("pull", "sync")
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
@@ -60,22 +64,43 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         new_run: a run folder of its own; False to go on in the old one.
     """
     before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
+    fixed = FIXED_IN_A_NEW_RUN
+    if _waits_otherwise(before, after):
+        fixed = (*fixed, "gradient.residual")
     return [
         f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
-        and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in FIXED_IN_A_NEW_RUN)
+        and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
     ]
 
 
 def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether what compressors remembered fits as it is."""
+    return _same(saved, now, COMPRESSORS)
+
+
+def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the versions of weights that workers had fit as they are."""
+    return _same(saved, now, VERSIONS)
+
+
+def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ...]) -> bool:
+    """Whether all keys below `roots` that decide a weight have the same values."""
     before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
     return all(
         before.get(key) == after.get(key)
         for key in before.keys() | after.keys()
-        if _below(key, COMPRESSORS)
+        if _below(key, roots)
     )
+
+
+def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether what waits is gradients in one of the runs, and finished updates in the other."""
+    methods = [METHODS.get(one.get("gradient.name", "")) for one in (before, after)]
+    keep = all(method is not None and method.is_sparse for method in methods)
+    as_updates = {one.get("gradient.residual") == "update" for one in (before, after)}
+    return keep and len(as_updates) > 1
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.train.parts import Learned
 
 COMPRESSOR = "compressor"
+VERSIONS = "versions"
 EMBEDDING_PREFIX = "embedding."
 VERSION_SUFFIX = re.compile(r"\.(published|behind[0-9]+)$")
 
@@ -71,4 +72,4 @@ def _group(name: str) -> str:
         return COMPRESSOR
     if name.startswith(EMBEDDING_PREFIX):
         return "embeddings"
-    return "versions" if VERSION_SUFFIX.search(name) else "dense"
+    return VERSIONS if VERSION_SUFFIX.search(name) else "dense"

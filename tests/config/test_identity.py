@@ -53,6 +53,21 @@ def test_a_new_run_may_be_spread_and_compressed_otherwise() -> None:
         assert same_compressors(one, other) == same
 
 
+def test_what_waited_as_updates_does_not_go_on_as_gradients() -> None:
+    updates = {"gradient": {"name": "dct", "residual": "update"}}
+    for name, residual in (("dct", "gradient"), ("cltk", None)):
+        gradients = {"gradient": {"name": name, "residual": residual}}
+        for saved, now in ((gradients, updates), (updates, gradients)):
+            assert differences(saved, now, new_run=True) == [
+                f"gradient.residual = {now['gradient']['residual']}: the checkpoint was made with "
+                f"{saved['gradient']['residual']}"
+            ]
+    for name in ("none", "terngrad"):
+        nothing = {"gradient": {"name": name, "residual": None}}
+        assert differences(updates, nothing, new_run=True) == []
+        assert differences(nothing, updates, new_run=True) == []
+
+
 def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:
     for same in (
         changed("data", prepared="there"),

@@ -82,3 +82,27 @@ def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, train: Tr
     code, after = train("after", *layout, *resume, f"train.steps={STEPS + 60}")
     assert code == 0
     assert summary(after)["test"]["loss"] < summary(before)["test"]["loss"]
+
+
+PLAIN = ("parallel=hybrid", "parallel.cuts=[]", "sync.check_every=1", "train.batch_size=16")
+LATE = ("sync=bounded", "sync.staleness=2", "pull.precision=bfloat16")
+SWITCHES = [((), LATE, False), (LATE, (), False), ((), LATE, True), (LATE, (), True)]
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "processes"),
+    [pytest.param(*one, marks=() if one is SWITCHES[0] else pytest.mark.slow) for one in SWITCHES],
+    ids=lambda one: str(one) if isinstance(one, bool) else "late" if one else "exact",
+)
+def test_versions_that_are_told_otherwise_begin_as_the_weights(
+    saved: tuple[str, ...], now: tuple[str, ...], processes: bool, train: Train
+) -> None:
+    world = (*PLAIN, "parallel.world=" + ("processes" if processes else "in_process"))
+    code, before = train("before", *world, *saved, f"train.steps={STEPS}")
+    assert code == 0
+    still = ("optimizer.lr=1e-30", "embedding.lr=1e-30", f"train.steps={STEPS + 4}")
+    code, after = train("after", *world, *now, f"checkpoint.resume={before}", *still)
+    assert code == 0
+    loaded = tensors(after, STEPS + 4)
+    for name, tensor in tensors(before, STEPS).items():
+        assert tensor.tobytes() == loaded[name].tobytes(), name
