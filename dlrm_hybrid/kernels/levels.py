@@ -17,6 +17,8 @@ Bytes = npt.NDArray[np.uint8]
 
 SPARE_BYTES = 8  # behind the fields, to read and to write 64 bits at a time
 
+_LARGEST = np.float32(3.4028235e38)
+
 
 @kernel
 def write_levels(mean_N: Float32s, unit: float, n: int, bits: int, out: Bytes) -> bool:
@@ -53,7 +55,11 @@ def write_levels(mean_N: Float32s, unit: float, n: int, bits: int, out: Bytes) -
 
 @kernel
 def read_levels(given: Bytes, unit: float, n: int, bits: int, mean_N: Float32s) -> bool:
-    """Read means from fields behind which lie SPARE_BYTES; False if a field is above 2 n."""
+    """Read means from fields behind which lie SPARE_BYTES.
+
+    Returns:
+        False if a field is above 2 n, or a mean not finite.
+    """
     step, divisor = np.float32(unit), np.float32(n)
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     fits = True
@@ -62,4 +68,5 @@ def read_levels(given: Bytes, unit: float, n: int, bits: int, mean_N: Float32s) 
         field = np.int64((load64(given, at >> 3) >> np.uint64(at & 7)) & mask)
         fits &= field <= 2 * n
         mean_N[i] = np.float32(field - n) * step / divisor
+        fits &= abs(mean_N[i]) <= _LARGEST
     return fits

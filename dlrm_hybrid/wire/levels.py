@@ -67,7 +67,7 @@ def mean_of(section: Section) -> Float32s:
     fields[:-SPARE_BYTES] = given[HEAD_BYTES:]
     mean_N = np.empty(section.count, np.float32)
     if not read_levels(fields, unit, trainers, bits, mean_N):
-        raise _error(section, f"a level is above {trainers}")
+        raise _error(section, f"a level is above {trainers}, or not finite")
     return mean_N
 
 

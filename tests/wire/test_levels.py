@@ -76,6 +76,7 @@ def test_any_bytes_give_a_mean_or_an_error(payload: bytes, count: int) -> None:
         (np.float32(-1).tobytes() + b"\x02\x00\x00\x00", "a unit of -1.0"),
         (np.float32(1).tobytes() + b"\x02\x00\x00\x00" + b"\x00", "9 bytes for 3 levels of 3 bits"),
         (np.float32(1).tobytes() + b"\x02\x00\x00\x00" + b"\x05\x00", "a level is above 2"),
+        (np.float32(3e38).tobytes() + b"\x02\x00\x00\x00" + b"\x24\x01", "or not finite"),
     ],
 )
 def test_broken_sections_are_named(payload: bytes, reason: str) -> None:
