@@ -53,8 +53,10 @@ class MeteredChannel:
     def receive(self, deadline_seconds: float) -> Frame:
         """See `Channel`."""
         frame = self.inner.receive(deadline_seconds)
-        sections = frame.sections if frame.kind is not Kind.AGREEMENT else ()
-        dense_bytes = 4 * sum(one.count for one in sections if one.dtype in FLOATS)
+        dense_bytes = 0
+        # What trainers say to agree is sent on top of their gradients.
+        if frame.kind not in (Kind.PROPOSAL, Kind.AGREEMENT):
+            dense_bytes = 4 * sum(one.count for one in frame.sections if one.dtype in FLOATS)
         received = self.counters.received
         received.add(traffic_of(frame.kind), encoded_bytes(frame), dense_bytes)
         return frame

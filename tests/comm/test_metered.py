@@ -86,6 +86,26 @@ def test_what_all_ranks_receive_is_what_all_ranks_send(opener, tmp_path: Path) -
     assert sum(sent for sent, _ in counts) == sum(received for _, received in counts) > 12_000
 
 
+@pytest.mark.parametrize(
+    ("kind", "stands_for"), [(Kind.PUSH, 32), (Kind.PROPOSAL, 0), (Kind.AGREEMENT, 0)]
+)
+def test_what_trainers_say_to_agree_stands_for_no_gradients(kind: Kind, stands_for: int) -> None:
+    one, other = (MeteredChannel(end, Counters()) for end in pair())
+    one.send(1, frame(0, 0, 8, kind=kind), stands_for)
+    other.receive(DEADLINE_SECONDS)
+    sent, received = (
+        counter.snapshot()[Traffic.GRADIENT_PUSH]
+        for counter in (one.counters.sent, other.counters.received)
+    )
+    assert sent == received
+    assert received.dense_equivalent_bytes == stands_for
+
+
+def pair() -> tuple[Channel, Channel]:
+    opener = in_process(2, Path())
+    return opener(0), opener(1)
+
+
 def test_a_frame_that_is_not_sent_is_not_counted() -> None:
     metered = MeteredChannel(in_process(1, Path())(0), Counters())
     with pytest.raises(ValueError, match="itself"):
