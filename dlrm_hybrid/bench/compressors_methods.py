@@ -160,7 +160,6 @@ def _encoder(
     holder = Holder(
         specs=specs,
         trainer=0,
-        stage=0,
         model_elements=sum(spec.count for spec in specs),
         lr=lambda step: config.optimizer.lr,
     )

@@ -27,12 +27,13 @@ from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.negotiator import Negotiator
+from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.server_options import ClientOptions
 from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedCoordinated
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import Send, Worker
+from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 LOOPBACK = "127.0.0.1"
@@ -110,7 +111,6 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
         holder = Holder(
             specs=specs,
             trainer=trainer,
-            stage=stage,
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
             lr=lr,
         )

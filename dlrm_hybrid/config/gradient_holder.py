@@ -15,13 +15,11 @@ class Holder:
     Attributes:
         specs: the dense tensors of the stage.
         trainer: its number.
-        stage: its number.
         model_elements: of all dense tensors of the model.
         lr: learning rate by step.
     """
 
     specs: Sequence[Spec]
     trainer: int
-    stage: int
     model_elements: int
     lr: Callable[[int], float]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor
 from dlrm_hybrid.parallel.effects import Effect, Receive
+from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -34,7 +35,7 @@ class Negotiator:
     compressor: CoordinatedCompressor
 
     def agree(
-        self, step: int, gradients: Mapping[str, Tensor], send: Callable[[int, Frame, int], None]
+        self, step: int, gradients: Mapping[str, Tensor], send: Send
     ) -> Generator[Effect, Any, None]:
         """All rounds of a step.
 

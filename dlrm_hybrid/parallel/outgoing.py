@@ -1,10 +1,14 @@
-"""A frame with its address."""
+"""A frame with its address, and what sends such."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dlrm_hybrid.wire.frame import Frame
+
+Send = Callable[[int, Frame, int], None]
+"""(to, frame, dense_equivalent_bytes); encodes the frame before it returns, never waits."""
 
 
 class Outgoing(NamedTuple):

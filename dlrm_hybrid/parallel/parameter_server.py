@@ -35,7 +35,7 @@ class ParameterServer:
         tensors: all dense tensors of the model; those of this server are taken.
         values: initial value of every dense tensor by name, float32.
         learning: optimizer and learning rates.
-        options: policy, digests, attempt.
+        options: of its versions.
         clock: told when gradients are decoded and versions encoded.
     """
 

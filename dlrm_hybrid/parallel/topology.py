@@ -114,14 +114,6 @@ class Topology:
         """`worker-0.2` or `server-1`."""
         return self.role(rank).name
 
-    def previous(self, rank: int) -> int | None:
-        """The worker that sends activations to `rank`; None at the first stage."""
-        return rank - 1 if self._worker_role(rank).stage > 0 else None
-
-    def next(self, rank: int) -> int | None:
-        """The worker that `rank` sends activations to; None at the last stage."""
-        return rank + 1 if self._worker_role(rank).stage < self.stages - 1 else None
-
     def stage_group(self, stage: int) -> tuple[int, ...]:
         """Workers of one stage, in trainer order."""
         return tuple(self.worker(trainer, stage) for trainer in range(self.trainers))
@@ -135,12 +127,6 @@ class Topology:
     def server_group(self) -> tuple[int, ...]:
         """All servers."""
         return tuple(range(self.num_workers, self.size))
-
-    def _worker_role(self, rank: int) -> WorkerRole:
-        role = self.role(rank)
-        if isinstance(role, ServerRole):
-            raise ValueError(f"{role.name} has no stage")
-        return role
 
 
 @dataclass(frozen=True, slots=True)

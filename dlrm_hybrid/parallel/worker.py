@@ -18,7 +18,7 @@ N width of what enters the stage, M of what leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -31,12 +31,10 @@ from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.negotiator import Negotiator
+from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.schedule import Op
 from dlrm_hybrid.parallel.stage import Inputs, StageStep, predict_stage
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-Send = Callable[[int, Frame, int], None]
-"""(to, frame, dense_equivalent_bytes); encodes the frame before it returns, never waits."""
 
 EVALUATION = 2**16 - 1
 """Number of the only micro-batch of a batch that is predicted: no training step has so many."""

@@ -42,14 +42,6 @@ def test_groups_hold_every_rank_once_in_trainer_order(topology: Topology):
     assert topology.interaction_group == groups[topology.interaction_stage]
 
 
-@given(topologies())
-def test_neighbours_are_the_stages_beside_in_the_same_trainer(topology: Topology):
-    for trainer in range(topology.trainers):
-        chain = [topology.worker(trainer, stage) for stage in range(topology.stages)]
-        assert [topology.previous(rank) for rank in chain] == [None, *chain[:-1]]
-        assert [topology.next(rank) for rank in chain] == [*chain[1:], None]
-
-
 def test_the_default_layout():
     topology = Topology(trainers=2, stages=3, servers=1, interaction_stage=1)
     names = [topology.name(rank) for rank in range(topology.size)]
@@ -61,8 +53,6 @@ def test_the_default_layout():
     assert topology.interaction_group == (1, 4)
     with pytest.raises(ValueError, match="no rank 7"):
         topology.role(7)
-    with pytest.raises(ValueError, match=r"server-0 has no stage"):
-        topology.next(6)
 
 
 @pytest.mark.parametrize(

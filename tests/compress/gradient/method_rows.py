@@ -71,7 +71,6 @@ class MethodRow:
         holder = Holder(
             specs=specs,
             trainer=0,
-            stage=0,
             model_elements=sum(spec.count for spec in specs),
             lr=lambda step: 0.1,
         )
