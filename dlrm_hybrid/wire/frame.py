@@ -11,7 +11,7 @@
           │ u64                         │
 
 Little endian. A payload starts at a multiple of 8 bytes, so an array can be laid over it. Here only
-its size is checked; what lies in it is read by `wire.dense` and `wire.sparse`.
+its size is checked; what lies in it is read by the modules that `wire.section` names.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
+from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport, without_threshold
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Section
 
@@ -36,13 +36,6 @@ class NoCompression:
         """Everything was sent."""
         steps, self._steps = self._steps, 0
         return {
-            spec.name: TensorReport(
-                elements=steps * spec.count,
-                sent=steps * spec.count,
-                threshold=None,
-                threshold_sum=0.0,
-                thresholds=0,
-                renewals=0,
-            )
+            spec.name: without_threshold(steps * spec.count, sent=steps * spec.count)
             for spec in self.specs
         }

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
+from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport, without_threshold
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all
@@ -94,14 +94,7 @@ class Residuals:
     def report(self) -> dict[str, TensorReport]:
         """Counts since the last report, by tensor; there are no thresholds."""
         reports = {
-            spec.name: TensorReport(
-                elements=self._steps * spec.count,
-                sent=sent,
-                threshold=None,
-                threshold_sum=0.0,
-                thresholds=0,
-                renewals=0,
-            )
+            spec.name: without_threshold(self._steps * spec.count, sent)
             for spec, sent in zip(self.specs, self._sent_T.tolist(), strict=True)
         }
         self._start_report()

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
+from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport, without_threshold
 from dlrm_hybrid.compress.gradient.coordination import Sections
 from dlrm_hybrid.kernels.ternary import measure
 from dlrm_hybrid.rng import fold
@@ -144,14 +144,7 @@ class TernGrad:
         """Every element was sent."""
         steps, self._steps = self._steps, 0
         return {
-            spec.name: TensorReport(
-                elements=steps * spec.count,
-                sent=steps * spec.count,
-                threshold=None,
-                threshold_sum=0.0,
-                thresholds=0,
-                renewals=0,
-            )
+            spec.name: without_threshold(steps * spec.count, sent=steps * spec.count)
             for spec in self.specs
         }
 

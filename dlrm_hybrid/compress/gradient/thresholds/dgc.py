@@ -34,7 +34,7 @@ class Dgc:
         part: of the elements that is sampled.
         lowest: part of `keep` that is too few.
         highest: times `keep` that is too many.
-        seed: of the samples; each draw of each tensor has numbers of its own.
+        seed: of the samples; the first, second, … of every tensor draws with the same numbers.
     """
 
     part: float
