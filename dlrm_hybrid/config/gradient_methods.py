@@ -35,10 +35,10 @@ class Method:
         keys: of those that not every method reads; null elsewhere.
         thresholds: rules that find its threshold; none where it has no threshold.
         sections: of its own, beside that of its rule.
-        is_sparse: reads `gradient.sparsity`; it is 0 elsewhere.
+        is_sparse: reads `gradient.sparsity` and keeps a residual; it is 0 elsewhere.
         precisions: of values on the wire.
         policies: choices of `sync`.
-        optimizers: choices of `optimizer`, and why others do not go.
+        optimizers: choices of `optimizer`.
     """
 
     keys: tuple[str, ...] = LOCAL_KEYS
@@ -106,7 +106,7 @@ def unread_sections(
         given = f"gradient={name}" if threshold is None else f"gradient.threshold={threshold}"
         here = f"gradient={name}" if reader_of(section).startswith("gradient=") else given
         faults += [
-            f"gradient.{section}{key} = {value}: belongs to {reader_of(section)}, not {here}"
+            f"gradient.{section}{key} = {value!r}: belongs to {reader_of(section)}, not {here}"
             for key, value in _changed(gradient[section], values)
         ]
     return kept, faults

@@ -22,13 +22,13 @@ def gradient_rules(config: Config) -> Iterator[str]:
         )
     if method.thresholds and gradient.threshold not in (*method.thresholds, None):
         yield (
-            f"gradient.threshold = {gradient.threshold!r}: gradient={gradient.name} is that of "
+            f"gradient.threshold = {gradient.threshold!r}: gradient={gradient.name} stands for "
             f"{' or '.join(method.thresholds)}; gradient=dct takes any"
         )
     if config.sync.name not in method.policies:
         yield (
-            f"gradient = {gradient.name!r}: its trainers agree in every step, "
-            f"so sync={config.sync.name} cannot be"
+            f"gradient = {gradient.name!r}: its trainers agree in every step, it needs "
+            f"sync={' or '.join(method.policies)}, not {config.sync.name}"
         )
     if config.optimizer.name not in method.optimizers:
         yield (
@@ -49,7 +49,7 @@ def _keys(gradient: GradientConfig) -> Iterator[str]:
         if key in method.keys and value is None:
             yield f"gradient.{key} = null: gradient={gradient.name} needs a value"
         if key not in method.keys and value is not None:
-            yield f"gradient.{key} = {value}: gradient={gradient.name} has no use for it"
+            yield f"gradient.{key} = {value!r}: gradient={gradient.name} has no use for it"
     for section in sections_read(gradient.name, gradient.threshold):
         if getattr(gradient, section) is None:
             yield f"gradient.{section} = null: gradient={gradient.name} needs its keys"
@@ -65,8 +65,8 @@ def _local(config: Config) -> Iterator[str]:
         )
     if gradient.aggregation == "union" and config.sync.name != "sync":
         yield (
-            "gradient.aggregation = 'union': trainers agree in every step, "
-            f"so sync={config.sync.name} cannot be"
+            "gradient.aggregation = 'union': trainers agree in every step, it needs sync=sync, "
+            f"not {config.sync.name}"
         )
     if gradient.aggregation == "union" and gradient.correction is not None:
         yield (

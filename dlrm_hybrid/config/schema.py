@@ -1,7 +1,7 @@
 """Types and bounds of every configuration key.
 
 A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
-together is said in `validate.py`.
+together is said in `rules.py`.
 """
 
 from __future__ import annotations

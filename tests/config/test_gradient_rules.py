@@ -58,8 +58,8 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=topk gradient.aggregation=union sync=bounded sync.staleness=1",
-            "gradient.aggregation = 'union': trainers agree in every step, "
-            "so sync=bounded cannot be",
+            "gradient.aggregation = 'union': trainers agree in every step, it needs sync=sync, "
+            "not bounded",
         ),
         (
             f"{HYBRID} gradient=dgc gradient.sparsity=0.999 gradient.aggregation=union",
@@ -78,11 +78,11 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=cltk sync=bounded sync.staleness=1",
-            "gradient = 'cltk': its trainers agree in every step, so sync=bounded cannot be",
+            "gradient = 'cltk': its trainers agree in every step, it needs sync=sync, not bounded",
         ),
         (
             f"{HYBRID} gradient=hard gradient.threshold=exact",
-            "gradient.threshold = 'exact': gradient=hard is that of hard; gradient=dct takes any",
+            "gradient.threshold = 'exact': gradient=hard stands for hard; gradient=dct takes any",
         ),
         (
             f"{HYBRID} gradient=hard gradient.hard=null",
