@@ -137,7 +137,7 @@ def _progress(event: Event) -> Iterator[tuple[str, float]]:
     yield "train/accuracy", values["accuracy"]
     yield "lr", values["lr"]
     rows, seconds = values["timed_rows"], values["timed_seconds"]
-    if seconds > 0:
+    if rows:  # none up to the step that ends the warm-up
         yield "throughput/examples_per_s", rows / seconds
         yield "cpu/percent", 100 * values["timed_cpu_seconds"] / seconds
         for span, spent in values["seconds_by_span"].items():

@@ -82,6 +82,17 @@ def test_tensorboard_shows_the_usual_tags_over_samples(tmp_path: Path) -> None:
     }
 
 
+def test_a_point_before_the_first_timed_step_has_no_times(tmp_path: Path) -> None:
+    sink = TensorBoard(tmp_path, first_samples=0)
+    untimed = {"timed_rows": 0, "timed_seconds": 1e-5, "seconds_by_span": {"compute": 1e-5}}
+    early = point(10, 0.5)
+    sink.write(Event(early.kind, early.step, 1.0, {**early.values, **untimed}))
+    sink.close()
+    tags = scalars(tmp_path)
+    assert tags["train/loss"] == [(10, 0.5)]
+    assert not [tag for tag in tags if tag.startswith(("throughput/", "cpu/", "time/"))]
+
+
 def test_a_resumed_run_shows_no_point_twice(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, first_samples=0)
     for samples in (10, 20, 30):
