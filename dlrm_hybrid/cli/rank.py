@@ -52,7 +52,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     engine = build_engine.engine(config, shards, plan.steps, clock)
     meter = RankMeter(engine.count, clock, uncounted=engine.uncounted)
     progress = _resume(task, values, engine, shards)
-    progress = rewind_events(folder / EVENTS_FILE, progress)
+    rewind_events(folder / EVENTS_FILE, progress)
     with ExitStack() as stack:
         sink = stack.enter_context(closing(open_sink(folder, config, report, progress.samples)))
         sink.write(started(task, config, shards, plan, progress))
@@ -152,8 +152,7 @@ def check_checkpoint(
         DataError: it was made by another model or from other rows; each key is named.
     """
     facts = checkpoint_folder.read_facts(folder)
-    new_run = task.resume_from != task.run_folder
-    lines = differences(facts["config"], values, new_run)
+    lines = differences(facts["config"], values, new_run=not task.goes_on)
     if facts["rows"] != rows_identity(shards):
         lines.append(f"data.prepared = {task.prepared}: the checkpoint was made from other rows")
     if lines:
@@ -175,9 +174,15 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
     copy_into(versions, dense_values(folder, facts["config"], values))
     trainers = other_compressors(folder, facts, values)
     copy_into(compressor, remembered(folder, compressor, trainers))
-    progress = Progress.from_facts(facts["progress"])
+    progress = resumed(task, facts)
     engine.restart(progress.step)
     return progress
+
+
+def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
+    """How far a checkpoint has come; a new run that begins with it has evaluated nothing yet."""
+    progress = Progress.from_facts(facts["progress"])
+    return progress if task.goes_on else replace(progress, evaluated_step=-1, test_loss=None)
 
 
 def other_compressors(
@@ -198,14 +203,13 @@ def other_compressors(
     return trainers
 
 
-def rewind_events(path: Path, progress: Progress) -> Progress:
-    """Drop the events that will be lived through again; know which evaluation is on record."""
-    kept = events.until(events.read(path), progress.step) if path.exists() else []
+def rewind_events(path: Path, progress: Progress) -> None:
+    """Drop the events that will be lived through again."""
+    record = events.read(path) if path.exists() else ()
+    kept = events.until(record, progress.step, progress.evaluated_step)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(f"{event.to_json()}\n" for event in kept), encoding="utf-8")
     partial.replace(path)
-    evaluated = [event.step for event in kept if event.kind is Kind.EVALUATED]
-    return replace(progress, evaluated_step=max(evaluated, default=-1))
 
 
 def open_sink(folder: Path, config: Config, report: Report, first_samples: int) -> Sink:

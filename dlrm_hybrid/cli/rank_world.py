@@ -182,7 +182,7 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
         sink: Sink = Fanout([])
         if built.rank.leads:
             folder = Path(task.run_folder)
-            progress = ranks.rewind_events(folder / EVENTS_FILE, progress)
+            ranks.rewind_events(folder / EVENTS_FILE, progress)
             sink = ranks.open_sink(folder, job.config, report, progress.samples)
             sink.write(ranks.started(task, job.config, job.shards, job.plan, progress))
         stack.enter_context(closing(sink))
@@ -240,7 +240,7 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
-    progress = Progress.from_facts(facts["progress"])
+    progress = ranks.resumed(job.task, facts)
     dense = dense_values(folder, facts["config"], job.values)
     trainers = ranks.other_compressors(folder, facts, job.values)
     built.restart(progress.step, dense, folder, trainers)

@@ -47,6 +47,11 @@ class TrainTask:
     attempt: int
     rendezvous: str
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run itself has saved what it goes on from."""
+        return self.resume_from == self.run_folder
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateTask:

@@ -48,8 +48,9 @@ class Event:
             saved: path, num_bytes, seconds.
             rank: of one rank in one attempt that came to an end: rank, role, and all of
                 `RankMeter.values`.
-            finished: nothing. failed: exit_code, message, and lost: ranks of which
-                one is gone, and the cause, or nothing.
+            finished: nothing.
+            failed: exit_code, message, and lost: ranks of which one is gone, and the cause, or
+                nothing; for the supervisor, never recorded.
     """
 
     kind: Kind
@@ -82,15 +83,21 @@ def read(path: Path) -> Iterator[Event]:
                 yield from_json(line)
 
 
-def until(events: Iterable[Event], step: int) -> list[Event]:
+def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event]:
     """The events of a run as it was when the checkpoint of `step` was written.
 
-    What came later is lived through again after resuming, so its rows would stand twice. That an
-    attempt was made stays true.
+    What came later is lived through again after resuming, so its rows would stand twice. So would
+    an evaluation at `step` itself that was made after saving: each rank goes by what the checkpoint
+    knows, and all must evaluate, or none. That an attempt was made stays true.
+
+    Args:
+        events: on record.
+        step: of the checkpoint.
+        evaluated_step: of the last evaluation that it knows of, -1 for none.
     """
+    last = {Kind.EVALUATED: evaluated_step, Kind.FINISHED: -1}
     return [
         event
         for event in events
-        if event.kind is Kind.STARTED
-        or (event.step <= step and event.kind not in (Kind.FINISHED, Kind.FAILED))
+        if event.kind is Kind.STARTED or event.step <= last.get(event.kind, step)
     ]

@@ -19,8 +19,15 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
 def test_rewinding_drops_what_comes_again() -> None:
     record = [Event(Kind.PROGRESS, step, 0.0, {}) for step in (1, 2, 3)]
     record += [Event(Kind.FINISHED, 2, 0.0, {}), Event(Kind.EVALUATED, 2, 0.0, {})]
-    assert [(event.kind.value, event.step) for event in events.until(record, 2)] == [
+    assert [(event.kind.value, event.step) for event in events.until(record, 2, 2)] == [
         ("progress", 1),
         ("progress", 2),
         ("evaluated", 2),
     ]
+
+
+def test_an_evaluation_after_saving_is_made_again() -> None:
+    record = [Event(Kind.EVALUATED, step, 0.0, {}) for step in (10, 20)]
+    attempt = Event(Kind.STARTED, 20, 0.0, {})
+    assert events.until([*record, attempt], 20, 10) == [record[0], attempt]
+    assert events.until([*record, attempt], 20, -1) == [attempt]

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_runs import Train, summary, tensors
 
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.train.reshard import spread
 
 STEPS = 30
@@ -79,8 +81,13 @@ def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, train: Tr
     assert loaded.keys() == saved.keys()
     for name, tensor in saved.items():
         assert tensor.tobytes() == loaded[name].tobytes(), name
-    code, after = train("after", *layout, *resume, f"train.steps={STEPS + 60}")
+    # Where the old run was evaluated at its end, all ranks of the new one do it again.
+    longer = (f"train.steps={STEPS + 60}", f"train.evaluate_every={STEPS}")
+    code, after = train("after", *layout, *resume, *longer)
     assert code == 0
+    record = events.read(after / "events.jsonl")
+    evaluated = [event.step for event in record if event.kind is Kind.EVALUATED]
+    assert evaluated == [STEPS, STEPS + 30, STEPS + 60]
     assert summary(after)["test"]["loss"] < summary(before)["test"]["loss"]
 
 
