@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from dlrm_hybrid.bench.table import Row, render, section, spread
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText
-from dlrm_hybrid.report.runs import Run, is_run, read_run
+from dlrm_hybrid.report.runs import COMPLETE, Run, is_run, read_run
 from dlrm_hybrid.report.spans import SPANS, microseconds_by_role
 from dlrm_hybrid.telemetry.machine import describe
 
@@ -84,7 +84,7 @@ def folder_of(runs: Path, rate: str, world: str, turn: int) -> Path:
 def train(folder: Path, world: str, rate: str, overrides: Sequence[str]) -> None:
     """Run one world, unless that has been done; what the run says goes to standard error."""
     if is_run(folder):
-        if read_run(folder).status == "complete":
+        if read_run(folder).status == COMPLETE:
             return
         shutil.rmtree(folder)  # broken off
     link = ("network=emulated", f"network.rate={rate}")

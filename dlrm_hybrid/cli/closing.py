@@ -8,13 +8,13 @@ from typing import Any
 
 from dlrm_hybrid.cli.figures import quantity
 from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.world_summary import role_of
+from dlrm_hybrid.telemetry.world_summary import role_of, role_order
 
 WIDE = 100  # columns; fewer have no room for every span
 NARROW_SPANS = (Span.COMPUTE, Span.EMBEDDING, Span.ENCODE, Span.DECODE, Span.WAIT)
 SHORT = {Span.EMBEDDING: "embed"}
-NOTHING = "–"
 
 Told = Mapping[str, Any]
 
@@ -23,7 +23,7 @@ def tell_scores(terminal: Terminal, title: str, scores: Told, teacher: Told | No
     """A table of test scores: the model's and, for made-up rows, the best reachable ones."""
 
     def cell(value: float | None) -> str:
-        return NOTHING if value is None else f"{value:.4f}"
+        return MISSING if value is None else f"{value:.4f}"
 
     names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate")
     rows = [["model", *(cell(scores[name]) for name in names)]]
@@ -57,7 +57,7 @@ def tell_roles(terminal: Terminal, roles: Sequence[Told]) -> None:
     wide = terminal.console.width >= WIDE
     shown = tuple(Span) if wide else NARROW_SPANS
     rows: list[list[str]] = []
-    for role in sorted(together, key=lambda role: (role == "servers", role)):
+    for role in sorted(together, key=role_order):
         ranks = together[role]
         shares = {span: mean(_share(rank, span) for rank in ranks) for span in Span}
         sent = [rank["bytes_sent"] for rank in ranks if rank["bytes_sent"] is not None]
@@ -65,7 +65,7 @@ def tell_roles(terminal: Terminal, roles: Sequence[Told]) -> None:
         if not wide:
             cells.append(f"{sum(shares[span] for span in Span if span not in shown):.0%}")
         cells.append(f"{mean(rank['cpu_utilization'] for rank in ranks):.0%}")
-        cells.append(f"{quantity(sum(sent))}B" if sent else NOTHING)
+        cells.append(f"{quantity(sum(sent))}B" if sent else MISSING)
         rows.append([role, *cells])
     names = [SHORT.get(span, span.value) for span in shown] + ([] if wide else ["other"])
     if rows:
@@ -91,7 +91,7 @@ def tell_traffic(terminal: Terminal, network: Told) -> None:
             f"{quantity(one['bytes'])}B",
             f"{quantity(one['dense_equivalent_bytes'])}B",
             _times(one["dense_equivalent_bytes"], one["bytes"]),
-            f"{one['bytes'] / network['bytes_total'] * per_sample:,.0f}" if per_sample else NOTHING,
+            f"{one['bytes'] / network['bytes_total'] * per_sample:,.0f}" if per_sample else MISSING,
         ]
         for name, one in tallies.items()
     ]
@@ -105,4 +105,4 @@ def _share(rank: Told, span: Span) -> float:
 
 
 def _times(dense_bytes: int, sent_bytes: int) -> str:
-    return f"{dense_bytes / sent_bytes:.1f}×" if dense_bytes and sent_bytes else NOTHING
+    return f"{dense_bytes / sent_bytes:.1f}×" if dense_bytes and sent_bytes else MISSING

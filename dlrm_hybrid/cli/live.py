@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dlrm_hybrid.cli.figures import quantity
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.markdown import MISSING
 
 
 class LiveTraining:
@@ -43,7 +44,7 @@ class LiveTraining:
         elif event.kind in (Kind.PROGRESS, Kind.TICK):
             self._progress(event)
         elif event.kind is Kind.EVALUATED:
-            auc = "–" if values["auc"] is None else f"{values['auc']:.4f}"
+            auc = MISSING if values["auc"] is None else f"{values['auc']:.4f}"
             self._terminal.line(
                 f"step {event.step:,}: test log-loss {values['log_loss']:.4f}, AUC {auc}, "
                 f"accuracy {values['accuracy']:.2%} (base rate {values['base_rate']:.2%})"

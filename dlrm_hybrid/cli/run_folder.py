@@ -17,7 +17,7 @@ from dlrm_hybrid.config.identity import (
     same_results,
 )
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.report.runs import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
+from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
@@ -66,7 +66,7 @@ def is_complete(request: Request) -> bool:
     return (
         saved is not None
         and summary is not None
-        and summary["status"] == "complete"
+        and summary["status"] == COMPLETE
         and same_results(saved, request.values)
     )
 
@@ -120,7 +120,7 @@ def _check_same_run(request: Request) -> None:
     if config_hash(values) != config_hash(request.values):
         raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
     summary = _read(folder / SUMMARY_FILE)
-    if summary is not None and summary.get("status") == "complete":
+    if summary is not None and summary.get("status") == COMPLETE:
         raise _fault(f"hydra.run.dir = {folder}: this run is complete; start another")
 
 

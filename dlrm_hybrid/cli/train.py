@@ -19,6 +19,7 @@ from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
+from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.restarts import Restarts
@@ -28,7 +29,7 @@ from dlrm_hybrid.types import ExitCode, RunFailedError
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
 STATUS: dict[int, str] = {
-    ExitCode.DONE: "complete",
+    ExitCode.DONE: COMPLETE,
     ExitCode.DIVERGED: "diverged",
     ExitCode.PREEMPTED: "preempted",
     ExitCode.INTERRUPTED: "interrupted",
@@ -90,9 +91,9 @@ def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) ->
         RunFailedError: the reason why there is none.
     """
     status = STATUS.get(outcome.exit_code, "failed")
-    teacher = best_reachable(request.config) if status == "complete" else None
+    teacher = best_reachable(request.config) if status == COMPLETE else None
     summary = run_folder.write_summary(request.folder, status, cores, teacher)
-    if status != "complete":
+    if status != COMPLETE:
         raise _error(outcome, request)
     tell_scores(terminal, "test part", summary["test"], teacher)
     tell_run(terminal, summary)

@@ -10,9 +10,9 @@ from pathlib import Path
 from dlrm_hybrid.report.axes import svg
 from dlrm_hybrid.report.document import Document, Picture, Section, Table
 from dlrm_hybrid.report.palette import style
+from dlrm_hybrid.report.runs import COMPLETE
 
 STYLE_FILE = Path(__file__).with_name("page.css")
-COMPLETE = "complete"
 MARKERS = {
     "o": '<circle cx="16" cy="5" r="4"/>',
     "s": '<rect x="12" y="1" width="8" height="8"/>',

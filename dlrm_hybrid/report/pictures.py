@@ -45,7 +45,7 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """Bytes by class, their shares, and what quality they bought."""
+    """Bytes by class, and their shares."""
     counted = {
         label: by_class
         for label, run in zip(labels, runs, strict=True)

@@ -16,7 +16,7 @@ from dlrm_hybrid.types import ConfigError, DataError
 
 CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE = "config.json", "events.jsonl", "summary.json"
 MAX_DEPTH = 4  # folders between one that is named and a run below it
-UNFINISHED = "unfinished"
+COMPLETE, UNFINISHED = "complete", "unfinished"
 
 
 @final

@@ -9,7 +9,7 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import Summary, digits
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.world_summary import role_of
+from dlrm_hybrid.telemetry.world_summary import role_of, role_order
 
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
 SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)
@@ -31,7 +31,7 @@ def microseconds_by_role(summary: Summary) -> dict[str, Spent]:
             ranks.setdefault(role_of(told["role"]), []).append(spans)
     return {
         role: {span: 1e6 * mean(spans[span] for spans in ranks[role]) / samples for span in SPANS}
-        for role in sorted(ranks, key=lambda role: (role == "servers", role))
+        for role in sorted(ranks, key=role_order)
     }
 
 

@@ -11,7 +11,7 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.markdown import MISSING
-from dlrm_hybrid.telemetry.world_summary import role_of
+from dlrm_hybrid.telemetry.world_summary import role_of, role_order
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed")
@@ -75,7 +75,7 @@ def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
         if use is not None and phases is not None:
             name = role_of(role["role"])
             spent[name] = spent.get(name, 0.0) + use * phases["train"]
-    return dict(sorted(spent.items(), key=lambda item: (item[0] == "servers", item[0])))
+    return {role: spent[role] for role in sorted(spent, key=role_order)}
 
 
 def roles(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:

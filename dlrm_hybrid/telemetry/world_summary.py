@@ -19,6 +19,8 @@ NETWORK_UNMEASURED: dict[str, Any] = {
     },
 }
 
+SERVERS = "servers"
+
 Told = Mapping[str, Any]
 """Values of one `rank` event."""
 
@@ -100,8 +102,13 @@ def role_of(name: str) -> str:
     """`stage 1` of worker-0.1 and of worker-3.1; all servers are one role, so is a lone worker."""
     kind, _, place = name.partition("-")
     if kind == "server":
-        return "servers"
+        return SERVERS
     return f"stage {place.partition('.')[2]}" if "." in place else "worker"
+
+
+def role_order(role: str) -> tuple[bool, str]:
+    """Sorts what `role_of` returns: stage after stage, then the servers."""
+    return role == SERVERS, role
 
 
 def _interface_bytes(rank: Told) -> dict[str, Any]:
