@@ -17,11 +17,10 @@ from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, pan
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, score
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import COMPLETE, Run
 from dlrm_hybrid.types import ConfigError
 
-WHOLE = "none"
-COMPLETE = "complete"
+WHOLE, UNION = "none", "union"
 PUSH, PULL = "gradient_push", "parameter_pull"
 SIZE_INCHES = (8.0, 5.0)
 KEY_COLUMNS = 4
@@ -33,7 +32,8 @@ class Point:
     """What one method reached at one density.
 
     Attributes:
-        method: its name; of DCT with another rule than its own, the rule's too.
+        method: its name; of DCT with another rule than its own, the rule's too, and `union` where
+            all trainers send what any of them has chosen.
         density: share of the elements that was asked for; 1 for whole gradients.
         sent: share that left; None where it was not counted.
         losses: test log-loss by seed.
@@ -62,7 +62,8 @@ def points(runs: Sequence[Run]) -> list[Point]:
     """Of all complete runs, whole gradients first, then by method in the order of the runs.
 
     Raises:
-        ConfigError: no run with whole gradients has the seed of one without.
+        ConfigError: no run with whole gradients has the seed of one without, or runs of one point
+            and seed differ, so they are not alike in something else.
     """
     groups: defaultdict[tuple[str, float], list[Run]] = defaultdict(list)
     for run in runs:
@@ -138,7 +139,7 @@ def _point(method: str, density: float, runs: Sequence[Run], whole: Mapping[int,
         method=method,
         density=density,
         sent=mean(sent) if sent else None,
-        losses={_seed(run): _loss(run) for run in runs},
+        losses=_losses(method, density, runs),
         gaps={_seed(run): 100 * (_loss(run) / whole[_seed(run)] - 1) for run in runs},
         push_bytes=mean(_bytes(run, PUSH) / _samples(run) for run in runs),
         pull_bytes=mean(_bytes(run, PULL) / _samples(run) for run in runs),
@@ -148,10 +149,23 @@ def _point(method: str, density: float, runs: Sequence[Run], whole: Mapping[int,
 
 def _method(config: Mapping[str, Any]) -> str:
     gradient = config["gradient"]
-    name: str = gradient["name"]
-    if name == "dct" and gradient["threshold"] != "histogram":
-        return f"dct, {gradient['threshold']}"
-    return name
+    words: list[str] = [gradient["name"]]
+    if words == ["dct"] and gradient["threshold"] != "histogram":
+        words.append(gradient["threshold"])
+    if gradient.get("aggregation") == UNION:  # older runs have no such key
+        words.append(UNION)
+    return ", ".join(words)
+
+
+def _losses(method: str, density: float, runs: Sequence[Run]) -> dict[int, float]:
+    losses: dict[int, float] = {}
+    for run in runs:
+        if losses.setdefault(_seed(run), _loss(run)) != _loss(run):
+            raise ConfigError(
+                f"{run.folder}: another run of {method} at density {density:.3g} has its "
+                f"train.seed = {_seed(run)} and another loss; name folders of runs that are alike"
+            )
+    return losses
 
 
 def _seed(run: Run) -> int:

@@ -1,5 +1,6 @@
 """Methods beside each other: points over seeds, held against whole gradients of the same seed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,25 @@ def test_the_picture_has_a_line_for_each_method() -> None:
     assert axes.svg(picture).startswith(b"<?xml")
 
 
+def test_runs_that_differ_otherwise_are_not_averaged() -> None:
+    own = a_run("topk", 0.9, 0, 0.501)
+    union = replace(a_run("topk", 0.9, 0, 0.502), folder=Path("union"))
+    with pytest.raises(ConfigError, match="union: another run of topk at density 0.1 .* = 0 and"):
+        family.points([*RUNS, union])
+    told = {**own.config, "gradient": {**own.config["gradient"], "aggregation": "union"}}
+    found = family.points([*RUNS, own, replace(union, config=told)])
+    assert [point.gaps[0] for point in found if point.method == "topk, union"] == pytest.approx(
+        [0.4]
+    )
+
+
 def test_a_seed_without_whole_gradients_is_named() -> None:
     with pytest.raises(ConfigError, match=r"topk-0\.9-7: no run with gradient=none has .* = 7"):
         family.points([*RUNS, a_run("topk", 0.9, 7, 0.5)])
 
 
 def test_bytes_that_were_not_counted_are_asked_for() -> None:
-    run = a_run("topk", 0.9, 0, 0.5)
+    run = a_run("topk", 0.9, 0, 0.501)
     run.summary["network"]["by_class"].pop("parameter_pull")
     with pytest.raises(ConfigError, match=r"parameter_pull was not counted"):
         family.points([run, *RUNS])

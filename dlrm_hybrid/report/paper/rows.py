@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from dlrm_hybrid.report.paper.numbers import Point, Scores
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import COMPLETE, Run
 
-COMPLETE = "complete"
 FLOAT32 = "float32"
+PAPERS_METHODS = ("none", "dct")
 PAPERS_LIFESPAN = 1000
 PAPERS_CUTS: list[list[str]] = [[], ["bottom.2"], ["bottom.2", "top.2"]]
 ON_THE_WIRE = ("comm_precision", "deduplicate")  # compress, as a row may and its baseline need not
@@ -61,7 +61,7 @@ def _described(run: Run) -> PaperRun:
     of_cuts: float | list[float] = activation["sparsity"]
     narrow = [values["precision"] != FLOAT32 for values in (gradient, config["pull"], activation)]
     compressed = (
-        of_gradients > 0 or any(narrow[:2]),
+        gradient["name"] not in PAPERS_METHODS or of_gradients > 0 or any(narrow[:2]),
         activation["name"] == "dct" and (of_cuts != 0 or narrow[2]),
     )
     table = {(True, False): 2, (False, True): 1, (True, True): 3, (False, False): 0}[compressed]
@@ -124,7 +124,11 @@ def _details(config: Mapping[str, Any]) -> str:
     gradient = config["gradient"]
     told = [gradient, config["activation"], config["pull"]]
     precisions = {values["precision"] for values in told} - {FLOAT32}
-    details = sorted(precisions)
+    details: list[str] = sorted(precisions)
+    if gradient["name"] not in PAPERS_METHODS:
+        details.append(gradient["name"])
+    if gradient.get("aggregation") == "union":  # older runs have no such key
+        details.append("union")
     if config["parallel"]["cuts"] not in PAPERS_CUTS:
         details.append(f"after {', '.join(config['parallel']['cuts'])}")
     if gradient["name"] == "dct" and gradient["lifespan"] != PAPERS_LIFESPAN:
