@@ -57,8 +57,9 @@ def _compressors(config: Config, command: str, terminal: Terminal) -> str:
         measure_compressors,
     )
 
+    machine = describe()
     measured = measure_compressors(documented_bench(config.bench.repeats))
-    return compressors_page(measured, describe(), command)
+    return compressors_page(measured, machine, command)
 
 
 def _prepare(config: Config, command: str, terminal: Terminal) -> str:

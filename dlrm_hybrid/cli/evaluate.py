@@ -12,7 +12,7 @@ from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import best_reachable
-from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts
 from dlrm_hybrid.train.rank import Rank
@@ -26,10 +26,8 @@ def run(request: Request) -> int:
     """Evaluate `evaluate.checkpoint`; model and data are those in the checkpoint."""
     options, terminal = request.config.evaluate, Terminal()
     if options.checkpoint is None:
-        raise ConfigError(
-            "configuration: 1 fault\n"
-            "  evaluate.checkpoint = null: name a run folder or one of its checkpoints"
-        )
+        fault = "evaluate.checkpoint = null: name a run folder or one of its checkpoints"
+        raise ConfigError(faults_text([fault]))
     checkpoint = find(Path(options.checkpoint))
     facts = read_facts(checkpoint)
     config = validate(facts["config"])

@@ -9,6 +9,7 @@ from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.parquet import export_parquet
@@ -88,10 +89,8 @@ def _generate(config: Config, terminal: Terminal) -> None:
 def _prepare(config: Config, folder: Path, terminal: Terminal) -> None:
     raw = build.raw_paths(config)
     if not raw:
-        raise ConfigError(
-            "configuration: 1 fault\n"
-            "  data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
-        )
+        fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
+        raise ConfigError(faults_text([fault]))
     with terminal.bar("prepare") as bar:
         result = prepare(raw, folder, build.prepare_options(config), _Stages(bar))
     _tell(result, folder, terminal)
