@@ -70,6 +70,8 @@ def save(root: Path, step: int, groups: Groups, facts: Mapping[str, Any], keep: 
         best_folder = best(root) if keep.best else None
         if best_folder is not None:
             _replace_text(root / BEST_FILE, best_folder.name + "\n")
+        else:
+            (root / BEST_FILE).unlink(missing_ok=True)  # what it named may go now
         prune(root, keep)
     except (OSError, safetensors.SafetensorError) as error:
         raise ResourceError(f"{folder}: the checkpoint cannot be written: {error}") from error

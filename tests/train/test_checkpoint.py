@@ -57,6 +57,8 @@ def test_the_best_is_kept_besides(tmp_path: Path) -> None:
         assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step_*"))] == kept[step]
         assert (tmp_path / "best").read_text() == f"step_{kept[step][0]:08d}\n"
         assert find(tmp_path).name == f"step_{step:08d}"
+    checkpoint.save(tmp_path, 8, groups(8), {"test_loss": 0.1}, ONE)
+    assert not (tmp_path / "best").exists()
 
 
 @pytest.mark.parametrize("file", ["dense.safetensors", "manifest.json"])
