@@ -46,6 +46,7 @@ def check_methods(rows: list[Row]) -> None:
             assert isinstance(error, float) and 0 < error <= highest
 
 
+@pytest.mark.slow
 def test_every_method_is_measured_at_every_density() -> None:
     check_methods(measure_methods(Drawn(20_000, SETTLING + 1), repeats=1))
 

@@ -29,6 +29,7 @@ OPTIONS = PrepareOptions(
 )
 
 
+@pytest.mark.slow
 def test_all_figures_are_measured_and_stand_on_one_page(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "LOADER_ROWS", 20_000)
     monkeypatch.setattr(prepare, "PARTS", (2, 1))
