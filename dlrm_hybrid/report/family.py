@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
 from dlrm_hybrid.report.document import Table
-from dlrm_hybrid.report.measures import digits, score
+from dlrm_hybrid.report.measures import digits, mean_spread, score
 from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import COMPLETE, Run
 from dlrm_hybrid.types import ConfigError
@@ -87,7 +87,7 @@ def table(found: Sequence[Point]) -> Table:
                 f"{point.density:.3g}",
                 "all" if point.sent is None else f"{point.sent:.2g}",
                 score(mean(point.losses.values())),
-                _spread(list(point.gaps.values())),
+                mean_spread(list(point.gaps.values()), 2, "+"),
                 digits(point.push_bytes),
                 digits(point.pull_bytes),
                 f"{base.num_bytes / point.num_bytes:.1f}×",
@@ -190,11 +190,3 @@ def _bytes(run: Run, traffic: str) -> int:
 
 def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
-
-
-def _spread(values: Sequence[float]) -> str:
-    return (
-        f"{mean(values):+.2f} ± {_deviation(values):.2f}"
-        if len(values) > 1
-        else (f"{values[0]:+.2f}")
-    )

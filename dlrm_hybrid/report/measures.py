@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 from typing import Any, final
 
 from dlrm_hybrid.telemetry.markdown import MISSING
@@ -52,6 +53,12 @@ def percent(value: float) -> str:
 def digits(value: float) -> str:
     """Three significant digits, groups of three in large numbers."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def mean_spread(values: Sequence[float], places: int, sign: str = "") -> str:
+    """Mean and, of several, the sample's standard deviation."""
+    text = f"{mean(values):{sign}z.{places}f}"
+    return f"{text} ± {stdev(values):.{places}f}" if len(values) > 1 else text
 
 
 def dense_ratio(summary: Summary) -> float | None:

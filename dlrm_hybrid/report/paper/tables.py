@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
-from statistics import mean, stdev
+from statistics import mean
 from typing import final
 
 from dlrm_hybrid.report.document import Table
+from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.paper.numbers import BASELINE, TABLES, TITLES
 from dlrm_hybrid.report.paper.rows import PaperRun
 from dlrm_hybrid.telemetry import markdown
@@ -106,8 +107,11 @@ def _row(runs: Sequence[PaperRun], baselines: Mapping[int, PaperRun]) -> tuple[s
     return (
         one.sparsity if one.table else "baseline",
         str(one.workers) if one.table else MISSING,
-        *(_spread(column, digits) for column, digits in zip(columns, (4, 2, 4, 2), strict=True)),
-        _spread(changes, 2, "+") if changes else MISSING,
+        *(
+            mean_spread(column, digits)
+            for column, digits in zip(columns, (4, 2, 4, 2), strict=True)
+        ),
+        mean_spread(changes, 2, "+") if changes else MISSING,
         _sent(runs) if one.table else MISSING,
         *_of_paper(one),
         str(len(runs)),
@@ -137,9 +141,3 @@ def _sent(runs: Sequence[PaperRun]) -> str:
         else "all"
         for shares in zip(*(run.sent for run in runs), strict=True)
     )
-
-
-def _spread(values: Sequence[float], digits: int, sign: str = "") -> str:
-    """Mean and, of several, the sample's standard deviation."""
-    text = f"{mean(values):{sign}z.{digits}f}"
-    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
