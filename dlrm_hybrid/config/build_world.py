@@ -31,7 +31,7 @@ from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.server_options import ClientOptions
-from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedCoordinated
+from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedParty
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -192,7 +192,7 @@ def _negotiator(plan: Layout, rank: int, own: Compression, clock: SpanClock) -> 
         topology=plan.topology,
         rank=rank,
         attempt=plan.attempt,
-        compressor=TimedCoordinated(own.coordinated, clock),
+        party=TimedParty(own.coordinated, clock),
     )
 
 

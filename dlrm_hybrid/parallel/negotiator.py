@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor
+from dlrm_hybrid.compress.gradient.coordination import Party
 from dlrm_hybrid.parallel.effects import Effect, Receive
 from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.topology import Topology
@@ -26,13 +26,13 @@ class Negotiator:
         topology: of the world.
         rank: of the worker.
         attempt: how often the run has been restarted.
-        compressor: the one whose sections are pushed.
+        party: of the compressor whose sections are pushed.
     """
 
     topology: Topology
     rank: int
     attempt: int
-    compressor: CoordinatedCompressor
+    party: Party
 
     def agree(
         self, step: int, gradients: Mapping[str, Tensor], send: Send
@@ -48,11 +48,11 @@ class Negotiator:
             DlrmError: an agreement is not what the method agrees on; names rank, step and round.
             DivergedError: a gradient is not finite.
         """
-        compressor = self.compressor
-        own = {spec.name: gradients[spec.name].detach().contiguous() for spec in compressor.specs}
+        party = self.party
+        own = {spec.name: gradients[spec.name].detach().contiguous() for spec in party.specs}
         server = self.topology.moderator(self.rank % self.topology.stages)
-        for number in range(compressor.rounds):
-            sections = tuple(compressor.propose(number, own, step))
+        for number in range(party.rounds):
+            sections = tuple(party.propose(number, own, step))
             proposal = Frame(
                 kind=Kind.PROPOSAL,
                 sender=self.rank,
@@ -65,7 +65,7 @@ class Negotiator:
             send(server, proposal, 0)
             frame: Frame = yield Receive(Kind.AGREEMENT, server, step, number, microbatch=0)
             try:
-                compressor.agree(number, frame.sections)
+                party.agree(number, frame.sections)
             except SectionError as error:
                 raise DlrmError(
                     f"{self.topology.name(self.rank)} (rank {self.rank}): agreement of rank "

@@ -12,7 +12,7 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.compress.activation.report import BoundaryReport
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec, TensorReport
-from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor
+from dlrm_hybrid.compress.gradient.coordination import Party
 from dlrm_hybrid.parallel.client import Client
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.outgoing import Outgoing
@@ -120,46 +120,33 @@ class TimedCompressor:
 
 
 @final
-class TimedCoordinated:
-    """A `CoordinatedCompressor` whose time is that of encoding, and of decoding agreements."""
+class TimedParty:
+    """A `Party` whose proposals are encoding, and its agreements decoding."""
 
-    def __init__(self, inner: CoordinatedCompressor, clock: SpanClock) -> None:
+    def __init__(self, inner: Party, clock: SpanClock) -> None:
         self._inner = inner
         self._encoding = clock.within(Span.ENCODE)
         self._decoding = clock.within(Span.DECODE)
 
     @property
     def specs(self) -> Sequence[Spec]:
-        """See `GradientCompressor`."""
+        """See `Party`."""
         return self._inner.specs
 
     @property
     def rounds(self) -> int:
-        """See `CoordinatedCompressor`."""
+        """See `Party`."""
         return self._inner.rounds
 
     def propose(self, number: int, gradients: Mapping[str, Tensor], step: int) -> Sequence[Section]:
-        """See `CoordinatedCompressor`."""
+        """See `Party`."""
         with self._encoding:
             return self._inner.propose(number, gradients, step)
 
     def agree(self, number: int, agreed: Sequence[Section]) -> None:
-        """See `CoordinatedCompressor`."""
+        """See `Party`."""
         with self._decoding:
             self._inner.agree(number, agreed)
-
-    def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
-        """See `GradientCompressor`."""
-        with self._encoding:
-            return self._inner.encode(gradients, step)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """See `GradientCompressor`."""
-        return self._inner.tensors()
-
-    def report(self) -> dict[str, TensorReport]:
-        """See `GradientCompressor`."""
-        return self._inner.report()
 
 
 @final

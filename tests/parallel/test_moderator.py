@@ -59,9 +59,7 @@ class World:
                     trainers=TRAINERS,
                 ),
             )
-            negotiator = Negotiator(
-                topology=self.topology, rank=rank, attempt=2, compressor=compressor
-            )
+            negotiator = Negotiator(topology=self.topology, rank=rank, attempt=2, party=compressor)
             self.seats[rank] = Seat(negotiator, compressor)
         self.others: list[Frame] = []
         self.moderators = {

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.wire.section import Section
 
 Sections = Sequence[Section]
@@ -43,12 +43,13 @@ class Coordination(Protocol):
         ...
 
 
-class CoordinatedCompressor(GradientCompressor, Protocol):
-    """A trainer's side: `propose` and `agree` in turns, then `encode`.
+class Party(Protocol):
+    """A trainer's side of the rounds: `propose` and `agree` in turns."""
 
-    The gradients of a step join the residual in its first round; `encode` is called with the same.
-    Between steps nothing is kept of an agreement: what `tensors` shows is all state.
-    """
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """The tensors it was made for."""
+        ...
 
     @property
     def rounds(self) -> int:
@@ -75,3 +76,11 @@ class CoordinatedCompressor(GradientCompressor, Protocol):
             SectionError: it is not what the method agrees on.
         """
         ...
+
+
+class CoordinatedCompressor(Party, GradientCompressor, Protocol):
+    """A trainer's side of a step: its rounds, then `encode`.
+
+    The gradients of a step join the residual in its first round; `encode` is called with the same.
+    Between steps nothing is kept of an agreement: what `tensors` shows is all state.
+    """
