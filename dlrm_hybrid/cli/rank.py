@@ -50,7 +50,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
     clock = SpanClock()
     engine = build_engine.engine(config, shards, plan.steps, clock)
-    meter = RankMeter(engine.count, clock, uncounted=engine.uncounted)
+    meter = RankMeter(engine.count, clock, uncounted=engine.uncounted, versions=engine.versions)
     progress = _resume(task, values, engine, shards)
     rewind_events(folder / EVENTS_FILE, progress)
     with ExitStack() as stack:

@@ -155,6 +155,7 @@ def _channel(
 
 def _serve(job: _Job, index: int) -> None:
     server = build_server.server(job.config, job.layout, index, job.meter.clock)
+    job.meter.versions = server.versions
     start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))

@@ -7,6 +7,7 @@ all pushes of its step are there, summed in trainer order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import final
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.parallel.unit import Keeping, Unit
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
@@ -108,6 +110,10 @@ class ParameterServer:
         return {
             name: view for unit in self._units.values() for name, view in unit.tensors().items()
         }
+
+    def versions(self) -> Versions:
+        """What it has told in this attempt, to every worker once."""
+        return reduce(Versions.plus, (unit.versions for unit in self._units.values()), Versions())
 
     def weights(self, stage: int) -> dict[str, Tensor]:
         """Views of the weights of one stage, by name; empty if this server owns none of them."""

@@ -26,6 +26,7 @@ from dlrm_hybrid.parallel.master import Learning, Master
 from dlrm_hybrid.parallel.published import SUFFIX, Published
 from dlrm_hybrid.parallel.sections import check_tensors, digest_of, unit_bytes
 from dlrm_hybrid.parallel.topology import DenseTensor
+from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.levels import levels
 from dlrm_hybrid.wire.read_sparse import Int32s
@@ -84,6 +85,9 @@ class Unit:
         values: their initial values by name, float32; copied.
         learning: optimizer and learning rates.
         keeping: of versions.
+
+    Attributes:
+        versions: all that were told since this was made.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Unit:
         self._aggregate = Aggregate(self._firsts_E)
         self._tells_levels = keeping.tells_levels
         versions = range(keeping.staleness)
+        self.versions = Versions()
         self._older = deque(self._published.value_N.copy() for _ in versions)
 
     @property
@@ -142,6 +147,9 @@ class Unit:
 
     def tell(self, learned: Learned | Averaged | None) -> list[Section]:
         """Publish what was learned last: the sections that say what has changed."""
+        elements = int(self._firsts_E[-1])
+        told = learned.places_K.size if isinstance(learned, Learned) else elements
+        self.versions = self.versions.plus(Versions(elements, told))
         if isinstance(learned, Averaged):
             return self._means(learned)
         return self._published.tell_all() if learned is None else self._published.tell(*learned)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from dlrm_hybrid.telemetry.interface import InterfaceMeter
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.series import Series
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.telemetry.traffic import Counters, Phase, Tally, Traffic, TrafficCounter
+from dlrm_hybrid.telemetry.traffic import (
+    Counters,
+    Phase,
+    Tally,
+    Traffic,
+    TrafficCounter,
+    Versions,
+)
 
 CPU_WINDOW_SECONDS = 0.1
 
@@ -36,6 +43,7 @@ class RankMeter:
         interface: the rank's, if it has one of its own.
         uncounted: classes of traffic that are not told of, because nobody sees them.
         step: training steps done, over all attempts.
+        versions: what servers here have told in this attempt; None where there are none.
     """
 
     on_phase: Callable[[Counters], None] | None
@@ -43,6 +51,7 @@ class RankMeter:
     interface: InterfaceMeter | None = None
     uncounted: frozenset[Traffic] = frozenset()
     step: int = 0
+    versions: Callable[[], Versions] | None = None
     _phase: Phase = Phase.WARMUP
     _warm_steps: int = 0
     _timed_steps: int = 0
@@ -115,6 +124,7 @@ class RankMeter:
             "cpu_seconds": dict(self._cpu_seconds),
             "seconds_by_span": self.clock.seconds(self._wall),
             "cpu_series": self._cpu_series.since(since_1970),
+            "versions": None if self.versions is None else asdict(self.versions()),
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
             and {phase: self._told(_sent(one.sent)) for phase, one in counters.items()},

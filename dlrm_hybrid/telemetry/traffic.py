@@ -43,6 +43,23 @@ class Tally:
     dense_equivalent_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Sums over versions of weights that servers have made.
+
+    Attributes:
+        elements: weights of them.
+        told: of these, the weights that pulls say; the others have not changed.
+    """
+
+    elements: int = 0
+    told: int = 0
+
+    def plus(self, other: Versions) -> Versions:
+        """The sums of both."""
+        return Versions(self.elements + other.elements, self.told + other.told)
+
+
 Tallies = Mapping[Traffic, Tally]
 """One tally for each class."""
 

@@ -12,6 +12,7 @@ NETWORK_UNMEASURED: dict[str, Any] = {
     "bytes_total": None,
     "bytes_per_sample": None,
     "dense_equivalent_bytes": None,
+    "pull_density": None,
     **INTERFACES_UNMEASURED,
     "by_class": {},
     "by_phase": {
@@ -46,8 +47,9 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
         for traffic in Traffic
         if all(traffic.value in rank["traffic"][Phase.TRAIN] for rank in ranks)
     }
+    pull_density = _pull_density(ranks)
     if len(by_class) < len(Traffic):
-        return {**NETWORK_UNMEASURED, "by_class": by_class}
+        return {**NETWORK_UNMEASURED, "by_class": by_class, "pull_density": pull_density}
     total = sum(tally["bytes"] for tally in by_class.values())
     return {
         **world_interfaces(ranks),
@@ -56,6 +58,7 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
         "dense_equivalent_bytes": sum(
             tally["dense_equivalent_bytes"] for tally in by_class.values()
         ),
+        "pull_density": pull_density,
         "by_class": by_class,
         "by_phase": {
             phase: {"bytes": sum(_all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
@@ -121,6 +124,13 @@ def _all_bytes(tallies: Told | None, phase: str) -> int | None:
     if tallies is None or len(tallies[phase]) < len(Traffic):
         return None
     return sum(one["bytes"] for one in tallies[phase].values())
+
+
+def _pull_density(ranks: Sequence[Told]) -> float | None:
+    """Share of the weights that a version changes; of all versions, those of warm-up too."""
+    versions: list[Told] = [rank["versions"] for rank in ranks if rank.get("versions")]
+    told, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
+    return _share(told, elements)
 
 
 def _share(part: float, whole: float) -> float | None:

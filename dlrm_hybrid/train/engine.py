@@ -12,7 +12,7 @@ from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
-from dlrm_hybrid.telemetry.traffic import Counters, Traffic
+from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.parts import Learned
 
 COMPRESSOR = "compressor"
@@ -32,6 +32,11 @@ class Engine(Protocol):
     @property
     def uncounted(self) -> frozenset[Traffic]:
         """What would travel between processes, but is not seen here."""
+        ...
+
+    @property
+    def versions(self) -> Callable[[], Versions] | None:
+        """Tells what its servers have told until then; None where there are none."""
         ...
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:

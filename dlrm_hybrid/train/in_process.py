@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, final
 
 import torch
@@ -24,7 +25,7 @@ from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
-from dlrm_hybrid.telemetry.traffic import Counters, Traffic
+from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.parts import Learned
 
@@ -79,6 +80,11 @@ class InProcessEngine:
         """See `Engine`; trainers share their tables here."""
         alone = len(self.ranks.workers) == len(self.evaluators)
         return frozenset() if alone else frozenset({Traffic.EMBEDDING})
+
+    @property
+    def versions(self) -> Callable[[], Versions] | None:
+        """See `Engine`."""
+        return self._versions if self.ranks.servers else None
 
     def count(self, counters: Counters) -> None:
         """See `Engine`."""
@@ -143,6 +149,10 @@ class InProcessEngine:
         for client in self.ranks.clients:
             if isinstance(client, ServerClient):
                 client.restart(step, values)
+
+    def _versions(self) -> Versions:
+        told = (server.versions() for _, server in self.ranks.servers)
+        return reduce(Versions.plus, told, Versions())
 
     def _dense(self) -> dict[str, Tensor]:
         """The truth of all dense weights, with what their optimizers remember."""

@@ -48,6 +48,11 @@ class SingleEngine:
         """See `Engine`."""
         return frozenset()
 
+    @property
+    def versions(self) -> None:
+        """See `Engine`."""
+        return None
+
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Engine`."""
         batch, after = self.read(at)

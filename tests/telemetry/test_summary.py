@@ -1,10 +1,12 @@
+from dataclasses import asdict
+
 import pytest
 
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic
+from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic, Versions
 
 
 def started(step: int, time_seconds: float, attempt: int = 0) -> Event:
@@ -93,6 +95,17 @@ def test_bytes_and_processor_time_are_held_against_the_attempt_that_tells_them()
     assert summary["samples_per_second"] == 160 / 4
 
 
+def test_versions_of_all_servers_make_one_density() -> None:
+    ranks = [told(rank, f"server-{rank}", 8) for rank in (0, 1, 2)]
+    del ranks[0].values["versions"]  # as older runs
+    ranks[1].values["versions"] = asdict(Versions(300, 100))
+    ranks[2].values["versions"] = asdict(Versions(100, 100))
+    summary = summarise([started(0, 1.0), point(10, 2.0, 0.5), *ranks], "complete", cores=2)
+    assert summary["network"]["pull_density"] == 0.5
+    summary = summarise([started(0, 1.0), point(10, 2.0, 0.5), ranks[0]], "complete", cores=2)
+    assert summary["network"]["pull_density"] is None
+
+
 def test_a_run_that_did_nothing_claims_nothing() -> None:
     summary = summarise([], "failed", cores=2)
     assert (summary["status"], summary["steps"], summary["samples"]) == ("failed", 0, 0)
@@ -123,6 +136,7 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "bytes_total",
         "bytes_per_sample",
         "dense_equivalent_bytes",
+        "pull_density",
         "utilization",
         "utilization_by_rank",
         "utilization_mean_direction",

@@ -14,6 +14,7 @@ from dlrm_hybrid.config import build, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.parallel.sections import split_digest
 from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.parallel.worker import EVALUATION
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT
@@ -23,6 +24,7 @@ from dlrm_hybrid.wire.section import Encoding, Section
 from dlrm_hybrid.wire.sparse import rows_of, sparse_of
 
 STEPS = 30
+PULL = "pull"
 WIDTH = 16  # of both boundaries
 WORLD = (
     *("+experiment=dct_hybrid", "parallel.world=in_process", "train.batch_size=16"),
@@ -40,7 +42,7 @@ def carried(section: Section) -> int:
 
 
 class Watched:
-    """Elements and numbers of the frames that all workers sent in training, by name.
+    """Elements and numbers of the frames that all ranks sent in training, by name.
 
     Args:
         config: of the run.
@@ -55,12 +57,15 @@ class Watched:
         self.elements, self.sent = Counter[str](), Counter[str]()
 
     def count(self, frame: Frame) -> None:
-        if frame.kind not in (self._cut, Kind.PUSH) or frame.microbatch == EVALUATION:
+        kinds = (self._cut, Kind.PUSH, Kind.PARAMETERS)
+        if frame.kind not in kinds or frame.microbatch == EVALUATION:
             return
-        for section in frame.sections:
+        for section in split_digest(frame.sections)[0]:
             name = f"{ACTIVATION}{frame.boundary}"
             if frame.kind is Kind.PUSH:
                 name = f"{GRADIENT}{self._names[section.tensor]}"
+            elif frame.kind is Kind.PARAMETERS:
+                name = PULL
             self.elements[name] += section.count
             self.sent[name] += carried(section)
 
@@ -120,6 +125,9 @@ def test_densities_are_those_of_the_frames(
         for name, one in told.get("of", {}).items():
             elements[name] += one["elements"]
             sent[name] += one["sent"]
+    pull_density = watched.density(PULL)
+    assert summary(folder)["network"]["pull_density"] == pull_density < 1
+    del watched.elements[PULL], watched.sent[PULL]
     assert (elements, sent) == (watched.elements, watched.sent)
     assert summary(folder)["compression"] == {
         "gradient_density": watched.density(GRADIENT),
