@@ -32,7 +32,8 @@ def keep_first_ties(
     Args:
         units_F: the first tensor of each unit, and the number of tensors.
         keeps_U: elements of each unit that should leave.
-        taus_T: thresholds, the same for all tensors of a unit.
+        taus_T: thresholds, the same for all tensors of a unit but 0 for those that leave whole:
+            nothing of them is put back, and what of them is below the others' does not count.
         firsts_E: where the residual of each tensor begins in `residual_N`, and the end of the last.
         bounds_E: where the elements of each begin among the K, and the end of the last; receives
             the same of those that are left.
@@ -46,11 +47,15 @@ def keep_first_ties(
         begin, end = units_F[unit], units_F[unit + 1]
         surplus = bounds_E[end] - first - keeps_U[unit]
         equal = 0
+        tau = np.float32(0)
         if surplus > 0:
+            tau = taus_T[begin:end].max()
+            surplus = -keeps_U[unit]
             for tensor in range(begin, end):
                 low = first if tensor == begin else bounds_E[tensor]
                 for k in range(low, bounds_E[tensor + 1]):
-                    equal += abs(values_K[k]) == taus_T[tensor]
+                    surplus += abs(values_K[k]) >= tau
+                    equal += abs(values_K[k]) == tau
         stay = equal - surplus
         for tensor in range(begin, end):
             last = bounds_E[tensor + 1]
@@ -58,8 +63,8 @@ def keep_first_ties(
                 index, value = indices_K[k], values_K[k]
                 indices_K[kept] = index
                 values_K[kept] = value
-                if surplus > 0 and abs(value) == taus_T[tensor]:
-                    if stay > 0:
+                if surplus > 0 and abs(value) == tau:
+                    if stay > 0 or taus_T[tensor] < tau:
                         kept += 1
                     else:
                         residual_N[firsts_E[tensor] + index] = value

@@ -100,8 +100,6 @@ class Sparsifier:
         renewed: dict[int, float] = {}
         for number in states.over(step):
             unit = states.units[number]
-            if set(unit) <= set(flushed):
-                continue
             renewed[number] = taus_T[unit.start : unit.stop] = self._renewed(number, given)
             for place in unit:
                 addresses[place] = 0

@@ -1,12 +1,22 @@
 """What is special about residual and threshold; the common laws are in test_gradient_laws.py."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from gradient_rows import SPECS, decoded, gradients_of, options_of, residual_of, state_of
+from gradient_rows import (
+    SPECS,
+    decoded,
+    drain_of,
+    gradients_of,
+    options_of,
+    residual_of,
+    state_of,
+)
 
+from dlrm_hybrid.compress.gradient.aim import Scope
 from dlrm_hybrid.compress.gradient.compressor import Spec
 from dlrm_hybrid.compress.gradient.drain import DrainMode
 from dlrm_hybrid.compress.gradient.lifespan import Renewal
@@ -184,6 +194,48 @@ def test_the_ledger_of_drains_is_exact(mode: DrainMode) -> None:
     if mode is DrainMode.FLUSH:
         assert lost == 0
         np.testing.assert_array_equal(given_N, sent_N + residual_of(compressor, GOLDEN))
+
+
+def test_a_flush_does_not_put_off_a_fixed_renewal() -> None:
+    options = options_of(drain=DrainMode.FLUSH, renewal=Renewal.FIXED, rule="exact", steps=4)
+    compressor = Sparsifier([LARGE], replace(options, drain=drain_of(DrainMode.FLUSH, every=1)))
+    thresholds: list[float | None] = []
+    for step in range(9):
+        compressor.encode(gradients_of(step, [LARGE]), step)
+        thresholds.append(compressor.report()["x"].threshold)
+    assert [len(set(thresholds[first : first + 4])) for first in (0, 4)] == [1, 1]
+    assert len(set(thresholds)) == 3
+
+
+def test_what_is_flushed_takes_nobodys_place_in_a_stage() -> None:
+    specs = [Spec(place, f"x{place}", (30,)) for place in range(4)]
+    options = options_of(
+        drain=DrainMode.FLUSH,
+        renewal=Renewal.FIXED,
+        rule="exact",
+        steps=1,
+        scope=Scope.STAGE,
+        sends_ties=False,
+    )
+    compressor, drained = Sparsifier(specs, options), 0
+    rng = np.random.default_rng(5)
+    for step in range(40):
+        given = {
+            spec.name: torch.from_numpy(rng.integers(-5, 6, 30) * 1.0).float() for spec in specs
+        }
+        sums = [residual_of(compressor, spec) + given[spec.name].numpy() for spec in specs]
+        drains = [compressor.tensors()[f"{spec.name}.drains"].item() for spec in specs]
+        sections = compressor.encode(given, step)
+        sum_N = np.concatenate(sums)
+        leaves_N = np.zeros(120, bool)
+        leaves_N[np.argsort(-np.abs(sum_N), kind="stable")[:12]] = True
+        for place, spec in enumerate(specs):
+            flushed = compressor.tensors()[f"{spec.name}.drains"].item() > drains[place]
+            drained += flushed
+            own_N = leaves_N[30 * place : 30 * place + 30]
+            expected_N = sums[place] if flushed else np.where(own_N, sums[place], 0)
+            np.testing.assert_array_equal(decoded(sections[spec.name]), expected_N)
+    assert 20 < drained < 100
 
 
 def test_the_ledger_adds_up_the_norms_of_what_was_lost() -> None:
