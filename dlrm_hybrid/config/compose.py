@@ -45,11 +45,14 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: every override that cannot be composed, and every fault of the others' values.
     """
     _register_resolvers()
+    faults = [fault for fault in map(_half_choice, overrides) if fault]
+    overrides = [override for override in overrides if not _half_choice(override)]
     with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
         try:
-            values, faults = _compose(overrides), []
+            values = _compose(overrides)
         except COMPOSE_ERRORS:
-            values, faults = _sift(overrides)
+            values, more = _sift(overrides)
+            faults += more
     values, unread = _without_unread(values)
     faults += unread
     try:
@@ -144,6 +147,15 @@ def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     sections = OmegaConf.load(conf_folder() / "gradient" / "base" / "sections.yaml")
     gradient, faults = unread_sections(given, _plain(cast(DictConfig, sections)))
     return {**values, "gradient": gradient}, faults
+
+
+def _half_choice(override: str) -> str | None:
+    """What to write instead of an override that names a choice without bringing its keys."""
+    key, _, choice = override.lstrip("+~").partition("=")
+    group, _, leaf = key.rpartition(".")
+    if leaf != "name" or not (group and (conf_folder() / group).is_dir()):
+        return None
+    return f"{override}: a name alone brings none of its keys; write {group}={choice}"
 
 
 def _sift(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

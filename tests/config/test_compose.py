@@ -48,6 +48,10 @@ def test_every_choice_holds(choice: str) -> None:
         ("~train.seed", "train.seed: missing"),
         ("train=5", "train = 5: must be an object"),
         ("precision=float64", "precision = 'float64': must be 'float32' or 'bfloat16'"),
+        (
+            "gradient.name=dct",
+            "gradient.name=dct: a name alone brings none of its keys; write gradient=dct",
+        ),
         ("model=huge", "model=huge: no such choice; there are dlrm_paper, dlrm_small"),
         (
             "+experiment=nope",
