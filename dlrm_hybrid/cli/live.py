@@ -9,6 +9,8 @@ from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.markdown import MISSING
 
+SAVES_FROM = 1.05  # below, the ratio would read 1.0
+
 
 class LiveTraining:
     """Shows each event as it comes; used inside a `with`."""
@@ -74,5 +76,6 @@ class LiveTraining:
         if self._sent is not None and self._speed:
             bytes_per_sample, ratio = self._sent
             rate = f"{quantity(bytes_per_sample * self._speed)}B/s"
-            parts.append(f"{rate} {ratio:.1f}×{' less' if room else ''}")
+            saved = f" {ratio:.1f}×{' less' if room else ''}"
+            parts.append(rate + (saved if ratio >= SAVES_FROM else ""))
         return "  ".join(parts)

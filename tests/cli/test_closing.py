@@ -105,17 +105,38 @@ def test_quantities_have_three_digits(amount: float, text: str) -> None:
     assert quantity(amount) == text
 
 
+def tick_of(second: int, sent_bytes: int | None, dense_bytes: int) -> Event:
+    values = {
+        "samples": 12_345 * second,
+        "loss": 0.5,
+        "accuracy": 0.75,
+        "sent_rows": 100,
+        "sent_bytes": sent_bytes,
+        "dense_equivalent_bytes": dense_bytes,
+    }
+    return Event(Kind.TICK, 12_345 + second, float(second), values)
+
+
+def test_a_run_that_saves_nothing_boasts_of_nothing() -> None:
+    file = StringIO()
+    steps = {"steps_total": 23_437, "samples_per_step": 64, "train_rows": 1, "test_rows": 1}
+    with LiveTraining(Terminal(Console(file=file, width=120))) as live:
+        live.show(Event(Kind.STARTED, 0, 0.0, steps))
+        for second in range(3):
+            live.show(tick_of(second, 1_990_000, 2_000_000))
+    assert "MB/s" in file.getvalue()
+    assert "×" not in file.getvalue()
+
+
 @pytest.mark.parametrize(("width", "terminal"), [(80, True), (120, True), (80, False)])
 def test_the_line_of_progress_fits_and_tells_rates(width: int, terminal: bool) -> None:
     file = StringIO()
     console = Console(file=file, width=width, soft_wrap=True, force_terminal=terminal)
     steps = {"steps_total": 23_437, "samples_per_step": 64, "train_rows": 1, "test_rows": 1}
-    values = {"loss": 0.5, "accuracy": 0.75, "sent_rows": 100, "dense_equivalent_bytes": 2_000_000}
     with LiveTraining(Terminal(console)) as live:
         live.show(Event(Kind.STARTED, 0, 0.0, steps))
         for second, bytes_sent in enumerate((None, 100_000, None)):
-            tick = {**values, "samples": 12_345 * second, "sent_bytes": bytes_sent}
-            live.show(Event(Kind.TICK, 12_345 + second, float(second), tick))
+            live.show(tick_of(second, bytes_sent, 2_000_000))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
     last = [line for line in re.split(r"[\r\n]+", text) if "loss" in line][-1]
     assert "12.3 MB/s 20.0×" in last
