@@ -25,10 +25,11 @@ def gradient_rules(config: Config) -> Iterator[str]:
             f"gradient.threshold = {gradient.threshold!r}: gradient={gradient.name} stands for "
             f"{' or '.join(method.thresholds)}; gradient=dct takes any"
         )
-    if config.sync.name not in method.policies:
+    if config.sync.name not in method.policies and _agree(gradient):
+        alone = " or gradient.terngrad.sharing=false" if gradient.terngrad is not None else ""
         yield (
             f"gradient = {gradient.name!r}: its trainers agree in every step, it needs "
-            f"sync={' or '.join(method.policies)}, not {config.sync.name}"
+            f"sync={' or '.join(method.policies)}{alone}, not {config.sync.name}"
         )
     if config.optimizer.name not in method.optimizers:
         yield (
@@ -85,6 +86,11 @@ def _local(config: Config) -> Iterator[str]:
             f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "
             "not updates; only optimizer=sgd can do without"
         )
+
+
+def _agree(gradient: GradientConfig) -> bool:
+    """Whether trainers that agree have something to agree on: not where none shares its scales."""
+    return gradient.terngrad is None or gradient.terngrad.sharing
 
 
 def _levels(config: Config) -> Iterator[str]:

@@ -81,6 +81,11 @@ HYBRID = "parallel=hybrid"
             "gradient = 'cltk': its trainers agree in every step, it needs sync=sync, not bounded",
         ),
         (
+            f"{HYBRID} gradient=terngrad sync=bounded sync.staleness=1",
+            "gradient = 'terngrad': its trainers agree in every step, it needs sync=sync or "
+            "gradient.terngrad.sharing=false, not bounded",
+        ),
+        (
             f"{HYBRID} gradient=hard gradient.threshold=exact",
             "gradient.threshold = 'exact': gradient=hard stands for hard; gradient=dct takes any",
         ),

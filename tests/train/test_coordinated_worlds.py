@@ -67,6 +67,29 @@ def test_without_clipping_or_sharing_other_things_are_learned(train: Train) -> N
     assert len(losses) == 3
 
 
+LATE = ("gradient.terngrad.sharing=false", WEIGHTS, "sync=bounded", "sync.staleness=2")
+
+
+def test_trainers_with_scales_of_their_own_may_run_ahead(train: Train) -> None:
+    options = (*WORLD, "gradient=terngrad", *METHODS["terngrad"], "parallel.world=in_process")
+    losses: set[float] = set()
+    for name, late in (("sync", LATE[:2]), ("late", LATE)):
+        code, folder = train(name, *options, "train.steps=20", *late)
+        assert code == 0
+        losses.add(summary(folder)["test"]["loss"])
+    assert len(losses) == 2
+
+
+@pytest.mark.slow
+def test_processes_run_ahead_as_one_process_does(train: Train) -> None:
+    options = (*WORLD, "gradient=terngrad", *METHODS["terngrad"], *LATE, "train.steps=20")
+    code, in_process = train("in-process", *options, "parallel.world=in_process")
+    assert code == 0
+    code, processes = train("processes", *options)
+    assert code == 0
+    assert_same_state(processes, in_process, 20)
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adagrad"])
 def test_replicas_that_learn_are_those_that_are_told_weights(optimizer: str, train: Train) -> None:
     options = (*WORLD, "gradient=terngrad", *METHODS["terngrad"], "parallel.world=in_process")
