@@ -9,18 +9,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any, final
+from typing import final
 
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, mean_spread, score
+from dlrm_hybrid.report.methods import WHOLE, method_of
 from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import COMPLETE, Run
 from dlrm_hybrid.types import ConfigError
 
-WHOLE, UNION = "none", "union"
 PUSH, PULL = "gradient_push", "parameter_pull"
 SIZE_INCHES = (8.0, 5.0)
 KEY_COLUMNS = 4
@@ -32,8 +32,7 @@ class Point:
     """What one method reached at one density.
 
     Attributes:
-        method: its name; of DCT with another rule than its own, the rule's too, and `union` where
-            all trainers send what any of them has chosen.
+        method: its name, see `methods.method_of`.
         density: share of the elements that was asked for; 1 for whole gradients.
         sent: share that left; None where it was not counted.
         losses: test log-loss by seed.
@@ -68,7 +67,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
     groups: defaultdict[tuple[str, float], list[Run]] = defaultdict(list)
     for run in runs:
         if run.status == COMPLETE:
-            groups[_method(run.config), 1.0 - run.config["gradient"]["sparsity"]].append(run)
+            groups[method_of(run.config), 1.0 - run.config["gradient"]["sparsity"]].append(run)
     whole = {_seed(run): _loss(run) for run in groups.get((WHOLE, 1.0), [])}
     order = list(dict.fromkeys([WHOLE, *(method for method, _ in groups)]))
     ordered = sorted(groups.items(), key=lambda item: (order.index(item[0][0]), -item[0][1]))
@@ -145,16 +144,6 @@ def _point(method: str, density: float, runs: Sequence[Run], whole: Mapping[int,
         pull_bytes=mean(_bytes(run, PULL) / _samples(run) for run in runs),
         cpu_microseconds=mean(1e6 * run.summary["cpu"]["seconds"] / _samples(run) for run in runs),
     )
-
-
-def _method(config: Mapping[str, Any]) -> str:
-    gradient = config["gradient"]
-    words: list[str] = [gradient["name"]]
-    if words == ["dct"] and gradient["threshold"] != "histogram":
-        words.append(gradient["threshold"])
-    if gradient.get("aggregation") == UNION:  # older runs have no such key
-        words.append(UNION)
-    return ", ".join(words)
 
 
 def _losses(method: str, density: float, runs: Sequence[Run]) -> dict[int, float]:
