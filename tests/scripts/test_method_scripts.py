@@ -1,0 +1,26 @@
+"""The scripts that hold methods against each other, on tiny runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def rows_of(name: str, *arguments: str | Path) -> list[list[str]]:
+    """Cells of the table that a script prints, headings first."""
+    command = [sys.executable, SCRIPTS / name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
+
+
+def test_estimates_of_an_exact_rule_are_right(paper_runs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "estimates.png"
+    heads, _, row = rows_of("plot_estimates.py", paper_runs / "dp_0", "--output", output)
+    told = dict(zip(heads, row, strict=True))
+    assert (told["density"], told["estimator"], told["within 20%"]) == ("0.05", "exact", "100%")
+    assert float(told["mean"]) == pytest.approx(1.0, abs=0.1)
+    assert output.read_bytes().startswith(b"\x89PNG")
