@@ -1,5 +1,6 @@
 """The scripts that hold methods against each other, on tiny runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,4 +24,15 @@ def test_estimates_of_an_exact_rule_are_right(paper_runs: Path, tmp_path: Path) 
     told = dict(zip(heads, row, strict=True))
     assert (told["density"], told["estimator"], told["within 20%"]) == ("0.05", "exact", "100%")
     assert float(told["mean"]) == pytest.approx(1.0, abs=0.1)
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pull_of_one_trainer_is_what_it_pushed(paper_runs: Path, tmp_path: Path) -> None:
+    run, output = paper_runs / "dp_0", tmp_path / "buildup.png"
+    summary = json.loads((run / "summary.json").read_text())
+    density = summary["network"]["pull_density"]
+    assert density == summary["compression"]["gradient_density"]
+    heads, _, row = rows_of("plot_buildup.py", run, "--output", output)
+    assert heads == ["method", "n = 1", "seeds"]
+    assert row[1:] == [f"{100 * density:.2f} % (1.00×)", "1"]
     assert output.read_bytes().startswith(b"\x89PNG")
