@@ -1,6 +1,7 @@
 """The scripts that hold methods against each other, on tiny runs."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,22 @@ def test_a_pull_of_one_trainer_is_what_it_pushed(paper_runs: Path, tmp_path: Pat
     assert heads == ["method", "n = 1", "seeds"]
     assert row[1:] == [f"{100 * density:.2f} % (1.00×)", "1"]
     assert output.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_worlds_are_compared_bit_by_bit(is_spoilt: bool, paper_runs: Path, tmp_path: Path) -> None:
+    one, other = paper_runs / "dp_0", tmp_path / "dp_0"
+    shutil.copytree(one, other)
+    config = json.loads((other / "config.json").read_text())
+    config["parallel"]["world"] = "processes"
+    (other / "config.json").write_text(json.dumps(config))
+    if is_spoilt:
+        (dense,) = other.glob("checkpoints/step_*/dense.safetensors")
+        held = bytearray(dense.read_bytes())
+        held[-1] ^= 1  # one bit of the last tensor
+        dense.write_bytes(held)
+    heads, _, row = rows_of("compare_worlds.py", one, other)
+    told = dict(zip(heads, row, strict=True))
+    tensors = told["tensors in the checkpoint"]
+    assert tensors.startswith("1 of ") if is_spoilt else tensors.startswith("all ")
+    assert told["ratio"] == "1.00"

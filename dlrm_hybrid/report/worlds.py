@@ -1,0 +1,106 @@
+"""A world of processes held against the same world in one process: bits, bytes and CPU time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
+
+from dlrm_hybrid.report.document import Table
+from dlrm_hybrid.report.measures import digits
+from dlrm_hybrid.report.methods import method_of
+from dlrm_hybrid.report.runs import COMPLETE, Run
+from dlrm_hybrid.train.checkpoint_folder import find
+from dlrm_hybrid.types import ConfigError
+
+ALONE, PROCESSES = "in_process", "processes"
+COLUMNS = (
+    *("method", "seed", "test log-loss", "tensors in the checkpoint", "push B/sample"),
+    *("pull B/sample", "CPU µs/sample in one process", "in processes", "ratio"),
+)
+
+
+def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Complete runs that differ in `parallel.world` alone, that of one process first.
+
+    Raises:
+        ConfigError: a run has no counterpart, or several.
+    """
+    groups: dict[tuple[str, float, int], dict[str, Run]] = {}
+    for run in runs:
+        if run.status != COMPLETE:
+            continue
+        config = run.config
+        key = (method_of(config), config["gradient"]["sparsity"], config["train"]["seed"])
+        world: str = config["parallel"]["world"]
+        if groups.setdefault(key, {}).setdefault(world, run) is not run:
+            raise ConfigError(f"{run.folder}: another run is {key[0]} with parallel.world={world}")
+    for found in groups.values():
+        if len(found) == 1:
+            ((world, run),) = found.items()
+            missing = PROCESSES if world == ALONE else ALONE
+            raise ConfigError(f"{run.folder}: no such run with parallel.world={missing}")
+    return [(found[ALONE], found[PROCESSES]) for found in groups.values()]
+
+
+def table(found: Sequence[tuple[Run, Run]]) -> Table:
+    """A row for each pair; what should be one value and is not is told twice."""
+    return Table(COLUMNS, tuple(_row(one, other) for one, other in found), num_texts=1)
+
+
+def differing(one: Path, other: Path) -> tuple[list[str], int]:
+    """Names of tensors of which two runs' last checkpoints hold other bits, and how many there are.
+
+    Raises:
+        DataError: a run has no checkpoint.
+    """
+    first, second = _tensors(find(one)), _tensors(find(other))
+    names = first.keys() | second.keys()
+    unlike = [
+        name
+        for name in sorted(names)
+        if name not in first
+        or name not in second
+        or first[name].tobytes() != second[name].tobytes()
+    ]
+    return unlike, len(names)
+
+
+def _row(one: Run, other: Run) -> tuple[str, ...]:
+    unlike, num_tensors = differing(one.folder, other.folder)
+    costs = [1e6 * run.summary["cpu"]["seconds"] / _samples(run) for run in (one, other)]
+    return (
+        method_of(one.config),
+        str(one.config["train"]["seed"]),
+        _both(*(f"{run.summary['test']['loss']:.17g}" for run in (one, other))),
+        f"{len(unlike)} of {num_tensors} differ" if unlike else f"all {num_tensors} equal",
+        _both(*(_bytes(run, "gradient_push") for run in (one, other))),
+        _both(*(_bytes(run, "parameter_pull") for run in (one, other))),
+        *(digits(cost) for cost in costs),
+        f"{costs[1] / costs[0]:.2f}",
+    )
+
+
+def _both(one: str, other: str) -> str:
+    return one if one == other else f"{one}, {other}"
+
+
+def _bytes(run: Run, traffic: str) -> str:
+    return digits(run.summary["network"]["by_class"][traffic]["bytes"] / _samples(run))
+
+
+def _samples(run: Run) -> float:
+    """Trained on while bytes and CPU time were counted."""
+    return run.summary["samples_per_second"] * run.summary["seconds"]
+
+
+def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
+    """Of all files of a checkpoint, by file and name."""
+    return {
+        f"{file.stem} {name}": tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
