@@ -18,6 +18,7 @@ from dlrm_hybrid.train.checkpoint_folder import saved_step
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.restarts import Restarts
 from dlrm_hybrid.train.supervisor import Outcome
+from dlrm_hybrid.types import DataError
 
 
 @final
@@ -73,7 +74,10 @@ class Attempts:
         """What becomes of a run that has lost a rank: None to go on from what was saved."""
         number = self.restarts.another(time.monotonic())
         if number is not None:
-            step = saved_step(run_folder.resume_point(self.request))
+            try:
+                step = saved_step(run_folder.resume_point(self.request))
+            except DataError as error:
+                return Outcome(error.exit_code, f"{lost.message}; {error}")
             self.say(
                 f"{lost.message}; restart {number} of {self.restarts.limit} from step {step:,}"
             )

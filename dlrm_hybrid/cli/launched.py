@@ -20,8 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dlrm_hybrid.cli import rank as ranks
-from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli import rank_facts, run_folder
 from dlrm_hybrid.cli.launch_rules import check_world
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
@@ -190,7 +189,7 @@ def _announce(
         run_folder=str(request.folder),
         resume_from=None if resume_from is None else str(resume_from.absolute()),
         attempt=max(launch.restarts, run_folder.attempts(request.folder)),
-        rows=ranks.rows_identity(open_shards(rows, build.semantics(request.config))),
+        rows=rank_facts.rows_identity(open_shards(rows, build.semantics(request.config))),
     )
 
 
@@ -227,7 +226,7 @@ def _same_rows(
         rows = prepared_rows(config, terminal)
         board.put(name, json.dumps(str(rows)))
     await_text(board, name, PREPARE_SECONDS)
-    found = ranks.rows_identity(open_shards(rows, build.semantics(config)))
+    found = rank_facts.rows_identity(open_shards(rows, build.semantics(config)))
     if found != list(announced.rows):
         raise DataError(
             f"data.prepared = {rows}: on {socket.gethostname()} (rank {launch.rank}) these are "

@@ -11,14 +11,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.cli.rank_facts import (
+    check_checkpoint,
+    commits,
+    other_compressors,
+    resumed,
+    rows_identity,
+)
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.config import build, build_engine, build_model
-from dlrm_hybrid.config.identity import config_hash, differences, same_compressors
 from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -27,16 +34,20 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import checkpoint, checkpoint_folder
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
-from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups
+from dlrm_hybrid.train.checkpoint_commit import clean
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
+from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups, piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.reshard import remembered
+from dlrm_hybrid.train.saver import LocalSaver
+from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
 
 Report = Callable[[Event], None]
+RANK_NAME = "worker-0"  # of the only process of a run
 
 
 def train_rank(argument: str, report: Report, stop: StopWish) -> None:
@@ -52,6 +63,8 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     engine = build_engine.engine(config, shards, plan.steps, clock)
     meter = RankMeter(engine.count, clock, uncounted=engine.uncounted, versions=engine.versions)
     progress = _resume(task, values, engine, shards)
+    root = folder / CHECKPOINTS
+    clean(root)
     rewind_events(folder / EVENTS_FILE, progress)
     with ExitStack() as stack:
         sink = stack.enter_context(closing(open_sink(folder, config, report, progress.samples)))
@@ -60,12 +73,10 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
             learn=engine.learn,
             meet=lambda progress: _meet(progress, plan, engine, stop),
             evaluate=lambda: engine.evaluate(stop.check),
-            save=lambda progress: checkpoint.save(
-                folder / CHECKPOINTS,
-                progress.step,
-                checkpoint_groups(engine.tensors()),
-                checkpoint_facts(progress, values, shards),
-                build.keeping(config),
+            saver=LocalSaver(
+                commits=commits(task, config, values, shards, f"{RANK_NAME} (rank 0)"),
+                writer=ShardWriter(root=root, rank=RANK_NAME, attempt=task.attempt),
+                groups=lambda: piece_groups(whole(engine.tensors())),
             ),
             sink=sink,
             live=report,
@@ -125,43 +136,6 @@ def _small_world(parallel: ParallelConfig) -> ParallelConfig:
     return replace(parallel, trainers=trainers, servers=servers, world="in_process")
 
 
-def rows_identity(shards: Shards) -> list[str]:
-    """Checksums of the shards: the same rows in the same order, whatever their folder."""
-    return [day.xxh3 for day in shards.manifest.days]
-
-
-def checkpoint_facts(
-    progress: Progress, values: Mapping[str, Any], shards: Shards
-) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors."""
-    return {
-        "progress": asdict(progress),
-        "config": dict(values),
-        "config_hash": config_hash(values),
-        "rows": rows_identity(shards),
-        TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
-    }
-
-
-def check_checkpoint(
-    folder: Path, task: TrainTask, values: Mapping[str, Any], shards: Shards
-) -> dict[str, Any]:
-    """The facts of a checkpoint that this run may go on from.
-
-    Raises:
-        DataError: it was made by another model or from other rows; each key is named.
-    """
-    facts = checkpoint_folder.read_facts(folder)
-    lines = differences(facts["config"], values, new_run=not task.goes_on)
-    if facts["rows"] != rows_identity(shards):
-        lines.append(f"data.prepared = {task.prepared}: the checkpoint was made from other rows")
-    if lines:
-        raise DataError(
-            f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
-        )
-    return facts
-
-
 def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards) -> Progress:
     """Load the checkpoint to go on from, if there is one."""
     if task.resume_from is None:
@@ -177,30 +151,6 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
     progress = resumed(task, facts)
     engine.restart(progress.step)
     return progress
-
-
-def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
-    """How far a checkpoint has come; a new run that begins with it has evaluated nothing yet."""
-    progress = Progress.from_facts(facts["progress"])
-    return progress if task.goes_on else replace(progress, evaluated_step=-1, test_loss=None)
-
-
-def other_compressors(
-    folder: Path, facts: Mapping[str, Any], values: Mapping[str, Any]
-) -> int | None:
-    """How many trainers saved a checkpoint whose compressors are not this run's; None if they are.
-
-    Says so in the log.
-    """
-    if same_compressors(facts["config"], values):
-        return None
-    trainers: int = facts["config"]["parallel"]["trainers"]
-    print(
-        f"{folder}: made by other compressors; each of parallel.trainers = "
-        f"{values['parallel']['trainers']} takes the mean of what waited at {trainers}, where it "
-        "still fits; thresholds are found again"
-    )
-    return trainers
 
 
 def rewind_events(path: Path, progress: Progress) -> None:

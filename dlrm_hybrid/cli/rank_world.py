@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.cli import rank as ranks
+from dlrm_hybrid.cli import rank_facts
+from dlrm_hybrid.cli.rank_channel import world_channel
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
-from dlrm_hybrid.comm.curve import read_key_file
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.presence import Presence
-from dlrm_hybrid.comm.rendezvous import Board
-from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world
 from dlrm_hybrid.config.build_worker import BuiltWorker
 from dlrm_hybrid.config.build_world import Layout
@@ -27,7 +25,6 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
-from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
@@ -35,16 +32,17 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.telemetry.traffic import Counters
-from dlrm_hybrid.train import checkpoint, checkpoint_folder
-from dlrm_hybrid.train.checkpoint import Saved
+from dlrm_hybrid.train import checkpoint_folder
+from dlrm_hybrid.train.checkpoint_commit import clean
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
-from dlrm_hybrid.train.engine import checkpoint_groups
+from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.server_rank import AskedServer
+from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.world_saver import WorldSaver
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
@@ -99,7 +97,7 @@ def be_rank(
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
     clock = SpanClock()
     with (
-        _channel(task, config, layout, rendezvous.board, clock) as (channel, presence),
+        world_channel(task, config, layout, rendezvous.board, clock) as (channel, presence),
         sampled(build_world.address(config), build.link_rate(config)) as interface,
     ):
         meter = RankMeter(lambda counters: setattr(channel, "counters", counters), clock, interface)
@@ -123,48 +121,26 @@ def be_rank(
                 _work(job, report, stop)
 
 
-@contextmanager
-def _channel(
-    task: TrainTask, config: Config, layout: Layout, board: Board, clock: SpanClock
-) -> Generator[tuple[MeteredChannel, Presence], None, None]:
-    """The rank's end of the network, and who notices there when a rank goes.
-
-    Leaves without a goodbye if anything fails.
-    """
-    network = config.network
-    options = ZmqOptions(
-        address=build_world.address(config),
-        keys=None if network.keys is None else read_key_file(Path(network.keys)),
-        enclosed=network.name == "emulated",
-        start_seconds=network.patience_seconds,
-        close_seconds=network.patience_seconds,
-        silence_seconds=network.patience_seconds,
-    )
-    size = layout.topology.size
-    inner = open_zmq_channel(board, task.rank, size, task.attempt, options, print)
-    try:
-        yield MeteredChannel(TimedChannel(inner, clock), Counters()), inner
-    except (PreemptedError, InterruptedRunError):
-        inner.close()  # all stop at the same step
-        raise
-    except BaseException:
-        inner.abandon()
-        raise
-    inner.close()
-
-
 def _serve(job: _Job, index: int) -> None:
     server = build_server.server(job.config, job.layout, index, job.meter.clock)
     job.meter.versions = server.versions
     start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
-        facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
+        facts = rank_facts.check_checkpoint(folder, job.task, job.values, job.shards)
         start = facts["step"]
         for outgoing in server.restart(start, dense_values(folder, facts["config"], job.values)):
             job.channel.send(*outgoing)
     take = build_server.handle(job.config, job.layout, index, server)
-    asked = AskedServer(server, take, job.task.rank, job.task.attempt, job.meter, start)
+    asked = AskedServer(
+        server=server,
+        take=take,
+        rank=job.task.rank,
+        attempt=job.task.attempt,
+        meter=job.meter,
+        start=start,
+        writer=_writer(job),
+    )
     workers = range(job.layout.topology.num_workers)
     handle = job.meter.clock.timed(Span.APPLY, asked.handle)
     job.meter.step = serve(job.channel, handle, workers, IDLE_SECONDS)
@@ -183,6 +159,7 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
         sink: Sink = Fanout([])
         if built.rank.leads:
             folder = Path(task.run_folder)
+            clean(folder / CHECKPOINTS)
             ranks.rewind_events(folder / EVENTS_FILE, progress)
             sink = ranks.open_sink(folder, job.config, report, progress.samples)
             sink.write(ranks.started(task, job.config, job.shards, job.plan, progress))
@@ -206,28 +183,33 @@ def _parts(
     job: _Job, built: BuiltWorker, sink: Sink, report: ranks.Report, stop: StopWish
 ) -> Parts:
     """The functions of the loop."""
-    worker = built.rank
-
-    def save(progress: Progress) -> Saved | None:
-        tensors = built.gather()
-        if not worker.leads:
-            return None
-        return checkpoint.save(
-            Path(job.task.run_folder) / CHECKPOINTS,
-            progress.step,
-            checkpoint_groups(tensors),
-            ranks.checkpoint_facts(progress, job.values, job.shards),
-            build.keeping(job.config),
-        )
-
+    worker, topology = built.rank, job.layout.topology
+    title = f"{topology.name(job.task.rank)} (rank {job.task.rank})"
+    saver = WorldSaver(
+        talk=worker.talk,
+        leader=worker.leader,
+        names={rank: topology.name(rank) for rank in range(topology.size)},
+        servers=topology.server_group,
+        commits=rank_facts.commits(job.task, job.config, job.values, job.shards, title),
+        writer=_writer(job),
+        groups=lambda: piece_groups(built.pieces()),
+    )
     return Parts(
         learn=worker.learn,
         meet=lambda progress: worker.meet(progress, job.plan, stop),
         evaluate=lambda: worker.evaluate(stop),
-        save=save,
+        saver=saver,
         sink=sink,
         live=report if worker.leads else _say_nothing,
         spans=job.meter.clock.seconds,
+    )
+
+
+def _writer(job: _Job) -> ShardWriter:
+    return ShardWriter(
+        root=Path(job.task.run_folder) / CHECKPOINTS,
+        rank=job.layout.topology.name(job.task.rank),
+        attempt=job.task.attempt,
     )
 
 
@@ -240,10 +222,10 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
     if job.task.resume_from is None:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
-    facts = ranks.check_checkpoint(folder, job.task, job.values, job.shards)
-    progress = ranks.resumed(job.task, facts)
+    facts = rank_facts.check_checkpoint(folder, job.task, job.values, job.shards)
+    progress = rank_facts.resumed(job.task, facts)
     dense = dense_values(folder, facts["config"], job.values)
-    trainers = ranks.other_compressors(folder, facts, job.values)
+    trainers = rank_facts.other_compressors(folder, facts, job.values)
     built.restart(progress.step, dense, folder, trainers)
     # The sums of all workers are counted once.
     return progress if built.rank.leads else replace(progress, interval=Interval())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from dlrm_hybrid.config.build_engine import MAILBOX_CAPACITY, test_part
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.parallel.drive import Surroundings
@@ -27,74 +27,24 @@ from dlrm_hybrid.parallel.tables import OwnTables
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
-from dlrm_hybrid.train import checkpoint
+from dlrm_hybrid.train.checkpoint import open_checkpoint
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
-GROUP = "embeddings"
-
-
-class Tables(Protocol):
-    """The tables of a worker as a checkpoint sees them."""
-
-    def gather(self) -> dict[str, Tensor]:
-        """Whole tensors by name at trainer 0, nothing elsewhere; all trainers call it together."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Take over what a checkpoint holds."""
-        ...
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class WholeTables:
-    """Tables of a world with one trainer."""
-
-    embeddings: Embeddings
-
-    def gather(self) -> dict[str, Tensor]:
-        """See `Tables`."""
-        return {**self.embeddings.weights(), **self.embeddings.optimizer_state()}
-
-    def load(self, folder: Path) -> None:
-        """See `Tables`."""
-        checkpoint.load(folder, {GROUP: self.gather()})
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SharedTables:
-    """Tables shared by several trainers."""
-
-    embeddings: ShardedEmbeddings
-
-    def gather(self) -> dict[str, Tensor]:
-        """See `Tables`."""
-        return {
-            name: tensor for name, tensor in self.embeddings.gather(root=0) if tensor is not None
-        }
-
-    def load(self, folder: Path) -> None:
-        """See `Tables`."""
-        tensors = checkpoint.read(folder, GROUP)
-        self.embeddings.load(lambda name: tensors[name])
-
 
 @final
 @dataclass(frozen=True, slots=True)
 class BuiltWorker:
-    """A worker and, where the interaction is, its tables."""
+    """A worker and, where the interaction is, what it holds of the tables."""
 
     rank: WorkerRank
-    tables: Tables | None
+    tables: Sequence[Piece]
 
-    def gather(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold, at the leader; all workers call it together."""
-        tensors = {**self.rank.dense_tensors(), **self.rank.remembered_tensors()}
-        return tensors if self.tables is None else {**tensors, **self.tables.gather()}
+    def pieces(self) -> list[Piece]:
+        """All that a checkpoint must hold of this worker."""
+        return [*self.rank.pieces(), *self.tables]
 
     def restart(
         self, step: int, dense: Mapping[str, Tensor], folder: Path, trainers: int | None
@@ -102,8 +52,7 @@ class BuiltWorker:
         """Go on after `step` steps with `dense_values`, and with what else a checkpoint holds."""
         own = self.rank.compression.tensors()
         self.rank.restart(step, {**dense, **remembered(folder, own, trainers)})
-        if self.tables is not None:
-            self.tables.load(folder)
+        open_checkpoint(folder).fill(self.tables)
 
 
 @contextmanager
@@ -132,15 +81,16 @@ def worker_rank(
     patience_seconds = config.network.patience_seconds
     mailbox = Mailbox(channel, layout.attempt, MAILBOX_CAPACITY)
     with ExitStack() as stack:
-        tables: Tables | None = None
+        tables: Sequence[Piece] = ()
         lookups: tuple[OwnTables | None, OwnTables | None] = (None, None)
         if rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec)
-            tables, own = WholeTables(embeddings), OwnTables(embeddings, 1)
+            tables = whole({**embeddings.weights(), **embeddings.optimizer_state()})
+            own = OwnTables(embeddings, 1)
             lookups = (own, own)
         elif rank in topology.interaction_group:
             sharded = _sharded(config, layout, channel, meeting, meter.clock, stack)
-            tables = SharedTables(sharded)
+            tables = sharded.pieces
             lookups = (
                 OwnTables(_EqualBatches(sharded, topology.trainers), topology.trainers),
                 OwnTables(sharded, topology.trainers),

@@ -27,7 +27,7 @@ def dense_values(
     """
     if same_versions(saved, now):
         return checkpoint.read_all(folder, ("dense", "versions"))
-    weights = checkpoint.read(folder, "dense")
+    weights = checkpoint.read_all(folder, ("dense",))
     ends = [f".behind{number}" for number in range(1, now["sync"]["staleness"] + 1)]
     if now["pull"]["precision"] != "float32":
         ends.append(SUFFIX)

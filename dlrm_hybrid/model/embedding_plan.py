@@ -55,11 +55,6 @@ class Shard:
     rows: tuple[int, int]
     columns: tuple[int, int]
 
-    def of(self, table: torch.Tensor) -> torch.Tensor:
-        """The view of a whole table (rows, D), or of its row state (rows,), that this shard is."""
-        rows = table[slice(*self.rows)]
-        return rows if table.dim() == 1 else rows[:, slice(*self.columns)]
-
 
 @final
 class CpuSharder(EmbeddingBagCollectionSharder):

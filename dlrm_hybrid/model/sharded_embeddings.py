@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast, final
 
 import torch
@@ -23,9 +23,10 @@ from dlrm_hybrid.model import embedding_plan
 from dlrm_hybrid.model.distinct_exchange import DistinctExchange
 from dlrm_hybrid.model.embedding_codecs import casts
 from dlrm_hybrid.model.embedding_ids import IdCheck, IdExchange, routes
-from dlrm_hybrid.model.embedding_parts import kernels_of, parted_tensors
+from dlrm_hybrid.model.embedding_parts import kernels_of, pieces_of
 from dlrm_hybrid.model.embeddings import EmbeddingOptions
 from dlrm_hybrid.model.initialise import draw_embeddings
+from dlrm_hybrid.model.pieces import Piece
 from dlrm_hybrid.model.sharding_options import ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
@@ -48,6 +49,10 @@ class ShardedEmbeddings:
         options: how they learn.
         sharding: how they are shared.
         group: of the trainers; a trainer's rank in it is its number.
+
+    Attributes:
+        shards: of all trainers, by table.
+        pieces: what this trainer holds of weights and optimizer states, named as `Embeddings` does.
 
     Raises:
         ConfigError: the tables cannot be shared so.
@@ -80,7 +85,9 @@ class ShardedEmbeddings:
             unsharded, plan, environment, CPU
         )
         self._kernels = kernels_of(self._collection)
-        self._tensors = parted_tensors(self._collection, self.shards, spec, options, group)
+        self.pieces: Sequence[Piece] = pieces_of(
+            self._collection, self.shards, spec, options, self._trainer
+        )
         paths = routes(self._collection, self.shards, spec, group)
         self._check = IdCheck(spec.table_rows)
         self._ids = IdExchange(paths, group)
@@ -146,33 +153,15 @@ class ShardedEmbeddings:
 
     def initialise(self, seed: int) -> None:
         """Give every table the values it has unsharded."""
-
-        def draw(name: str) -> Tensor:
-            table = torch.empty(self._tensors.shapes[name])
-            draw_embeddings({name: table}, seed)
-            return table
-
-        self._tensors.load((f"{name}.weight" for name in self._spec.table_names), draw)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the whole weights and optimizer states by name, as `Embeddings` names them."""
-        return dict(self._tensors.shapes)
-
-    def gather(self, root: int) -> Iterator[tuple[str, Tensor | None]]:
-        """Weights, then optimizer states, one by one: whole at trainer `root`, None elsewhere.
-
-        All trainers exhaust it. What it yields is new memory.
-        """
-        return self._tensors.gather(root)
-
-    def load(self, tensor_of: Callable[[str], Tensor]) -> None:
-        """Take over weights and optimizer states, however they were sharded.
-
-        Args:
-            tensor_of: gives a whole tensor by name; asked, one by one, for those of which this
-                trainer holds a part.
-        """
-        self._tensors.load(self._tensors.shapes, tensor_of)
+        name, table = "", torch.empty(0)
+        for piece in self.pieces:
+            if not piece.name.endswith(".weight"):
+                continue
+            if piece.name != name:
+                name, table = piece.name, torch.empty(piece.shape)
+                draw_embeddings({name: table}, seed)
+            (row, column), (rows, columns) = piece.begin, piece.view.shape
+            piece.view.copy_(table[row : row + rows, column : column + columns])
 
     def _rows_of_all(self, num_rows: int) -> list[int]:
         once_T = [1] * self._trainers

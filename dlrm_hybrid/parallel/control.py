@@ -32,7 +32,10 @@ class Topic(IntEnum):
     LOGITS = 5
     STOP_WISH = 6
     STOP_DECISION = 7
-    REMEMBERED = 8
+    SAVE = 8
+    COPIED = 9
+    SHARD = 10
+    COMMIT = 11
 
 
 def control(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -13,7 +14,7 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.report.methods import method_of
 from dlrm_hybrid.report.runs import COMPLETE, Run
-from dlrm_hybrid.train.checkpoint_folder import find
+from dlrm_hybrid.train.checkpoint_folder import find, key_of, read_facts
 from dlrm_hybrid.types import ConfigError
 
 ALONE, PROCESSES = "in_process", "processes"
@@ -98,9 +99,18 @@ def _samples(run: Run) -> float:
 
 
 def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
-    """Of all files of a checkpoint, by file and name."""
-    return {
-        f"{file.stem} {name}": tensor
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
+    """Of a checkpoint, by group and name, put together from the parts that ranks have written."""
+    facts = read_facts(folder)
+    files = {file: load_file(folder / file) for file in facts["files"]}
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, told in facts["tensors"].items():
+        pieces = [
+            (part, files[part["file"]][key_of(name, part["begin"], part["shape"] == told["shape"])])
+            for part in told["parts"]
+        ]
+        whole = np.empty(told["shape"], pieces[0][1].dtype)
+        for part, piece in pieces:
+            corner = zip(part["begin"], part["shape"], strict=True)
+            whole[tuple(slice(begin, begin + length) for begin, length in corner)] = piece
+        tensors[f"{told['group']} {name}"] = whole
+    return tensors

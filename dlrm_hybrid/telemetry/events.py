@@ -45,7 +45,8 @@ class Event:
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, seconds and the test scores.
-            saved: path, num_bytes, seconds.
+            saved: of a checkpoint that is valid now, at the step of which it is: path, num_bytes,
+                seconds for which training stood still, background_seconds from then on.
             rank: of one rank in one attempt that came to an end: rank, role, and all of
                 `RankMeter.values`.
             finished: nothing.

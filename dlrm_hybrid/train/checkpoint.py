@@ -1,191 +1,145 @@
-"""Writes and reads the tensors of checkpoints; `checkpoint_folder` says what lies where.
-
-A folder is written under another name, flushed to the disk and renamed; `latest` moves after.
-"""
+"""Reads the tensors of checkpoints, however they lie in their files; writing is `shard_writer`."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 import safetensors
-import safetensors.torch
-import xxhash
+import torch
 from torch import Tensor
 
-from dlrm_hybrid.train.checkpoint_folder import (
-    BEST_FILE,
-    FORMAT,
-    LATEST_FILE,
-    MANIFEST_FILE,
-    Keeping,
-    best,
-    instead_of,
-    name,
-    prune,
-    read_facts,
-)
-from dlrm_hybrid.types import DataError, ResourceError
+from dlrm_hybrid.model.pieces import Piece, whole
+from dlrm_hybrid.train.checkpoint_folder import instead_of, key_of, read_facts
+from dlrm_hybrid.train.durable import Content, content
+from dlrm_hybrid.train.tensor_file import DTYPES
+from dlrm_hybrid.types import DataError
 
-CHUNK_BYTES = 1 << 24
-
-Groups = Mapping[str, Mapping[str, Tensor]]
+TYPES = {title: dtype for dtype, title in DTYPES.items()}
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint on the disk."""
+class Checkpoint:
+    """A complete checkpoint; a file is checked before anything of it is used.
+
+    Attributes:
+        folder: where it lies.
+        facts: its manifest.
+    """
 
     folder: Path
-    num_bytes: int
+    facts: Mapping[str, Any]
+    _checked: set[str] = field(default_factory=set[str], repr=False)
+
+    def names(self, group: str) -> list[str]:
+        """Of the tensors of a group; none if it has no such group."""
+        tensors: Mapping[str, Mapping[str, Any]] = self.facts["tensors"]
+        return [name for name, told in tensors.items() if told["group"] == group]
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor in memory of its own; raises DataError as `fill`."""
+        told = self.facts["tensors"][name]
+        tensor = torch.empty(told["shape"], dtype=TYPES[told["dtype"]])
+        self.fill(whole({name: tensor}))
+        return tensor
+
+    def fill(self, pieces: Iterable[Piece]) -> None:
+        """Overwrite pieces of tensors, whatever pieces others have saved.
+
+        Raises:
+            DataError: a file is missing, changed or does not fit; names file and tensor.
+        """
+        for piece in pieces:
+            self._fill(piece)
+
+    def _fill(self, piece: Piece) -> None:
+        told: Mapping[str, Any] | None = self.facts["tensors"].get(piece.name)
+        if told is None:
+            raise DataError(f"{self.folder}: no tensor {piece.name} in this checkpoint")
+        dtype, shape = TYPES[told["dtype"]], tuple(told["shape"])
+        if shape != piece.shape or dtype != piece.view.dtype:
+            raise DataError(
+                f"{self.folder}: {piece.name} is {dtype} {list(shape)}, "
+                f"the model's is {piece.view.dtype} {list(piece.shape)}"
+            )
+        for part in told["parts"]:
+            overlap = _overlap(piece, part)
+            if overlap is not None:
+                theirs, ours = overlap
+                key = key_of(piece.name, part["begin"], part["shape"] == told["shape"])
+                piece.view[ours].copy_(self._read(part["file"], key, theirs))
+
+    def _read(self, file: str, key: str, place: tuple[slice, ...]) -> Tensor:
+        path = self.folder / file
+        self._check(path)
+        with cast(Any, safetensors.safe_open)(path, framework="pt") as opened:
+            # A scalar has no slices.
+            return opened.get_slice(key)[place] if place else opened.get_tensor(key)
+
+    def _check(self, path: Path) -> None:
+        """Compare a file with what the manifest says of it, once."""
+        if path.name in self._checked:
+            return
+        expected = Content(**self.facts["files"][path.name])
+        try:
+            found = content(path)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}{instead_of(self.folder)}") from error
+        if found != expected:
+            raise DataError(
+                f"{path}: {found.num_bytes} bytes with checksum {found.xxh3}, the manifest says "
+                f"{expected.num_bytes} with {expected.xxh3}{instead_of(self.folder)}"
+            )
+        self._checked.add(path.name)
 
 
-def save(root: Path, step: int, groups: Groups, facts: Mapping[str, Any], keep: Keeping) -> Saved:
-    """Write the checkpoint of `step` below `root`, let `latest` name it, drop those not to be kept.
-
-    A complete checkpoint of the same step is left as it is: a step has one state.
-
-    Args:
-        root: the `checkpoints` folder of a run.
-        step: training steps done.
-        groups: tensors by name, by file.
-        facts: whatever else a resumed run needs, as JSON values; under `test_loss` what the
-            checkpoint is worth, None where it was not evaluated.
-        keep: which checkpoints stay, this one included.
-
-    Raises:
-        ResourceError: the disk is full or not writable; older checkpoints are intact.
-    """
-    folder = root / name(step)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        if not (folder / MANIFEST_FILE).exists():
-            _write_folder(folder, step, groups, facts)
-        _replace_text(root / LATEST_FILE, folder.name + "\n")
-        best_folder = best(root) if keep.best else None
-        if best_folder is not None:
-            _replace_text(root / BEST_FILE, best_folder.name + "\n")
-        else:
-            (root / BEST_FILE).unlink(missing_ok=True)  # what it named may go now
-        prune(root, keep)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ResourceError(f"{folder}: the checkpoint cannot be written: {error}") from error
-    return Saved(folder, sum(path.stat().st_size for path in folder.iterdir()))
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read the manifest of a complete checkpoint; raises DataError if it is none."""
+    return Checkpoint(folder, read_facts(folder))
 
 
-def load(folder: Path, groups: Groups) -> None:
+def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Copy the tensors of a checkpoint into `groups`, which must have the same names and shapes.
 
     Raises:
         DataError: a file is missing, changed or does not fit; the message names file and tensor.
     """
-    files: Mapping[str, Mapping[str, Any]] = read_facts(folder)["files"]
+    checkpoint = open_checkpoint(folder)
     for group, tensors in groups.items():
-        path = folder / f"{group}.safetensors"
-        if path.name not in files:
-            raise DataError(f"{path}: not in this checkpoint, which has {', '.join(files)}")
-        _verify(path, files[path.name])
-        _copy_into(path, tensors)
+        odd = sorted(set(checkpoint.names(group)) ^ set(tensors))
+        if odd:
+            raise DataError(f"{folder}: {group}: other tensors than the model's, first {odd[0]}")
+        checkpoint.fill(whole(tensors))
 
 
 def read_all(folder: Path, groups: Sequence[str]) -> dict[str, Tensor]:
-    """All tensors of those of the files that a checkpoint has; raises DataError as `load`."""
-    files: Mapping[str, Mapping[str, Any]] = read_facts(folder)["files"]
-    tensors: dict[str, Tensor] = {}
-    for group in groups:
-        if f"{group}.safetensors" in files:
-            tensors |= read(folder, group)
-    return tensors
+    """All tensors of those of the groups that a checkpoint has; raises DataError as `load`."""
+    checkpoint = open_checkpoint(folder)
+    return {name: checkpoint.tensor(name) for group in groups for name in checkpoint.names(group)}
 
 
-def read(folder: Path, group: str) -> dict[str, Tensor]:
-    """All tensors of one file of a checkpoint; raises DataError as `load`."""
-    path = folder / f"{group}.safetensors"
-    files: Mapping[str, Mapping[str, Any]] = read_facts(folder)["files"]
-    if path.name not in files:
-        raise DataError(f"{path}: not in this checkpoint, which has {', '.join(files)}")
-    _verify(path, files[path.name])
-    return safetensors.torch.load_file(path)
+def read_some(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Those of these tensors that a checkpoint has; raises DataError as `load`."""
+    checkpoint = open_checkpoint(folder)
+    return {name: checkpoint.tensor(name) for name in names if name in checkpoint.facts["tensors"]}
 
 
-def _write_folder(folder: Path, step: int, groups: Groups, facts: Mapping[str, Any]) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)  # without a manifest: a removal cut short
-    partial.mkdir()
-    files: dict[str, dict[str, Any]] = {}
-    for group, tensors in groups.items():
-        path = partial / f"{group}.safetensors"
-        safetensors.torch.save_file(dict(tensors), path)
-        _flush(path)
-        files[path.name] = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
-    manifest = {"format": FORMAT, "step": step, "files": files, **facts}
-    _replace_text(partial / MANIFEST_FILE, json.dumps(manifest, indent=1))
-    partial.rename(folder)
-    _flush(folder.parent)
-
-
-def _verify(path: Path, entry: Mapping[str, Any]) -> None:
-    fault = _fault(path, entry)
-    if fault is not None:
-        raise DataError(f"{path}: {fault}{instead_of(path.parent)}")
-
-
-def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
-    """How a file differs from what its manifest says of it."""
-    try:
-        num_bytes = path.stat().st_size
-        if num_bytes != entry["bytes"]:
-            return f"{num_bytes} bytes, the manifest says {entry['bytes']}"
-        checksum = _checksum(path)
-        if checksum != entry["xxh3"]:
-            return f"checksum {checksum}, the manifest says {entry['xxh3']}"
-    except OSError as error:
-        return error.strerror
-    return None
-
-
-def _copy_into(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with cast(Any, safetensors.safe_open)(path, framework="pt") as file:
-        names: set[str] = set(file.keys())
-        if names != set(tensors):
-            odd = sorted(names ^ set(tensors))
-            raise DataError(f"{path}: other tensors than the model's, first {odd[0]}")
-        for title, tensor in tensors.items():
-            value: Tensor = file.get_tensor(title)
-            if value.shape != tensor.shape or value.dtype != tensor.dtype:
-                raise DataError(
-                    f"{path}: {title} is {value.dtype} {list(value.shape)}, "
-                    f"the model's is {tensor.dtype} {list(tensor.shape)}"
-                )
-            tensor.detach().copy_(value)
-
-
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _replace_text(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    _flush(partial)
-    partial.replace(path)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _overlap(
+    piece: Piece, part: Mapping[str, Any]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """What a piece and a part have in common: where in the part, and where in the piece."""
+    theirs: list[slice] = []
+    ours: list[slice] = []
+    for dim, (begin, length) in enumerate(zip(piece.begin, piece.view.shape, strict=True)):
+        part_begin: int = part["begin"][dim]
+        part_length: int = part["shape"][dim]
+        first = max(begin, part_begin)
+        last = min(begin + length, part_begin + part_length)
+        if first >= last and length:
+            return None
+        theirs.append(slice(first - part_begin, last - part_begin))
+        ours.append(slice(first - begin, last - begin))
+    return tuple(theirs), tuple(ours)

@@ -1,7 +1,8 @@
 """Where checkpoints lie and what they say about themselves; free of torch, for the supervisor.
 
-checkpoints/step_00001024/dense.safetensors …    one file per group of tensors
-checkpoints/step_00001024/manifest.json          step, sizes, checksums, facts; written last
+checkpoints/.step_00001024.0.partial/            of attempt 0, while ranks write; then renamed
+checkpoints/step_00001024/dense.server-0.safetensors …   one file per rank and group of tensors
+checkpoints/step_00001024/manifest.json          step, files, which of them has what, facts
 checkpoints/latest                               the name of the newest complete folder
 checkpoints/best                                 of the one with the lowest loss on the test part
 """
@@ -9,20 +10,24 @@ checkpoints/best                                 of the one with the lowest loss
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import xxhash
+
 from dlrm_hybrid.types import DataError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "latest"
 BEST_FILE = "best"
+SEAL = ', "xxh3": "'
 TEST_LOSS = "test_loss"
 PREFIX = "step_"
+PARTIAL = ".partial"
 CHECKPOINTS = "checkpoints"
 
 
@@ -48,13 +53,16 @@ def has_latest(run_folder: Path) -> bool:
 def find(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest of a run folder.
 
-    If somebody has removed that one, the newest that is there.
+    If somebody has removed that one, the newest that is there. The files `latest` and `best` mean
+    what they name.
 
     Raises:
         DataError: there is none; the message lists the ones that exist.
     """
     if (path / MANIFEST_FILE).is_file():
         return path
+    if path.name in (LATEST_FILE, BEST_FILE) and path.is_file():
+        return path.parent / path.read_text(encoding="ascii").strip()
     root = path if (path / LATEST_FILE).is_file() else path / CHECKPOINTS
     try:
         latest = root / (root / LATEST_FILE).read_text(encoding="ascii").strip()
@@ -69,6 +77,30 @@ def find(path: Path) -> Path:
 def name(step: int) -> str:
     """Of the folder of a step."""
     return f"{PREFIX}{step:08d}"
+
+
+def partial_folder(root: Path, step: int, attempt: int) -> Path:
+    """Where the ranks of an attempt write the checkpoint of a step; none of another finds it."""
+    return root / f".{name(step)}.{attempt}{PARTIAL}"
+
+
+def partial_folders(root: Path) -> list[Path]:
+    """All that have not become checkpoints."""
+    return list(root.glob(f".{PREFIX}*{PARTIAL}"))
+
+
+def key_of(name: str, begin: Sequence[int], is_whole: bool) -> str:
+    """What a piece of a tensor is called in its file."""
+    return name if is_whole else f"{name}@{'x'.join(map(str, begin))}"
+
+
+def unwritten(root: Path, path: Path, error: OSError) -> str:
+    """Says which file of a checkpoint there is no room for, or no right."""
+    cause = error.strerror or str(error)
+    return (
+        f"{error.filename or path}: the checkpoint cannot be written: {cause} "
+        f"(hydra.run.dir = {root.parent}; checkpoints before it are intact)"
+    )
 
 
 def complete(root: Path) -> list[Path]:
@@ -86,16 +118,6 @@ def best(root: Path) -> Path | None:
             if loss is not None:
                 losses[folder] = loss
     return min(losses, key=lambda folder: losses[folder]) if losses else None
-
-
-def prune(root: Path, keeping: Keeping) -> None:
-    """Remove the others; the manifest first, so that no half folder looks whole."""
-    found = complete(root)
-    kept = {*found[-keeping.newest :], best(root) if keeping.best else None}
-    for folder in found:
-        if folder not in kept:
-            (folder / MANIFEST_FILE).unlink()
-            shutil.rmtree(folder)
 
 
 def instead_of(folder: Path) -> str:
@@ -117,17 +139,35 @@ def saved_step(path: Path | None) -> int:
     return 0 if path is None else read_facts(find(path))["step"]
 
 
+def manifest_text(facts: Mapping[str, Any]) -> str:
+    """A manifest that says these facts; its last one is the checksum of all before it."""
+    text = json.dumps({"format": FORMAT, **facts})[:-1]
+    return f'{text}{SEAL}{_digest(text)}"}}'
+
+
 def read_facts(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: `step`, `files` and the facts given to `save`.
+    """The manifest of a checkpoint: `step`, `files`, `tensors` and the facts given to `commit`.
 
     Raises:
-        DataError: it is missing or not one of ours.
+        DataError: it is missing, changed or not one of ours.
     """
     path = folder / MANIFEST_FILE
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        manifest: dict[str, Any] = json.loads(text)
         if manifest["format"] != FORMAT:
-            raise DataError(f"{path}: format {manifest['format']}, expected {FORMAT}")
+            raise DataError(
+                f"{path}: a checkpoint of format {manifest['format']}; this version of the program "
+                f"reads format {FORMAT} only"
+            )
+        body, _, seal = text.rpartition(SEAL)
+        if seal != f'{_digest(body)}"}}':
+            raise DataError(f"{path}: changed since it was written{instead_of(folder)}")
+        del manifest["xxh3"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not a checkpoint: {error!r}{instead_of(folder)}") from error
     return manifest
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_128(text.encode()).hexdigest()

@@ -59,8 +59,8 @@ class Conversation:
         """Tensors from a rank."""
         return tensors_of(self.mailbox.take(wanted(sender, step, topic), self.patience_seconds))
 
-    def fetch(self, servers: Sequence[int], step: int, stage: int | None) -> dict[str, Tensor]:
-        """What servers own of a stage, or everything, as it is after `step` steps."""
+    def fetch(self, servers: Sequence[int], step: int, stage: int) -> dict[str, Tensor]:
+        """The weights of a stage that servers own, as they are after `step` steps."""
         for rank in servers:
             self.tell(rank, step, Topic.FETCH, {"stage": stage})
         tensors: dict[str, Tensor] = {}

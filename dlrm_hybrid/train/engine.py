@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState
+from dlrm_hybrid.model.pieces import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
@@ -61,7 +62,7 @@ class Engine(Protocol):
 
 
 def checkpoint_groups(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by file.
+    """The tensors of a whole checkpoint by group.
 
     `dense` and `embeddings` are there in every checkpoint, the others where the layout of the world
     needs them: `versions` that workers have of weights, and what a `compressor` remembers.
@@ -69,6 +70,14 @@ def checkpoint_groups(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tens
     groups: dict[str, dict[str, Tensor]] = {"dense": {}, "embeddings": {}}
     for name, tensor in tensors.items():
         groups.setdefault(_group(name), {})[name] = tensor
+    return groups
+
+
+def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    """What one rank adds to a checkpoint, by the same groups; none of them is empty."""
+    groups: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(_group(piece.name), []).append(piece)
     return groups
 
 

@@ -1,13 +1,13 @@
 """The training loop: batches in, events out, checkpoints on the way.
 
     for every step:
-        meet the other processes
+        meet the other processes; put on record what has been saved
         every `report_every`:     a point of the loss curve
         stop here if a signal asked for it              (SIGTERM: save first)
         every `evaluate_every`:   scores on the test part
-        every `checkpoint_every`: a checkpoint
+        every `checkpoint_every`: begin a checkpoint, when the last one is valid
         learn from a batch, refuse a loss that is not finite
-    at the end: meet, a point, scores, a checkpoint
+    at the end: meet, a point, scores, a checkpoint; wait until it is valid
 
 One process runs it alone. In a world of processes every worker runs it, in step: what is due
 follows from the plan, and `meet` brings together what each worker knows.
@@ -24,9 +24,10 @@ from typing import Any
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval, Stopwatch
+from dlrm_hybrid.train.checkpoint_commit import Saved
 from dlrm_hybrid.train.parts import Parts, Plan, Progress, is_due
 from dlrm_hybrid.train.signals import obey
-from dlrm_hybrid.types import DivergedError, PreemptedError
+from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError
 
 TICK_SECONDS = 0.5
 
@@ -37,14 +38,19 @@ def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
     Raises:
         DivergedError: a loss is not finite.
         PreemptedError: after SIGTERM, with a checkpoint saved.
-        InterruptedRunError: after Ctrl-C, with nothing saved.
+        InterruptedRunError: after Ctrl-C, with nothing saved but what was on its way.
     """
     run = _Run(parts, plan, progress)
     try:
         run.steps()
     except PreemptedError:
         run.save()
+        run.finish()
         raise
+    except InterruptedRunError:
+        run.finish()
+        raise
+    run.finish()
     return run.progress
 
 
@@ -59,7 +65,7 @@ class _Run:
         self._lr = 0.0
         self._spans: Mapping[str, float] = parts.spans()
         self._next_tick = 0.0
-        self._saved_step = progress.step if progress.step else -1
+        self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
 
     def steps(self) -> None:
         """All steps that are left, with what falls due between them."""
@@ -67,6 +73,8 @@ class _Run:
         while True:
             self.progress, severity = self._parts.meet(self.progress)
             step = self.progress.step
+            if self._parts.saver.pending and plan.meets(step):
+                self._record(self._parts.saver.poll(), 0.0)
             at_end = step >= plan.steps
             if at_end or is_due(step, plan.report_every):
                 self.report()
@@ -75,7 +83,7 @@ class _Run:
             obey(severity)
             if at_end or is_due(step, plan.evaluate_every):
                 self.evaluate()
-            if at_end or is_due(step, plan.checkpoint_every):
+            if at_end or is_due(step, plan.checkpoint_every) or step == self._saved_step:
                 self.save()
             if at_end:
                 return
@@ -122,19 +130,38 @@ class _Run:
         self.progress = replace(self.progress, interval=Interval())
 
     def save(self) -> None:
-        """A checkpoint of this step, unless it is there."""
-        if self._saved_step == self.progress.step:
+        """Begin a checkpoint of this step; let one that is there say what it is worth."""
+        step, evaluated = self.progress.step, self.progress.evaluated_step
+        if (step, evaluated) == (self._saved_step, self._saved_evaluated):
             return
-        self._saved_step = self.progress.step
+        self.finish()
         self._stopwatch.pause()
-        start = time.perf_counter()
-        saved = self._parts.save(self.progress)
-        seconds = time.perf_counter() - start
-        if saved is not None:
-            self._emit(
-                Kind.SAVED, path=saved.folder.name, num_bytes=saved.num_bytes, seconds=seconds
-            )
+        if step == self._saved_step:
+            # SIGTERM ended an evaluation, which has now been made.
+            self._parts.saver.amend(self.progress)
+        else:
+            self._parts.saver.save(self.progress)
+        self._saved_step, self._saved_evaluated = step, evaluated
         self._stopwatch.resume()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint on its way is valid."""
+        if self._parts.saver.pending:
+            self._stopwatch.pause()
+            start = time.perf_counter()
+            saved = self._parts.saver.finish()
+            self._record(saved, time.perf_counter() - start)
+            self._stopwatch.resume()
+
+    def _record(self, saved: Saved | None, waited_seconds: float) -> None:
+        if saved is not None:
+            values = {
+                "path": saved.folder.name,
+                "num_bytes": saved.num_bytes,
+                "seconds": saved.seconds + waited_seconds,
+                "background_seconds": saved.background_seconds,
+            }
+            self._parts.sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
 
     def _step(self) -> None:
         progress = self.progress

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.sinks import Sink
-from dlrm_hybrid.train.checkpoint import Saved
+from dlrm_hybrid.train.checkpoint_commit import Saved
+
+AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,47 @@ class Plan:
     evaluate_every: int
     checkpoint_every: int
 
+    def meets(self, step: int) -> bool:
+        """Whether processes agree about how to go on before this step, or at the end."""
+        return self.anything_due(step) or step % AGREE_EVERY == 0
+
     def anything_due(self, step: int) -> bool:
         """Whether anything falls due at this step, the end of the run included."""
         periods = (self.report_every, self.evaluate_every, self.checkpoint_every)
         return step >= self.steps or any(is_due(step, every) for every in periods)
+
+
+class Saver(Protocol):
+    """Saves checkpoints of a run, one at a time.
+
+    Where several processes run the loop, all of them call the same methods at the same steps.
+    """
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint is on its way."""
+        ...
+
+    def save(self, progress: Progress) -> None:
+        """Copy what a checkpoint holds; all else goes on behind the caller's back."""
+        ...
+
+    def poll(self) -> Saved | None:
+        """The one on its way if it has become valid, and this process leads; does not wait.
+
+        Raises:
+            ResourceError: a rank cannot write; names it, the file and the key.
+            ConfigError: the run folder is not the same for all ranks.
+        """
+        ...
+
+    def finish(self) -> Saved | None:
+        """As `poll`, but wait; afterwards nothing is on its way."""
+        ...
+
+    def amend(self, progress: Progress) -> None:
+        """Let the checkpoint of this step, which is valid, say what else is known now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +135,7 @@ class Parts:
         meet: called before every step and at the end; may bring in what other processes know, and
             says how much somebody wants to stop: a `StopWish.severity`.
         evaluate: scores the model on the test part; None in a process that does not tell them.
-        save: writes a checkpoint with this progress; None in a process that does not tell it.
+        saver: of checkpoints.
         sink: takes the events on record.
         live: takes what only a person at a terminal needs.
         spans: seconds of this process's training steps until now, by `telemetry.spans.Span`.
@@ -105,7 +144,7 @@ class Parts:
     learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
     meet: Callable[[Progress], tuple[Progress, int]]
     evaluate: Callable[[], BinaryScores | None]
-    save: Callable[[Progress], Saved | None]
+    saver: Saver
     sink: Sink
     live: Callable[[Event], None]
     spans: Callable[[], Mapping[str, float]]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.checkpoint import Saved
-from dlrm_hybrid.train.parts import Learned, Parts, Progress
+from dlrm_hybrid.train.checkpoint_commit import Saved
+from dlrm_hybrid.train.parts import Learned, Parts, Progress, Saver
 
 
 def metered(parts: Parts, meter: RankMeter) -> Parts:
@@ -24,8 +25,34 @@ def metered(parts: Parts, meter: RankMeter) -> Parts:
         with meter.within(Phase.EVALUATE):
             return parts.evaluate()
 
-    def save(progress: Progress) -> Saved | None:
-        with meter.within(Phase.CHECKPOINT):
-            return parts.save(progress)
+    saver = _MeteredSaver(parts.saver, meter)
+    return replace(parts, learn=learn, evaluate=evaluate, saver=saver)
 
-    return replace(parts, learn=learn, evaluate=evaluate, save=save)
+
+@final
+@dataclass(frozen=True, slots=True)
+class _MeteredSaver:
+    """A `Saver`; what its threads do meanwhile belongs to no phase of their own."""
+
+    inner: Saver
+    meter: RankMeter
+
+    @property
+    def pending(self) -> bool:
+        return self.inner.pending
+
+    def save(self, progress: Progress) -> None:
+        with self.meter.within(Phase.CHECKPOINT):
+            self.inner.save(progress)
+
+    def poll(self) -> Saved | None:
+        with self.meter.within(Phase.CHECKPOINT):
+            return self.inner.poll()
+
+    def finish(self) -> Saved | None:
+        with self.meter.within(Phase.CHECKPOINT):
+            return self.inner.finish()
+
+    def amend(self, progress: Progress) -> None:
+        with self.meter.within(Phase.CHECKPOINT):
+            self.inner.amend(progress)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dlrm_hybrid.parallel.compression import PREFIX
 from dlrm_hybrid.train import checkpoint
-from dlrm_hybrid.train.engine import COMPRESSOR
 
 # Gradients that wait, and their running means: a server takes the mean of what trainers push.
 PENDING = (".residual", ".momentum")
@@ -24,8 +23,10 @@ def remembered(folder: Path, own: Mapping[str, Tensor], trainers: int | None) ->
         own: what they have before.
         trainers: that saved the checkpoint, with other compressors; None if with the same.
     """
-    saved = checkpoint.read_all(folder, (COMPRESSOR,))
-    return saved if trainers is None else spread(saved, own, trainers)
+    if trainers is None:
+        return checkpoint.read_some(folder, own.keys())
+    names = {_of(trainer, name) for name in own for trainer in range(trainers)}
+    return spread(checkpoint.read_some(folder, names), own, trainers)
 
 
 def spread(
@@ -48,9 +49,14 @@ def spread(
 
 
 def _mean(saved: Mapping[str, Tensor], name: str, own: Tensor, trainers: int) -> Tensor:
-    _, _, rest = name.removeprefix(PREFIX).partition(".")
-    found = [saved.get(f"{PREFIX}{trainer}.{rest}") for trainer in range(trainers)]
+    found = [saved.get(_of(trainer, name)) for trainer in range(trainers)]
     parts = [part for part in found if part is not None and part.shape == own.shape]
-    if not rest.endswith(PENDING) or len(parts) < trainers:
+    if not name.endswith(PENDING) or len(parts) < trainers:
         return own.clone()
     return torch.stack(parts).double().mean(0).to(own.dtype)
+
+
+def _of(trainer: int, name: str) -> str:
+    """What another trainer calls the same."""
+    _, _, rest = name.removeprefix(PREFIX).partition(".")
+    return f"{PREFIX}{trainer}.{rest}"

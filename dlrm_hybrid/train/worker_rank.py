@@ -1,8 +1,8 @@
 """A worker in a process of its own: its part of steps, agreements, evaluations and checkpoints.
 
-The worker of trainer 0 that holds tables leads: it hears how the others do, decides, gathers
-checkpoints and scores, and is the only one with something to record. All do the same things at the
-same steps, because these follow from the plan and from what the leader decides.
+The worker of trainer 0 that holds tables leads: it hears how the others do, decides, makes
+checkpoints valid, gathers scores, and is the only one with something to record. All do the same
+things at the same steps, because these follow from the plan and from what the leader decides.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import final
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState, Read
+from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
@@ -25,11 +26,9 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.in_process import stage_inputs
-from dlrm_hybrid.train.parts import Learned, Plan, Progress
+from dlrm_hybrid.train.parts import AGREE_EVERY, Learned, Plan, Progress
 from dlrm_hybrid.train.signals import StopWish, obey
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
-
-AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class WorkerRank:
         The severity is the same in all workers at the same step.
         """
         step = progress.step
-        if not (plan.anything_due(step) or step % AGREE_EVERY == 0):
+        if not plan.meets(step):
             return progress, 0
         progress = progress.plus(self._since_last_met(step, plan.samples_per_step))
         if self.leads:
@@ -129,29 +128,12 @@ class WorkerRank:
             self.leader, masters, lambda number: self._meet_evaluating(number, stop)
         )
 
-    def dense_tensors(self) -> dict[str, Tensor]:
-        """The truth of all dense weights with their optimizers' memory; empty but at the leader."""
-        if isinstance(self.client, ServerClient):
-            if not self.leads:
-                return {}
-            return self.talk.fetch(self.topology.server_group, self.step, stage=None)
-        tensors = self.client.tensors()
-        if not self.leads:
-            self.talk.give(self.leader, self.step, Topic.TENSORS, tensors)
-            return {}
-        for rank in self._others():
-            tensors |= self.talk.take(rank, self.step, Topic.TENSORS)
-        return tensors
-
-    def remembered_tensors(self) -> dict[str, Tensor]:
-        """What all workers' compressors remember; empty but at the leader."""
-        tensors = self.compression.tensors()
-        if not self.leads:
-            self.talk.give(self.leader, self.step, Topic.REMEMBERED, tensors)
-            return {}
-        for rank in self._others():
-            tensors |= self.talk.take(rank, self.step, Topic.REMEMBERED)
-        return tensors
+    def pieces(self) -> list[Piece]:
+        """What a checkpoint must hold of this worker, but of its tables."""
+        held = whole(self.compression.tensors())
+        if isinstance(self.client, LocalClient):
+            held += whole(self.client.tensors())
+        return held
 
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.checkpoint import read_all
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, name
 
 POLL_SECONDS = 0.01
@@ -90,10 +91,11 @@ def read(folder: Path) -> list[Event]:
 
 def digest(folder: Path, step: int) -> str:
     """Of all tensors of a checkpoint, whatever compressors remember left out."""
-    checkpoint = folder / CHECKPOINTS / name(step)
+    tensors = read_all(folder / CHECKPOINTS / name(step), ("dense", "embeddings"))
     found = hashlib.blake2b(digest_size=8)
-    for group in ("dense", "embeddings"):
-        found.update((checkpoint / f"{group}.safetensors").read_bytes())
+    for title in sorted(tensors):
+        found.update(title.encode())
+        found.update(tensors[title].numpy().data)
     return found.hexdigest()
 
 

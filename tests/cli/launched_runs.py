@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from saved_tensors import saved_tensors
 
 DEADLINE_SECONDS = 120.0
 POLL_SECONDS = 0.02
@@ -106,12 +106,7 @@ def await_training(folder: Path, alive: Callable[[], bool]) -> dict[str, int]:
 
 
 def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
-    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
-    return {
-        name: tensor
-        for group in ("dense", "embeddings")
-        for name, tensor in load_file(checkpoint / f"{group}.safetensors").items()
-    }
+    return saved_tensors(folder, step)
 
 
 def assert_same(one: Path, other: Path, step: int) -> None:

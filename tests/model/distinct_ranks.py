@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from embedding_ranks import SPEC, batch, lr_of, tensors, trainer_of, unsharded
+from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, unsharded
 from torch import Tensor
 
 from dlrm_hybrid.model import distinct_exchange
@@ -52,7 +52,7 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
             same &= found.shape == expected.shape and torch.equal(found, expected)
             oracle.learn(gradients)
             own.learn(gradients[trainer.number])
-        gathered = dict(sharded.gather(0))
+        gathered = gather(trainer, sharded, 0)
         values: dict[str, tuple[bool, float]] = {}
         if trainer.number == 0:
             for name, expected in tensors(embeddings).items():
@@ -122,7 +122,7 @@ def _tell_fault(trainer, sharded, ids_FB: Tensor) -> None:
 def holds_nothing(argument: str, report, stop) -> None:
     """More trainers than tables: one asks, and is asked for nothing."""
     with trainer_of(argument, report, FEW_TABLES) as (trainer, sharded):
-        weights = {name: tensor for name, tensor in sharded.gather(0) if tensor is not None}
+        weights = gather(trainer, sharded, 0)
         rows_T = [4] * trainer.trainers
         ids_FB, gradient_BFD = batch(0, sum(rows_T), FEW_TABLES)
         mine = trainer.mine(rows_T)
@@ -130,12 +130,12 @@ def holds_nothing(argument: str, report, stop) -> None:
         out_BFD = sharded(ids_FB[:, mine].contiguous())
         out_BFD.backward(gradient_BFD[mine])
         holders = {shards[0].trainer for shards in sharded.shards.values()}
-        after = {name: tensor for name, tensor in sharded.gather(0) if tensor is not None}
+        after = gather(trainer, sharded, 0)
         difference = 0.0
-        for table, name in enumerate(weights):
-            expected = weights[name].clone()
+        for table, name in enumerate(FEW_TABLES.table_names if weights else ()):
+            expected = weights[f"{name}.weight"].clone()
             if trainer.number == 0:
                 assert torch.equal(out_BFD[:, table].detach(), expected[ids_FB[table, mine]])
             expected.index_add_(0, ids_FB[table], gradient_BFD[:, table], alpha=-0.5)
-            difference = max(difference, (after[name] - expected).abs().max().item())
+            difference = max(difference, (after[f"{name}.weight"] - expected).abs().max().item())
         trainer.tell(holders=len(holders), difference=difference)

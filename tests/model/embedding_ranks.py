@@ -8,22 +8,28 @@ import struct
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch import distributed as dist
 
+from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.initialise import draw_embeddings
+from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.checkpoint import open_checkpoint
+from dlrm_hybrid.train.checkpoint_folder import find
+from dlrm_hybrid.train.engine import piece_groups
+from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import PeerLostError
 
@@ -44,6 +50,7 @@ class Trainer:
         self.trainers = len(given["members"])
         self.sent_bytes = 0
         self.dense_bytes = 0
+        self.group: CountedGroup | None = None
         self._report = report
 
     def count(self, sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
@@ -77,9 +84,39 @@ def trainer_of(
     )
     members, rank = given["members"], given["rank"]
     with process_group(members, rank, group_options, trainer.count, SpanClock()) as group:
+        trainer.group = group
         sharded = ShardedEmbeddings(spec, options(given["optimizer"]), sharding, group)
         sharded.initialise(SEED)
         yield trainer, sharded
+
+
+def gather(trainer: Trainer, sharded: ShardedEmbeddings, root: int) -> dict[str, Tensor]:
+    """Whole weights and optimizer states by name at one trainer, nothing elsewhere."""
+    assert trainer.group is not None
+    mine = torch.cat([torch.empty(0), *(piece.view.reshape(-1) for piece in sharded.pieces)])
+    places = [
+        [piece.name, piece.shape, piece.begin, list(piece.view.shape)] for piece in sharded.pieces
+    ]
+    file = Path(trainer.given["folder"]) / f"places-{trainer.number}.json"
+    file.write_text(json.dumps(places))
+    all_T = [1] * trainer.trainers
+    sizes = trainer.group.exchange(torch.tensor([len(mine)] * trainer.trainers), all_T, all_T)
+    taken_T = [int(size) if trainer.number == root else 0 for size in sizes]
+    given_T = [len(mine) if number == root else 0 for number in range(trainer.trainers)]
+    values = trainer.group.exchange(mine, given_T, taken_T)
+    if trainer.number != root:
+        return {}
+    whole: dict[str, Tensor] = {}
+    for number in range(trainer.trainers):
+        file = Path(trainer.given["folder"]) / f"places-{number}.json"
+        for name, shape, begin, extent in json.loads(file.read_text()):
+            tensor = whole.setdefault(name, torch.full(shape, torch.nan))
+            place = tuple(slice(b, b + e) for b, e in zip(begin, extent, strict=True))
+            size = tensor[place].numel()
+            tensor[place] = values[:size].view(extent)
+            values = values[size:]
+    assert not any(tensor.isnan().any() for tensor in whole.values())
+    return whole
 
 
 def options(optimizer: str) -> EmbeddingOptions:
@@ -147,12 +184,11 @@ def equals_one_table(argument: str, report, stop) -> None:
             expected_BFD = learn_unsharded(oracle, step, trainer.trainers, scale)[mine]
             forward = max(forward, (out_BFD - expected_BFD).abs().max().item())
         root = trainer.trainers - 1
-        gathered = dict(sharded.gather(root))
+        gathered = gather(trainer, sharded, root)
         expected = tensors(oracle)
-        assert list(gathered) == list(expected)
-        assert sharded.shapes() == {name: tensor.shape for name, tensor in expected.items()}
         values = {}
         if trainer.number == root:
+            assert set(gathered) == set(expected)
             values = {
                 name: (
                     (gathered[name] - expected[name]).norm().item(),
@@ -160,8 +196,6 @@ def equals_one_table(argument: str, report, stop) -> None:
                 )
                 for name in expected
             }
-        else:
-            assert set(gathered.values()) == {None}
         shards = {
             name: [(shard.trainer, shard.rows, shard.columns) for shard in shards]
             for name, shards in sharded.shards.items()
@@ -217,44 +251,39 @@ def loses_a_trainer(argument: str, report, stop) -> None:
 
 
 def leaves_a_checkpoint(argument: str, report, stop) -> None:
-    """Learn and save what trainer 0 has gathered."""
+    """Learn, write what this trainer holds, and say so."""
     with trainer_of(argument, report) as (trainer, sharded):
         for step in range(5):
             learn_sharded(trainer, sharded, step)
-        gathered = {name: tensor for name, tensor in sharded.gather(0) if tensor is not None}
-        if trainer.number == 0:
-            save_file(gathered, trainer.given["checkpoint"])
-        trainer.tell(tensors=len(gathered))
+        root = Path(trainer.given["checkpoints"])
+        writer = ShardWriter(root=root, rank=f"worker-{trainer.number}", attempt=0)
+        writer.begin(5, piece_groups(sharded.pieces))
+        shard = writer.take(60.0)
+        assert shard is not None
+        trainer.tell(shard=asdict(shard))
 
 
 def resumes_from_a_checkpoint(argument: str, report, stop) -> None:
     """Load, compare with unsharded tables that have loaded the same, learn on, compare."""
     with trainer_of(argument, report) as (trainer, sharded):
-        saved = load_file(trainer.given["checkpoint"])
-        asked: list[str] = []
-
-        def tensor_of(name: str) -> Tensor:
-            asked.append(name)
-            return saved[name]
-
-        sharded.load(tensor_of)
-        for name, tensor in sharded.gather(0):
-            assert tensor is None or torch.equal(tensor, saved[name])
+        checkpoint = open_checkpoint(find(Path(trainer.given["checkpoints"])))
+        checkpoint.fill(sharded.pieces)
         oracle = unsharded(trainer.given["optimizer"])
-        for name, tensor in tensors(oracle).items():
-            tensor.copy_(saved[name])
+        checkpoint.fill(whole(tensors(oracle)))
+        saved = {name: tensor.clone() for name, tensor in tensors(oracle).items()}
+        for name, tensor in gather(trainer, sharded, 0).items():
+            assert torch.equal(tensor, saved[name])
         for step in range(5, 10):
             learn_sharded(trainer, sharded, step)
             learn_unsharded(oracle, step, trainer.trainers)
         differences = [
             (tensor - tensors(oracle)[name]).abs().max().item()
-            for name, tensor in sharded.gather(0)
-            if tensor is not None
+            for name, tensor in gather(trainer, sharded, 0).items()
         ]
         moved = [
             (tensor - saved[name]).abs().max().item() for name, tensor in tensors(oracle).items()
         ]
-        trainer.tell(difference=max(differences, default=0.0), moved=min(moved), asked=len(asked))
+        trainer.tell(difference=max(differences, default=0.0), moved=min(moved))
 
 
 def counts(argument: str, report, stop) -> None:

@@ -1,16 +1,28 @@
+"""Checkpoints of one process and of several ranks: what was saved is loaded, damage is found."""
+
 import json
+from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
-from dlrm_hybrid.train import checkpoint
-from dlrm_hybrid.train.checkpoint_folder import Keeping, find, read_facts
-from dlrm_hybrid.types import DataError, ResourceError
+from dlrm_hybrid.model.pieces import Piece, whole
+from dlrm_hybrid.train import checkpoint, checkpoint_commit, durable
+from dlrm_hybrid.train.checkpoint_commit import amend, clean, commit
+from dlrm_hybrid.train.checkpoint_folder import Keeping, find, partial_folder, read_facts
+from dlrm_hybrid.train.shard_writer import ShardWriter
+from dlrm_hybrid.train.tensor_file import write_tensors
+from dlrm_hybrid.train.two_phase import Preparing
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
 
 ONE, TWO = (Keeping(newest=newest, best=False) for newest in (1, 2))
+DENSE = "dense.worker-0.safetensors"
 Groups = dict[str, dict[str, Tensor]]
 
 
@@ -23,23 +35,123 @@ def groups(fill: float) -> Groups:
     }
 
 
+def write(root: Path, step: int, *ranks: dict[str, list[Piece]]) -> Preparing:
+    """What these ranks have written."""
+    names = {number: f"worker-{number}" for number in range(len(ranks))}
+    preparing = Preparing(step=step, owed=names, shards={})
+    for number, pieces in enumerate(ranks):
+        writer = ShardWriter(root=root, rank=names[number], attempt=0)
+        writer.begin(step, pieces)
+        shard = writer.take(60.0)
+        assert shard is not None
+        preparing = preparing.took(number, shard)
+    return preparing
+
+
+def save(root: Path, step: int, held: Groups, keep: Keeping, **facts: object) -> Path:
+    pieces = {group: whole(tensors) for group, tensors in held.items()}
+    return commit(root, 0, write(root, step, pieces), facts, keep)[0]
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    saved = checkpoint.save(tmp_path / "checkpoints", 12, groups(0.1), {"seed": 3}, keep=TWO)
-    assert saved.folder.name == "step_00000012"
-    assert saved.num_bytes == sum(path.stat().st_size for path in saved.folder.iterdir())
+    root = tmp_path / "checkpoints"
+    pieces = {group: whole(tensors) for group, tensors in groups(0.1).items()}
+    folder, num_bytes = commit(root, 0, write(root, 12, pieces), {"seed": 3}, TWO)
+    assert folder.name == "step_00000012"
+    assert num_bytes == sum(path.stat().st_size for path in folder.iterdir())
     into = groups(9.0)
     checkpoint.load(find(tmp_path), into)
     for group, tensors in groups(0.1).items():
         for name, tensor in tensors.items():
             assert torch.equal(into[group][name], tensor)
-    facts = read_facts(saved.folder)
+    facts = read_facts(folder)
     assert (facts["step"], facts["seed"]) == (12, 3)
     assert not list(tmp_path.glob("**/*.partial"))
 
 
+def test_others_can_read_the_files(tmp_path: Path) -> None:
+    tensors = {
+        "f32": torch.randn(3, 5),
+        "bf16": torch.randn(4).bfloat16(),
+        "flags": torch.tensor([True, False, True]),
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "count": torch.tensor(3),
+        "nothing": torch.empty(0, 4),
+    }
+    path = tmp_path / "some.safetensors"
+    written = write_tensors(path, tensors)
+    assert written == durable.content(path)
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_the_writer_copies_before_it_returns(tmp_path: Path) -> None:
+    held = groups(1.0)
+    writer = ShardWriter(root=tmp_path, rank="worker-0", attempt=0)
+    for step in (1, 2):
+        writer.begin(step, {group: whole(tensors) for group, tensors in held.items()})
+        for tensors in held.values():
+            for tensor in tensors.values():
+                tensor.fill_(step + 1.0)
+        with pytest.raises(DlrmError, match="before the last one is written"):
+            writer.begin(step + 1, {})
+        assert writer.take(60.0) is not None
+        assert writer.take(0.0) is None
+        saved = load_file(partial_folder(tmp_path, step, 0) / DENSE)
+        assert saved["bottom.1.weight"].eq(float(step)).all()
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_pieces_are_read_from_any_others(tmp_path: Path, data: st.DataObject) -> None:
+    rows, columns = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
+    table = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
+
+    def cut(tensor: Tensor) -> list[Piece]:
+        row_cuts = [0, *sorted(data.draw(st.sets(st.integers(1, rows)))), rows]
+        column_cuts = [0, *sorted(data.draw(st.sets(st.integers(1, columns)))), columns]
+        return [
+            Piece(
+                name="t",
+                shape=(rows, columns),
+                begin=(top, left),
+                view=tensor[top:bottom, left:right],
+            )
+            for top, bottom in zip(row_cuts, row_cuts[1:], strict=False)
+            for left, right in zip(column_cuts, column_cuts[1:], strict=False)
+            if bottom > top and right > left
+        ]
+
+    pieces = cut(table)
+    mine = data.draw(st.sets(st.integers(0, len(pieces) - 1)))
+    shares = [
+        {"dense": [piece for number, piece in enumerate(pieces) if (number in mine) is is_mine]}
+        for is_mine in (True, False)
+    ]
+    root = tmp_path / "any"
+    rmtree(root, ignore_errors=True)
+    folder, _ = commit(root, 0, write(root, 1, *shares), {}, ONE)
+    into = torch.full((rows, columns), torch.nan)
+    checkpoint.open_checkpoint(folder).fill(cut(into))
+    assert torch.equal(into, table)
+
+
+def test_half_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
+    table = torch.zeros(4, 2)
+    half = Piece(name="t", shape=(4, 2), begin=(2, 0), view=table[2:])
+    with pytest.raises(DlrmError, match=r"t: 4 elements saved, its shape is \[4, 2\]"):
+        commit(tmp_path, 0, write(tmp_path, 1, {"dense": [half]}), {}, ONE)
+    other = Piece(name="t", shape=(2, 2), begin=(0, 0), view=table[:2])
+    with pytest.raises(DlrmError, match="two ranks have saved it as different tensors"):
+        write(tmp_path, 1, {"dense": [half]}, {"dense": [other]}).contents()
+
+
 def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     for step in (1, 2, 10, 3000):
-        checkpoint.save(tmp_path, step, groups(step), {}, keep=TWO)
+        save(tmp_path, step, groups(float(step)), TWO)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [
         "step_00000010",
         "step_00003000",
@@ -48,23 +160,28 @@ def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     assert find(tmp_path / "step_00000010").name == "step_00000010"
 
 
-def test_the_best_is_kept_besides(tmp_path: Path) -> None:
+def test_the_best_is_kept_besides_and_found_by_name(tmp_path: Path) -> None:
     keep = Keeping(newest=1, best=True)
     losses = {1: 0.6, 2: None, 3: 0.4, 4: 0.5, 5: None, 6: 0.4, 7: 0.7}
     kept = {1: [1], 2: [1, 2], 3: [3], 4: [3, 4], 5: [3, 5], 6: [6], 7: [6, 7]}
     for step, loss in losses.items():
-        checkpoint.save(tmp_path, step, groups(step), {"test_loss": loss}, keep)
+        save(tmp_path, step, groups(float(step)), keep, test_loss=loss)
         assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step_*"))] == kept[step]
-        assert (tmp_path / "best").read_text() == f"step_{kept[step][0]:08d}\n"
-        assert find(tmp_path).name == f"step_{step:08d}"
-    checkpoint.save(tmp_path, 8, groups(8), {"test_loss": 0.1}, ONE)
+        assert find(tmp_path / "best").name == f"step_{kept[step][0]:08d}"
+        assert find(tmp_path / "latest") == find(tmp_path) == tmp_path / f"step_{step:08d}"
+    amend(tmp_path, 7, {"test_loss": 0.2}, keep)
+    assert find(tmp_path / "best") == find(tmp_path)
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000007"]
+    amend(tmp_path, 8, {"test_loss": 0.1}, keep)  # of another run
+    assert find(tmp_path / "best") == find(tmp_path)
+    save(tmp_path, 9, groups(9), ONE, test_loss=0.1)
     assert not (tmp_path / "best").exists()
 
 
-@pytest.mark.parametrize("file", ["dense.safetensors", "manifest.json"])
+@pytest.mark.parametrize("file", [DENSE, "manifest.json"])
 def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> None:
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, groups(step), {}, keep=TWO)
+        save(tmp_path, step, groups(float(step)), TWO)
     before, newest = (tmp_path / f"step_{step:08d}" for step in (2, 3))
     (newest / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=file) as caught:
@@ -78,83 +195,113 @@ def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> N
 
 def test_without_the_latest_the_newest_that_is_there_is_found(tmp_path: Path) -> None:
     for step in (1, 2):
-        checkpoint.save(tmp_path, step, groups(step), {}, keep=TWO)
+        save(tmp_path, step, groups(float(step)), TWO)
     rmtree(tmp_path / "step_00000002")
     assert find(tmp_path).name == "step_00000001"
 
 
-def test_a_step_is_written_once(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=TWO).folder
-    before = (folder / "manifest.json").stat().st_mtime_ns
-    checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=TWO)
-    assert (folder / "manifest.json").stat().st_mtime_ns == before
-
-
-def test_a_removal_cut_short_does_not_count(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=TWO).folder
-    (folder / "manifest.json").unlink()
-    checkpoint.save(tmp_path, 1, groups(2.0), {}, keep=TWO)
+def test_what_a_cut_short_life_has_left_does_not_count(tmp_path: Path) -> None:
+    folder = save(tmp_path, 5, groups(5.0), ONE)
+    (folder / "manifest.json").unlink()  # its removal was cut short
+    (tmp_path / "latest").unlink()
+    save(tmp_path, 5, groups(2.0), ONE)
     into = groups(0.0)
     checkpoint.load(find(tmp_path), into)
     assert into["dense"]["bottom.1.weight"].eq(2.0).all()
+    (tmp_path / "latest").write_text("step_00000003\n")  # it was valid, but `latest` did not move
+    save(tmp_path, 4, groups(4.0), ONE)
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000004"]
+    partial_folder(tmp_path, 6, 1).mkdir()
+    clean(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", "step_00000004"}
 
 
-@pytest.mark.parametrize("file", ["dense.safetensors", "embeddings.safetensors"])
+@pytest.mark.parametrize("file", [DENSE, "embeddings.worker-0.safetensors", "manifest.json"])
 def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path, file: str) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE).folder
+    folder = save(tmp_path, 1, groups(1.0), ONE)
     path = folder / file
-    whole = path.read_bytes()
-    damaged = [whole[:length] for length in range(len(whole))] + [
-        whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :] for at in range(len(whole))
+    data = path.read_bytes()
+    damaged = [data[:length] for length in range(len(data))] + [
+        data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :] for at in range(len(data))
     ]
-    path.chmod(0o644)
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(DataError, match=file):
+        with pytest.raises(DataError, match=path.name):
             checkpoint.load(folder, groups(0.0))
-    path.write_bytes(whole)
+    path.write_bytes(data)
     checkpoint.load(folder, groups(0.0))
 
 
 def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE).folder
-    (folder / "dense.safetensors").unlink()
-    with pytest.raises(DataError, match=r"dense\.safetensors: No such file"):
+    folder = save(tmp_path, 1, groups(1.0), ONE)
+    (folder / DENSE).unlink()
+    with pytest.raises(DataError, match=r"dense\.worker-0\.safetensors: No such file"):
         checkpoint.load(folder, groups(0.0))
     for text in ("", "[]", "{}", json.dumps({"format": 99})):
         (folder / "manifest.json").write_text(text)
         with pytest.raises(DataError, match=r"manifest\.json"):
             read_facts(folder)
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": {}}))
+    with pytest.raises(DataError, match="of format 1; this version of the program reads format 2"):
+        read_facts(folder)
     with pytest.raises(DataError, match="no checkpoint here"):
         find(tmp_path / "elsewhere")
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE).folder
+    folder = save(tmp_path, 1, groups(1.0), ONE)
     wider = groups(0.0)
     wider["dense"]["bottom.1.bias"] = torch.zeros(4)
     with pytest.raises(DataError, match=r"bottom\.1\.bias is torch\.float32 \[3\], .* \[4\]"):
         checkpoint.load(folder, wider)
     deeper = groups(0.0)
     deeper["dense"]["bottom.2.bias"] = torch.zeros(4)
-    with pytest.raises(DataError, match=r"other tensors .* bottom\.2\.bias"):
+    with pytest.raises(DataError, match=r"dense: other tensors .* bottom\.2\.bias"):
         checkpoint.load(folder, deeper)
-    with pytest.raises(DataError, match=r"momentum\.safetensors: not in this checkpoint"):
-        checkpoint.load(folder, {"momentum": {}})
+    with pytest.raises(DataError, match=r"no tensor bottom\.2\.bias"):
+        checkpoint.open_checkpoint(folder).fill(whole(deeper["dense"]))
 
 
-def test_a_disk_that_cannot_be_written_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", [".step_00000002.0.partial/" + DENSE, ".latest.partial"])
+def test_a_disk_that_is_full_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    checkpoint.save(tmp_path, 1, groups(1.0), {}, keep=ONE)
+    root = tmp_path / "checkpoints"
+    save(root, 1, groups(1.0), ONE)
+    real = durable.write
 
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device", str(path))
+    def full(path: Path, parts: object) -> durable.Content:
+        if path == root / file:
+            raise OSError(28, "No space left on device", str(path))
+        return real(path, parts)
 
-    monkeypatch.setattr(checkpoint, "_flush", full)
-    with pytest.raises(ResourceError, match="No space left on device"):
-        checkpoint.save(tmp_path, 2, groups(2.0), {}, keep=ONE)
+    monkeypatch.setattr("dlrm_hybrid.train.tensor_file.write", full)
+    monkeypatch.setattr(durable, "write", full)
+    with pytest.raises(ResourceError) as caught:
+        save(root, 2, groups(2.0), ONE)
     monkeypatch.undo()
+    told = str(caught.value)
+    assert f"{root / file}: the checkpoint cannot be written: No space left on device" in told
+    assert f"hydra.run.dir = {tmp_path}" in told
+    assert told.startswith("worker-0 (rank 0): ") is (DENSE in file)
     into = groups(0.0)
     checkpoint.load(find(tmp_path), into)
     assert into["dense"]["bottom.1.weight"].eq(1.0).all()
+
+
+def test_a_file_of_another_machine_that_is_not_seen_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_commit, "SEEN_SECONDS", 0.0)
+    root = tmp_path / "run" / "checkpoints"
+    pieces = {"dense": whole({"t": torch.zeros(2)})}
+    prepared = write(root, 1, {}, pieces)
+    (partial_folder(root, 1, 0) / "dense.worker-1.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"worker-1 has written .*dense\.worker-1\.safe") as told:
+        commit(root, 0, prepared, {}, ONE)
+    assert f"hydra.run.dir = {tmp_path / 'run'} must be one folder" in str(told.value)
+
+
+def test_shards_travel_as_json(tmp_path: Path) -> None:
+    (shard,) = write(tmp_path, 1, {"dense": whole({"t": torch.zeros(2, 3)})}).shards.values()
+    assert type(shard)(**json.loads(json.dumps(asdict(shard)))) == shard

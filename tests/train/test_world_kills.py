@@ -128,8 +128,8 @@ def test_a_rank_killed_at_any_step_ends_the_run_and_it_goes_on(
         assert f"{role} (rank {fault.rank}) was killed by SIGKILL" in capsys.readouterr().err
         assert summary(folder)["status"] == "failed"
         assert_nothing_left(folder)
-        # The stages before and behind may be a step ahead of the leader, who saves.
-        assert fault.step - last_checkpoint(folder) <= EVERY
+        # The last one may have been on its way.
+        assert fault.step - last_checkpoint(folder) <= 2 * EVERY
         assert_goes_on(folder, unbroken, train)
 
 

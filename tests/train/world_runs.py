@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from saved_tensors import saved_groups, saved_tensors
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -19,11 +19,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
     """The weights of one checkpoint, and what optimizers remember, by name."""
-    return {
-        name: tensor
-        for group in ("dense", "embeddings")
-        for name, tensor in load_file(checkpoint(folder, step) / f"{group}.safetensors").items()
-    }
+    return saved_tensors(folder, step)
 
 
 def summary(folder: Path) -> dict:
@@ -45,15 +41,12 @@ def assert_same(one: Path, other: Path, step: int) -> None:
 
 def assert_same_state(one: Path, other: Path, step: int) -> None:
     """Two checkpoints hold the same: weights, versions of them, and what compressors remember."""
-    first, second = (
-        {path.name: load_file(path) for path in checkpoint(folder, step).glob("*.safetensors")}
-        for folder in (one, other)
-    )
+    first, second = (saved_groups(checkpoint(folder, step)) for folder in (one, other))
     assert first.keys() == second.keys()
-    for file, held in first.items():
-        assert held.keys() == second[file].keys()
+    for group, held in first.items():
+        assert held.keys() == second[group].keys()
         for name, tensor in held.items():
-            assert tensor.tobytes() == second[file][name].tobytes(), name
+            assert tensor.tobytes() == second[group][name].tobytes(), name
 
 
 def curve(folder: Path) -> list[tuple[int, dict]]:

@@ -1,0 +1,93 @@
+"""What checkpoints say beside their tensors, and whether a run may go on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.cli.request import TrainTask
+from dlrm_hybrid.config import build
+from dlrm_hybrid.config.identity import config_hash, differences, same_compressors
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.train import checkpoint_folder
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
+from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.saver import Commits
+from dlrm_hybrid.types import DataError
+
+
+def rows_identity(shards: Shards) -> list[str]:
+    """Checksums of the shards: the same rows in the same order, whatever their folder."""
+    return [day.xxh3 for day in shards.manifest.days]
+
+
+def checkpoint_facts(
+    progress: Progress, values: Mapping[str, Any], shards: Shards
+) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
+    return {
+        "progress": asdict(progress),
+        "config": dict(values),
+        "config_hash": config_hash(values),
+        "rows": rows_identity(shards),
+        TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
+    }
+
+
+def commits(
+    task: TrainTask, config: Config, values: Mapping[str, Any], shards: Shards, title: str
+) -> Commits:
+    """What makes the checkpoints of a run valid, in the rank with this title."""
+    return Commits(
+        root=Path(task.run_folder) / CHECKPOINTS,
+        attempt=task.attempt,
+        keep=build.keeping(config),
+        title=title,
+        facts=lambda progress: checkpoint_facts(progress, values, shards),
+    )
+
+
+def check_checkpoint(
+    folder: Path, task: TrainTask, values: Mapping[str, Any], shards: Shards
+) -> dict[str, Any]:
+    """The facts of a checkpoint that this run may go on from.
+
+    Raises:
+        DataError: it was made by another model or from other rows; each key is named.
+    """
+    facts = checkpoint_folder.read_facts(folder)
+    lines = differences(facts["config"], values, new_run=not task.goes_on)
+    if facts["rows"] != rows_identity(shards):
+        lines.append(f"data.prepared = {task.prepared}: the checkpoint was made from other rows")
+    if lines:
+        raise DataError(
+            f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
+        )
+    return facts
+
+
+def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
+    """How far a checkpoint has come; a new run that begins with it has evaluated nothing yet."""
+    progress = Progress.from_facts(facts["progress"])
+    return progress if task.goes_on else replace(progress, evaluated_step=-1, test_loss=None)
+
+
+def other_compressors(
+    folder: Path, facts: Mapping[str, Any], values: Mapping[str, Any]
+) -> int | None:
+    """How many trainers saved a checkpoint whose compressors are not this run's; None if they are.
+
+    Says so in the log.
+    """
+    if same_compressors(facts["config"], values):
+        return None
+    trainers: int = facts["config"]["parallel"]["trainers"]
+    print(
+        f"{folder}: made by other compressors; each of parallel.trainers = "
+        f"{values['parallel']['trainers']} takes the mean of what waited at {trainers}, where it "
+        "still fits; thresholds are found again"
+    )
+    return trainers

@@ -1,0 +1,152 @@
+"""Saves checkpoints while training goes on: what the leader does, and a single process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from dlrm_hybrid.train.background import in_background, outcome
+from dlrm_hybrid.train.checkpoint_commit import Saved, amend, commit
+from dlrm_hybrid.train.checkpoint_folder import Keeping
+from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.shard_writer import Groups, ShardWriter
+from dlrm_hybrid.train.two_phase import Preparing, Shard
+from dlrm_hybrid.types import ResourceError
+
+WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Commits:
+    """Collects what ranks say of a checkpoint, and lets a thread make it valid.
+
+    Attributes:
+        root: the `checkpoints` folder of the run.
+        attempt: how often the run has been restarted.
+        keep: which checkpoints stay.
+        title: of this rank, for messages.
+        facts: what a checkpoint says beside its tensors.
+    """
+
+    root: Path
+    attempt: int
+    keep: Keeping
+    title: str
+    facts: Callable[[Progress], Mapping[str, Any]]
+    _preparing: Preparing | None = None
+    _facts: Mapping[str, Any] | None = None
+    _commit: Future[tuple[Path, int]] | None = None
+    _seconds: float = 0.0
+    _since: float = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint is on its way."""
+        return self._preparing is not None
+
+    @property
+    def owed(self) -> list[int]:
+        """Ranks that have not said yet what they have written."""
+        return [] if self._preparing is None else list(self._preparing.owed)
+
+    def begin(self, progress: Progress, ranks: Mapping[int, str], begun: float) -> None:
+        """These ranks have copied what they hold, and write.
+
+        Args:
+            progress: of the run.
+            ranks: names by number.
+            begun: when training stopped for it, in `time.perf_counter`.
+        """
+        self._preparing = Preparing(step=progress.step, owed=ranks, shards={})
+        self._facts = self.facts(progress)
+        self._since = time.perf_counter()
+        self._seconds = self._since - begun
+
+    def take(self, rank: int, shard: Shard) -> None:
+        """What a rank has written; raises ResourceError if it could not."""
+        assert self._preparing is not None
+        self._preparing = self._preparing.took(rank, shard)
+
+    def poll(self, wait_seconds: float) -> Saved | None:
+        """The checkpoint once it is valid; raises as `Saver.poll`."""
+        if self._preparing is None or not self._preparing.is_prepared:
+            return None
+        prepared, facts = self._preparing, self._facts
+        assert facts is not None
+        if self._commit is None:
+            self._commit = in_background(
+                lambda: commit(self.root, self.attempt, prepared, facts, self.keep)
+            )
+        try:
+            done = outcome(self._commit, wait_seconds)
+        except ResourceError as error:
+            raise ResourceError(f"{self.title}: {error}") from error
+        if done is None:
+            return None
+        self._preparing = self._commit = None
+        folder, num_bytes = done
+        return Saved(
+            step=prepared.step,
+            folder=folder,
+            num_bytes=num_bytes,
+            seconds=self._seconds,
+            background_seconds=time.perf_counter() - self._since,
+        )
+
+    def amend(self, progress: Progress) -> None:
+        """See `Saver.amend`."""
+        amend(self.root, progress.step, self.facts(progress), self.keep)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSaver:
+    """A `Saver` of a single process.
+
+    Attributes:
+        commits: makes checkpoints valid.
+        writer: writes their tensors.
+        groups: gives them.
+    """
+
+    commits: Commits
+    writer: ShardWriter
+    groups: Callable[[], Groups]
+
+    @property
+    def pending(self) -> bool:
+        """See `Saver`."""
+        return self.commits.pending
+
+    def save(self, progress: Progress) -> None:
+        """See `Saver`."""
+        begun = time.perf_counter()
+        self.writer.begin(progress.step, self.groups())
+        self.commits.begin(progress, {0: self.writer.rank}, begun)
+
+    def poll(self) -> Saved | None:
+        """See `Saver`."""
+        return self._poll(0.0)
+
+    def finish(self) -> Saved | None:
+        """See `Saver`."""
+        saved = None
+        while self.pending:
+            saved = self._poll(WAIT_SECONDS)
+        return saved
+
+    def amend(self, progress: Progress) -> None:
+        """See `Saver`."""
+        self.commits.amend(progress)
+
+    def _poll(self, wait_seconds: float) -> Saved | None:
+        for rank in self.commits.owed:
+            shard = self.writer.take(wait_seconds)
+            if shard is not None:
+                self.commits.take(rank, shard)
+        return self.commits.poll(wait_seconds)

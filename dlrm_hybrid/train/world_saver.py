@@ -1,0 +1,120 @@
+"""Checkpoints of a world of processes: every rank writes what it holds, the leader makes it valid.
+
+    save:   the leader lets servers copy        SAVE, COPIED
+            every rank copies what it holds, and begins to write
+    round:  every rank says what it has written, if it has     SHARD
+            the leader begins to make the checkpoint valid, when all have
+            the leader says whether it is       COMMIT
+
+Workers make a round whenever they meet, as long as a checkpoint is on its way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from dlrm_hybrid.parallel.control import Topic
+from dlrm_hybrid.train.checkpoint_commit import Saved
+from dlrm_hybrid.train.conversation import Conversation
+from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.saver import WAIT_SECONDS, Commits
+from dlrm_hybrid.train.shard_writer import Groups, ShardWriter
+from dlrm_hybrid.train.two_phase import Shard
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class WorldSaver:
+    """A `Saver` of one worker.
+
+    Attributes:
+        talk: with the other ranks.
+        leader: rank of the worker that leads.
+        names: of all ranks of the world, in their order.
+        servers: ranks of the servers.
+        commits: makes checkpoints valid, where this worker leads.
+        writer: writes what this worker holds.
+        groups: gives that.
+    """
+
+    talk: Conversation
+    leader: int
+    names: Mapping[int, str]
+    servers: Sequence[int]
+    commits: Commits
+    writer: ShardWriter
+    groups: Callable[[], Groups]
+    _step: int | None = None
+
+    @property
+    def pending(self) -> bool:
+        """See `Saver`."""
+        return self._step is not None
+
+    def save(self, progress: Progress) -> None:
+        """See `Saver`; no server learns on before it has copied."""
+        begun, step = time.perf_counter(), progress.step
+        asked = self.servers if self._leads else ()
+        for server in asked:
+            self.talk.tell(server, step, Topic.SAVE, {})
+        self.writer.begin(step, self.groups())
+        for server in asked:
+            self.talk.hear(server, step, Topic.COPIED)
+        if self._leads:
+            self.commits.begin(progress, self.names, begun)
+        self._step = step
+
+    def poll(self) -> Saved | None:
+        """See `Saver`."""
+        return self._round(0.0)
+
+    def finish(self) -> Saved | None:
+        """See `Saver`."""
+        saved = None
+        while self.pending:
+            saved = self._round(WAIT_SECONDS)
+        return saved
+
+    def amend(self, progress: Progress) -> None:
+        """See `Saver`."""
+        if self._leads:
+            self.commits.amend(progress)
+
+    @property
+    def _leads(self) -> bool:
+        return self.talk.rank == self.leader
+
+    def _round(self, wait_seconds: float) -> Saved | None:
+        step, saved = self._step, None
+        assert step is not None
+        if self._leads:
+            saved = self._lead(step, wait_seconds)
+            done = saved is not None
+        else:
+            self.talk.tell(self.leader, step, Topic.SHARD, self._written(wait_seconds))
+            done = self.talk.hear(self.leader, step, Topic.COMMIT)["done"]
+        if done:
+            self._step = None
+        return saved
+
+    def _lead(self, step: int, wait_seconds: float) -> Saved | None:
+        servers = [rank for rank in self.servers if rank in self.commits.owed]
+        for rank in servers:
+            self.talk.tell(rank, step, Topic.SHARD, {"wait_seconds": wait_seconds})
+        workers = [rank for rank in self.names if rank not in (*self.servers, self.leader)]
+        told = {self.leader: self._written(wait_seconds)}
+        told |= {rank: self.talk.hear(rank, step, Topic.SHARD) for rank in (*workers, *servers)}
+        for rank, values in told.items():
+            if values["shard"] is not None:
+                self.commits.take(rank, Shard(**values["shard"]))
+        saved = self.commits.poll(wait_seconds)
+        for rank in workers:
+            self.talk.tell(rank, step, Topic.COMMIT, {"done": saved is not None})
+        return saved
+
+    def _written(self, wait_seconds: float) -> dict[str, Any]:
+        shard = self.writer.take(wait_seconds)
+        return {"shard": None if shard is None else asdict(shard)}

@@ -1,0 +1,89 @@
+"""A process that saves and ends at one of the file operations of saving; named by a test."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.model.pieces import whole
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.checkpoint_folder import Keeping
+from dlrm_hybrid.train.engine import piece_groups
+from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.saver import Commits, LocalSaver
+from dlrm_hybrid.train.shard_writer import ShardWriter
+
+OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
+KILLED = 77
+
+
+def tensors(step: int) -> dict[str, Tensor]:
+    """What the model holds after so many steps."""
+    return {
+        "bottom.1.weight": torch.full((3, 2), float(step)),
+        "embedding.1.weight": torch.full((50, 4), float(step)),
+    }
+
+
+def saver(root: Path, held: dict[str, Tensor]) -> LocalSaver:
+    return LocalSaver(
+        commits=Commits(
+            root=root,
+            attempt=0,
+            keep=Keeping(newest=1, best=True),
+            title="worker-0 (rank 0)",
+            facts=lambda progress: {"test_loss": 1.0 / progress.step},
+        ),
+        writer=ShardWriter(root=root, rank="worker-0", attempt=0),
+        groups=lambda: piece_groups(whole(held)),
+    )
+
+
+def strike_at(number: int, strike: Callable[[], None], set_function: Callable[..., None]) -> None:
+    """Let the operation of this number strike; a write writes half before, all others nothing."""
+    count = iter(range(10_000))
+
+    def struck(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(count) == number:
+                if name == "write":
+                    descriptor, chunk = arguments
+                    real(descriptor, chunk[: len(chunk) // 2])
+                strike()
+            return real(*arguments, **options)
+
+        return call
+
+    for name in OPERATIONS:
+        set_function(os, name, struck(name, getattr(os, name)))
+
+
+def is_killed_anywhere(argument: str, report, stop) -> None:
+    """Fork for every operation of a save; tell how each child has ended."""
+    number, code = 0, KILLED
+    while code == KILLED:
+        child = os.fork()
+        if child == 0:
+            _save(Path(argument) / str(number), number)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        report(Event(Kind.TICK, number, 0.0, {"code": code}))
+        number += 1
+
+
+def _save(root: Path, number: int) -> None:
+    try:
+        held = tensors(1)
+        one = saver(root, held)
+        one.save(Progress(step=1))
+        one.finish()
+        for name, tensor in tensors(2).items():
+            held[name].copy_(tensor)
+        strike_at(number, lambda: os._exit(KILLED), setattr)
+        one.save(Progress(step=2))
+        one.finish()
+        os._exit(0)
+    finally:
+        os._exit(1)

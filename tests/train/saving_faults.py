@@ -1,0 +1,57 @@
+"""Ranks of runs that suffer faults while they save or evaluate; named as entries by a test."""
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from dlrm_hybrid.cli.rank import train_rank
+from dlrm_hybrid.cli.rank_world import world_rank
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train import tensor_file
+from dlrm_hybrid.train.checkpoint_folder import find
+from dlrm_hybrid.train.durable import Content
+from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.single import SingleEngine
+
+
+def full_disk_rank(argument: str, report, stop: StopWish) -> None:
+    """Be a rank of a world in which the server finds no room at step 20, the first time."""
+    task = json.loads(argument)
+    real = tensor_file.write
+
+    def write(path: Path, parts: object) -> Content:
+        if "server" in path.name and "step_00000020.0" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, parts)
+
+    tensor_file.write = write
+    world_rank(json.dumps(task), report, stop)
+
+
+def evaluation_rank(argument: str, report, stop: StopWish) -> None:
+    """Train; SIGTERM comes in the first evaluation of the first attempt."""
+    real = SingleEngine.evaluate
+
+    def evaluate(engine: SingleEngine, check: Callable[[], None]) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(engine, check)
+
+    if json.loads(argument)["attempt"] == 0:
+        SingleEngine.evaluate = evaluate
+    train_rank(argument, report, stop)
+
+
+def damaging_rank(argument: str, report, stop: StopWish) -> None:
+    """Train; at step 30 damage the newest manifest and be killed."""
+    folder = Path(json.loads(argument)["run_folder"])
+
+    def strike(event: Event) -> None:
+        report(event)
+        if event.kind is Kind.PROGRESS and event.step == 30:
+            (find(folder) / "manifest.json").write_text("{}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train_rank(argument, strike, stop)
