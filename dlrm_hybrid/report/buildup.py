@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
@@ -23,7 +24,8 @@ from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ConfigError
 
 SIZE_INCHES = (9.6, 4.4)
-KEY_COLUMNS = 5
+KEY_COLUMNS = 4
+LARGEST_MARKER = 10.0
 GREY = "#777777"
 PUBLISHED_TRAINERS = 16
 PUBLISHED = {"ResNet-18, 0.01": 13.59, "LSTM, 0.001": 14.18, "NCF, 0.1": 5.31}
@@ -61,19 +63,19 @@ def points(runs: Sequence[Run]) -> list[Point]:
     """Of all complete runs, by method in the order of the runs, then by trainers.
 
     Raises:
-        ConfigError: a run sent whole gradients or did not count what its servers told, or runs of
-            several densities are here.
+        ConfigError: one sent whole gradients or did not count what its servers told, or they are of
+            several densities, or none is here.
     """
-    groups: defaultdict[tuple[str, int], list[Run]] = defaultdict(list)
-    asked = sorted({1.0 - run.config["gradient"]["sparsity"] for run in runs})
-    if len(asked) > 1:
+    complete = [run for run in runs if run.status == COMPLETE]
+    asked = sorted({1.0 - run.config["gradient"]["sparsity"] for run in complete})
+    if len(asked) != 1:
         raise ConfigError(f"runs of densities {asked}: their pulls are no one picture")
-    for run in runs:
+    groups: defaultdict[tuple[str, int], list[Run]] = defaultdict(list)
+    for run in complete:
         network, compression = run.summary["network"], run.summary["compression"]
         if None in (network.get("pull_density"), compression["gradient_density"]):
             raise ConfigError(f"{run.folder}: says nothing of the density of pushes and pulls")
-        if run.status == COMPLETE:
-            groups[method_of(run.config), run.config["parallel"]["trainers"]].append(run)
+        groups[method_of(run.config), run.config["parallel"]["trainers"]].append(run)
     order = list(dict.fromkeys(name for name, _ in groups))
     return [
         Point(
@@ -121,40 +123,35 @@ def figure(found: Sequence[Point]) -> Figure:
             AxesText("trainers", "density of a pull, times that of a push"),
         ]
         picture, (total, growth) = panels(SIZE_INCHES, texts, [1.0])
-        shown: tuple[Callable[[Point], float], ...] = (
-            lambda point: point.pulled / asked,
-            lambda point: point.growth,
-        )
-        for axes, value in zip((total, growth), shown, strict=True):
-            for number, (name, own) in enumerate(_by_method(found).items()):
-                look = style(number)
-                axes.plot(
-                    list(own),
-                    [value(point) for point in own.values()],
-                    color=look.color,
-                    marker=look.marker,
-                    label=name,
-                )
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            trainers = sorted({point.trainers for point in found})
-            bound = [independent(asked, number) / asked for number in trainers]
-            axes.plot(trainers, bound, color=GREY, dashes=(4, 2), label="independent choices")
-            axes.set_xticks(trainers, [str(number) for number in trainers])
-            logarithmic(axes.yaxis)
-        for name, times in PUBLISHED.items():
-            total.plot(PUBLISHED_TRAINERS, times, color=GREY, marker="x", linestyle="none")
-            total.annotate(
-                f"DEFT's top-k: {name}",
-                (PUBLISHED_TRAINERS, times),
-                xytext=(-8, -3),
-                textcoords="offset points",
-                ha="right",
-                fontsize="x-small",
-                color=GREY,
+        for mark, (name, times) in zip("x+1", PUBLISHED.items(), strict=True):
+            at = (PUBLISHED_TRAINERS, times)
+            total.plot(
+                *at, color=GREY, marker=mark, linestyle="none", label=f"DEFT's top-k, {name}"
             )
+        _draw(total, found, lambda point: point.pulled / asked)
+        _draw(growth, found, lambda point: point.growth)
         add_key(picture, KEY_COLUMNS)
         return picture
+
+
+def _draw(axes: Axes, found: Sequence[Point], value: Callable[[Point], float]) -> None:
+    """A line for each method, markers of the later ones smaller: some lie on each other."""
+    trainers, asked = sorted({point.trainers for point in found}), found[0].asked
+    bound = [independent(asked, number) / asked for number in trainers]
+    axes.plot(trainers, bound, color=GREY, dashes=(4, 2), label="independent choices")
+    for number, (name, own) in enumerate(_by_method(found).items()):
+        axes.plot(
+            list(own),
+            [value(point) for point in own.values()],
+            color=style(number).color,
+            marker=style(number).marker,
+            markersize=max(LARGEST_MARKER - 1.5 * number, 2.0),
+            label=name,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(trainers, [str(number) for number in trainers])
+    logarithmic(axes.yaxis)
 
 
 def _by_method(found: Sequence[Point]) -> Mapping[str, Mapping[int, Point]]:
