@@ -26,7 +26,7 @@ from dlrm_hybrid.types import ConfigError
 SIZE_INCHES = (9.6, 4.4)
 KEY_COLUMNS = 4
 LARGEST_MARKER = 10.0
-GREY = "#777777"
+BLACK, GREY = "#1a1a1a", "#777777"
 PUBLISHED_TRAINERS = 16
 PUBLISHED = {"ResNet-18, 0.01": 13.59, "LSTM, 0.001": 14.18, "NCF, 0.1": 5.31}
 """Density of what DEFT's top-k changes over what was asked for, by model and density."""
@@ -123,10 +123,15 @@ def figure(found: Sequence[Point]) -> Figure:
             AxesText("trainers", "density of a pull, times that of a push"),
         ]
         picture, (total, growth) = panels(SIZE_INCHES, texts, [1.0])
-        for mark, (name, times) in zip("x+1", PUBLISHED.items(), strict=True):
-            at = (PUBLISHED_TRAINERS, times)
+        for mark, (name, times) in zip("x+d", PUBLISHED.items(), strict=True):
             total.plot(
-                *at, color=GREY, marker=mark, linestyle="none", label=f"DEFT's top-k, {name}"
+                PUBLISHED_TRAINERS,
+                times,
+                color=BLACK,
+                marker=mark,
+                linestyle="none",
+                label=f"DEFT's top-k, {name}",
+                zorder=5,
             )
         _draw(total, found, lambda point: point.pulled / asked)
         _draw(growth, found, lambda point: point.growth)
