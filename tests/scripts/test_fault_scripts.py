@@ -33,3 +33,12 @@ def test_stopped_runs_end_equal(tmp_path: Path) -> None:
     found = lines("terminate.py", tmp_path / "runs", "--signals", "3")
     assert sum(int(line.split("|")[2]) for line in found) == 3
     assert all(line.split("|")[4].strip() == "none" for line in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["single", "hybrid"])
+def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) -> None:
+    options = ("--parallel", parallel, "--runs", "1", "--kills", "4")
+    *rows, last = lines("kill_saving.py", tmp_path / "runs", *options)
+    assert rows[0].split("|")[1].strip() == "supervisor"
+    assert last.split("|")[3].strip() == "4"
