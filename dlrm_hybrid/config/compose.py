@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +24,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_hybrid.config.gradient_methods import unread_sections
+from dlrm_hybrid.config.hydra_rules import flag_faults, override_fault
 from dlrm_hybrid.config.validate import faults_text, flatten, unknown_key, validate
 from dlrm_hybrid.types import ConfigError
 
 Job = Callable[[Mapping[str, Any], Path, Sequence[str]], None]
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException)
+# What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
+# number, an integer of thousands of digits.
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
 ROOT = "config"
 
 
@@ -72,9 +76,10 @@ def check(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: with all faults of all values.
     """
+    faults = _refused(arguments)
     parsed = get_args_parser().parse_args(list(arguments))
-    faults: list[str] = []
-    for overrides in _points(parsed.overrides) if parsed.multirun else [parsed.overrides]:
+    given = [override for override in parsed.overrides if override_fault(override) is None]
+    for overrides in _points(given) if parsed.multirun else [given]:
         try:
             values_of(overrides)
         except ConfigError as error:
@@ -113,7 +118,12 @@ def launch(job: Job) -> None:
     """Let Hydra read sys.argv, make the run folder(s) and call `job` for each configuration.
 
     `job` gets the plain values, its folder and its overrides.
+
+    Raises:
+        ConfigError: sys.argv holds what could run code.
     """
+    if faults := _refused(sys.argv[1:]):
+        raise ConfigError(faults_text(faults))
     _register_resolvers()
 
     def task(config: DictConfig) -> None:
@@ -122,6 +132,11 @@ def launch(job: Job) -> None:
         job(values, Path(settings.runtime.output_dir), list(settings.overrides.task))
 
     hydra.main(config_path=str(conf_folder()), config_name=ROOT, version_base="1.3")(task)()
+
+
+def _refused(arguments: Sequence[str]) -> list[str]:
+    parsed = get_args_parser().parse_args(list(arguments))
+    return flag_faults(parsed) + [x for one in parsed.overrides if (x := override_fault(one))]
 
 
 def _register_resolvers() -> None:
@@ -174,6 +189,8 @@ def _sift(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def _message(override: str, error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return f"{override}: cannot be read as key=value"
+    if isinstance(error, ValueError | TypeError):
+        return f"{override}: is no choice of a group, nor a value of a key"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].startswith("Could not override"):
         key = override.lstrip("+~").partition("=")[0]

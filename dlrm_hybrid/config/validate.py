@@ -13,6 +13,8 @@ from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError
 
+MOST_CHARACTERS = 500  # of the line for one fault
+
 
 def validate(values: Mapping[str, Any]) -> Config:
     """The typed configuration.
@@ -33,9 +35,15 @@ def validate(values: Mapping[str, Any]) -> Config:
 
 def faults_text(faults: Sequence[str]) -> str:
     """The faults of one configuration as one message, each on its own line."""
-    unique = list(dict.fromkeys(faults))
+    unique = list(dict.fromkeys(_line(fault) for fault in faults))
     head = "1 fault" if len(unique) == 1 else f"{len(unique)} faults"
     return f"configuration: {head}\n" + "\n".join(f"  {fault}" for fault in unique)
+
+
+def _line(fault: str) -> str:
+    """A fault as one printable line: what somebody has typed may hold anything."""
+    text = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in fault)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

@@ -60,6 +60,14 @@ def test_every_choice_holds(choice: str) -> None:
             "paper_table7",
         ),
         ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),
+        ("model=1", "model=1: is no choice of a group, nor a value of a key"),
+        ("model=[[1]]", "model=[[1]]: is no choice of a group, nor a value of a key"),
+        ("train.seed=a\nb", "train.seed=a\\nb: cannot be read as key=value"),
+        ("name=\x1b[31m\0", "name=\\x1b[31m\\x00: cannot be read as key=value"),
+        (
+            "name='\u202e'",
+            "name = '\\u202e': String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'",
+        ),
         (
             "model.bottom=[12,16]",
             "model.bottom[0] = 12: must be 13, the integer features",
@@ -82,6 +90,13 @@ def test_every_choice_holds(choice: str) -> None:
 )
 def test_one_fault_names_its_key(override: str, message: str) -> None:
     assert faults(override) == [message]
+
+
+@pytest.mark.parametrize("digits", [400, 5_000])
+def test_a_long_value_is_told_shortened(digits: int) -> None:
+    (line,) = faults(f"train.seed={'9' * digits}")
+    assert line.startswith("train.seed")
+    assert len(line) <= 501
 
 
 def test_faults_of_all_kinds_are_told_together() -> None:
