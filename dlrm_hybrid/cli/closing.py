@@ -38,6 +38,7 @@ def tell_run(terminal: Terminal, summary: Told) -> None:
     tell_roles(terminal, list(summary["roles"].values()))
     if summary["network"]["by_class"]:
         tell_traffic(terminal, summary["network"])
+    tell_strangers(terminal, summary["network"])
     speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is not None:
         used = "" if cpu is None else f", CPU {cpu:.0%}"  # None: no step after the warm-up
@@ -97,6 +98,15 @@ def tell_traffic(terminal: Terminal, network: Told) -> None:
     ]
     columns = ("sent in training", "messages", "sent", "dense", "dense ÷ sent", "B/sample")
     terminal.table("", columns, rows)
+
+
+def tell_strangers(terminal: Terminal, network: Told) -> None:
+    """A line, if anybody from outside the run has come; logs say who, and to which rank."""
+    messages, connections = network["foreign_messages"], network["refused_connections"]
+    if messages or connections:
+        terminal.line(
+            f"from outside the run, refused: {messages:,} messages, {connections:,} connections"
+        )
 
 
 def _share(rank: Told, span: Span) -> float:

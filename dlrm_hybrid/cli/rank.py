@@ -20,6 +20,7 @@ from dlrm_hybrid.cli.rank_facts import (
 )
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
+from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
@@ -83,17 +84,20 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
             spans=meter.clock.seconds,
         )
         meter.begin(progress.step)
-        with telling(report, meter, 0, "worker"):
+        with telling(report, meter, 0, "worker", None):
             progress = train(metered(parts, meter), plan, progress)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
 
 
 @contextmanager
-def telling(report: Report, meter: RankMeter, rank: int, role: str) -> Generator[None, None, None]:
+def telling(
+    report: Report, meter: RankMeter, rank: int, role: str, strangers: Strangers | None
+) -> Generator[None, None, None]:
     """Tell at the end what the rank has counted, also where a signal ends it between two steps."""
 
     def tell() -> None:
-        told = {"rank": rank, "role": role, **meter.values()}
+        seen = None if strangers is None else strangers.values()
+        told = {"rank": rank, "role": role, **meter.values(), "strangers": seen}
         report(Event(Kind.RANK, meter.step, time.time(), told))
 
     try:

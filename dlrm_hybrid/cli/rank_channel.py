@@ -9,9 +9,8 @@ from pathlib import Path
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.comm.curve import read_key_file
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.presence import Presence
 from dlrm_hybrid.comm.rendezvous import Board
-from dlrm_hybrid.comm.zmq_channel import ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq_channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.config import build_world
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
@@ -24,7 +23,7 @@ from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 @contextmanager
 def world_channel(
     task: TrainTask, config: Config, layout: Layout, board: Board, clock: SpanClock
-) -> Generator[tuple[MeteredChannel, Presence], None, None]:
+) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
     """The rank's end of the network, and who notices there when a rank goes.
 
     Leaves without a goodbye if anything fails.

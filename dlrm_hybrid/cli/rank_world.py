@@ -97,7 +97,7 @@ def be_rank(
     layout = build_world.layout(config, shards.table_rows, plan.steps, task.attempt)
     clock = SpanClock()
     with (
-        world_channel(task, config, layout, rendezvous.board, clock) as (channel, presence),
+        world_channel(task, config, layout, rendezvous.board, clock) as (channel, inner),
         sampled(build_world.address(config), build.link_rate(config)) as interface,
     ):
         meter = RankMeter(lambda counters: setattr(channel, "counters", counters), clock, interface)
@@ -110,11 +110,11 @@ def be_rank(
             plan=plan,
             layout=layout,
             channel=channel,
-            meeting=rendezvous.meeting(presence),
+            meeting=rendezvous.meeting(inner),
             meter=meter,
         )
         role = layout.topology.role(task.rank)
-        with ranks.telling(report, meter, task.rank, role.name):
+        with ranks.telling(report, meter, task.rank, role.name, inner.strangers):
             if isinstance(role, ServerRole):
                 _serve(job, role.index)
             else:

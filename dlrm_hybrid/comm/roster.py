@@ -85,14 +85,12 @@ class Roster:
         attempt: of the run.
         token: what others must know to be let in.
         peers: the others by rank.
-        foreign: messages refused until now.
     """
 
     rank: int
     attempt: int
     token: str = field(repr=False)
     peers: dict[int, Peer]
-    foreign: int = 0
     _connections: dict[bytes, Peer] = field(default_factory=dict[bytes, Peer], repr=False)
 
     def read(self, connection: bytes, parts: Sequence[Part]) -> tuple[Word, Peer, Frame]:
@@ -120,7 +118,6 @@ class Roster:
                 raise BrokenError(
                     f"rank {self.rank}: rank {peer.rank} sent a broken message: {error}"
                 ) from error
-            self.foreign += 1
             raise ForeignError(str(error)) from error
         peer.taken += 1
         return word, peer, frame

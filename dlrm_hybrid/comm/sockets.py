@@ -3,6 +3,7 @@
     others' DEALER ──▶ ROUTER   bound: what others send; answers to their goodbyes go back here
     others' ROUTER ◀── DEALER   one for each other rank: what this rank sends
                        PAIR     one for each DEALER: tells at once when that connection ends
+                       PAIR     for the ROUTER: tells of whoever could not even say who it is
                        REP      with CURVE: decides which keys come in
 
 Queues have no high-water mark: it counts messages, drops or blocks at a number that says nothing
@@ -12,9 +13,8 @@ about bytes, and how much is on its way is bounded by what the ranks wait for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -26,6 +26,7 @@ from dlrm_hybrid.comm.curve import (
     check_listening,
     zap_reply,
 )
+from dlrm_hybrid.comm.happenings import Answer, Change, Changed, Happening, Message, Refused
 from dlrm_hybrid.comm.roster import Part
 from dlrm_hybrid.types import ResourceError
 
@@ -45,41 +46,6 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _HANDSHAKE_FAILED | _ENDED
 _Socket = zmq.Socket[bytes]
 
 
-class Change(Enum):
-    """What happened to the connection to another rank."""
-
-    UP = "up"
-    REFUSED = "refused"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Came in from another rank, or from a stranger."""
-
-    connection: bytes
-    parts: list[Part]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Came back from the rank to which this rank has connected."""
-
-    rank: int
-    parts: list[Part]
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Happened to the connection to another rank."""
-
-    rank: int
-    change: Change
-
-
-Happening = Message | Answer | Changed
-
-
 @dataclass(slots=True)
 class Sockets:
     """What one rank listens on and sends through.
@@ -94,6 +60,7 @@ class Sockets:
     _silence_seconds: float
     _keys: CurveKeys | None
     _gate: _Socket | None
+    _door: _Socket
     _poller: zmq.Poller
     _dealers: dict[int, _Socket] = field(default_factory=dict[int, _Socket])
     _monitors: dict[_Socket, int] = field(default_factory=dict[_Socket, int])
@@ -142,6 +109,8 @@ class Sockets:
                 happened.append(Message(socket.recv(), _parts(socket)))
             elif socket is self._gate:
                 self._open_gate(socket)
+            elif socket is self._door:
+                happened.extend(Refused() for _ in _events(socket))
             elif socket in self._monitors:
                 changes = _changes(self._monitors[socket], socket)
                 # What came back before a connection ended is told before its end.
@@ -155,8 +124,8 @@ class Sockets:
         """Close everything; what is queued still leaves if that takes no longer than given."""
         if self._context.closed:
             return
-        for dealer in self._dealers.values():
-            dealer.disable_monitor()
+        for watched in (self._router, *self._dealers.values()):
+            watched.disable_monitor()
         self._context.destroy(linger=math.ceil(1000 * linger_seconds))
 
     def _answers(self, rank: int) -> list[Happening]:
@@ -193,6 +162,7 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
         router.curve_publickey = keys.public
         router.curve_secretkey = keys.secret
         router.zap_domain = ZAP_DOMAIN
+    door = router.get_monitor_socket(_HANDSHAKE_FAILED)
     try:
         router.bind(f"tcp://{address}:*")
     except zmq.ZMQError as error:
@@ -200,10 +170,10 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
         raise ResourceError(f"network.bind: cannot listen on {address}: {error}") from error
     bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
     poller = zmq.Poller()
-    for one in (router, gate):
+    for one in (router, gate, door):
         if one is not None:
             poller.register(one, zmq.POLLIN)
-    return Sockets(bound, context, router, silence_seconds, keys, gate, poller)
+    return Sockets(bound, context, router, silence_seconds, keys, gate, door, poller)
 
 
 def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:
@@ -228,13 +198,17 @@ def _send(socket: _Socket, parts: Sequence[Part]) -> bool:
 
 def _changes(rank: int, monitor: _Socket) -> list[Happening]:
     found: list[Happening] = []
-    while monitor.poll(0):
-        event = recv_monitor_message(monitor)["event"]
+    for event in _events(monitor):
         if event & _HANDSHAKE_FAILED:
             found.append(Changed(rank, Change.REFUSED))
         else:
             found.append(Changed(rank, Change.ENDED if event & _ENDED else Change.UP))
     return found
+
+
+def _events(monitor: _Socket) -> Iterator[int]:
+    while monitor.poll(0):
+        yield recv_monitor_message(monitor)["event"]
 
 
 def _parts(socket: _Socket) -> list[Part]:

@@ -10,18 +10,11 @@ from dataclasses import dataclass, field
 
 from dlrm_hybrid.comm.channel import check_outgoing
 from dlrm_hybrid.comm.curve import CurveKeys
+from dlrm_hybrid.comm.happenings import Answer, Change, Changed, Happening, Message, Refused
 from dlrm_hybrid.comm.rendezvous import Board, Endpoint, meet
 from dlrm_hybrid.comm.roster import ForeignError, Part, Peer, Roster, Word
-from dlrm_hybrid.comm.sockets import (
-    MAX_MESSAGE_BYTES,
-    Answer,
-    Change,
-    Changed,
-    Happening,
-    Message,
-    Sockets,
-    listen,
-)
+from dlrm_hybrid.comm.sockets import MAX_MESSAGE_BYTES, Sockets, listen
+from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, encode
 
@@ -54,12 +47,16 @@ class ZmqOptions:
 
 @dataclass(slots=True)
 class ZmqChannel:
-    """One rank's end, connected to every other rank."""
+    """One rank's end, connected to every other rank.
 
+    Attributes:
+        strangers: who has come from outside the run.
+    """
+
+    strangers: Strangers = field(repr=False)
     _roster: Roster
     _sockets: Sockets = field(repr=False)
     _options: ZmqOptions
-    _report: Callable[[str], None] = field(repr=False)
     _endpoints: tuple[Endpoint, ...] = field(repr=False)
     _arrived: deque[Frame] = field(default_factory=deque[Frame], repr=False)
     _lost: PeerLostError | None = None
@@ -68,11 +65,6 @@ class ZmqChannel:
     def rank(self) -> int:
         """See `Channel`."""
         return self._roster.rank
-
-    @property
-    def foreign_messages(self) -> int:
-        """Messages from outside the run that were dropped until now."""
-        return self._roster.foreign
 
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
         """See `Channel`."""
@@ -176,16 +168,14 @@ class ZmqChannel:
                 self._roster.answered(self._roster.peers[rank], parts)
             case Changed(rank, change):
                 self._note(self._roster.peers[rank], change)
+            case Refused():
+                self.strangers.connection()
 
     def _read(self, connection: bytes, parts: list[Part]) -> None:
         try:
             word, peer, frame = self._roster.read(connection, parts)
         except ForeignError as error:
-            if self._roster.foreign == 1:
-                self._report(
-                    f"rank {self.rank}: dropped a message that is not of this run: {error}; "
-                    "more like it are only counted"
-                )
+            self.strangers.message(error)
             return
         if word is Word.FRAME:
             self._arrived.append(frame)
@@ -228,7 +218,8 @@ def open_zmq_channel(
         world_size: how many ranks there are.
         attempt: how often the run has been restarted.
         options: of the connections.
-        report: called once, with a line of text, when something from outside the run was dropped.
+        report: called with a line of text, once when a message from outside the run was dropped,
+            once when a connection was refused.
 
     Raises:
         ConfigError: the address needs keys, or another rank has others.
@@ -242,7 +233,7 @@ def open_zmq_channel(
         endpoints = meet(board, rank, world_size, endpoint, options.start_seconds)
         peers = {other: Peer(other) for other in range(world_size) if other != rank}
         roster = Roster(rank, attempt, endpoint.token, peers)
-        channel = ZmqChannel(roster, sockets, options, report, endpoints)
+        channel = ZmqChannel(Strangers(rank, report), roster, sockets, options, endpoints)
         channel.greet()
     except BaseException:
         sockets.destroy(0.0)

@@ -47,8 +47,9 @@ class Event:
             evaluated: samples, seconds and the test scores.
             saved: of a checkpoint that is valid now, at the step of which it is: path, num_bytes,
                 seconds for which training stood still, background_seconds from then on.
-            rank: of one rank in one attempt that came to an end: rank, role, and all of
-                `RankMeter.values`.
+            rank: of one rank in one attempt that came to an end: rank, role, all of
+                `RankMeter.values`, and where it listens under `strangers` the foreign_messages that
+                it dropped and the refused_connections.
             finished: nothing.
             failed: exit_code, message, and lost: ranks of which one is gone, and the cause, or
                 nothing; for the supervisor, never recorded.

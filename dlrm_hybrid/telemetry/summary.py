@@ -9,7 +9,12 @@ from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.telemetry.world_summary import world_cpu, world_network, world_roles
+from dlrm_hybrid.telemetry.world_summary import (
+    world_cpu,
+    world_network,
+    world_roles,
+    world_strangers,
+)
 
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
 
@@ -43,7 +48,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
         "test": _test_scores(record),
-        "network": world_network(ranks, _told_rows(attempts)),
+        "network": {**world_network(ranks, _told_rows(attempts)), **world_strangers(ranks)},
         "cpu": world_cpu(ranks, cores) if ranks else _leaders_cpu(points),
         "roles": world_roles(ranks) if ranks else _leaders_role(record, points),
         "compression": {

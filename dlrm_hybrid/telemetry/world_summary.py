@@ -67,6 +67,15 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
     }
 
 
+def world_strangers(ranks: Sequence[Told]) -> dict[str, int | None]:
+    """How much came from outside the run and was refused; None where nobody listens."""
+    counts = [told for rank in ranks if (told := rank.get("strangers")) is not None]
+    return {
+        name: sum(told[name] for told in counts) if counts else None
+        for name in ("foreign_messages", "refused_connections")
+    }
+
+
 def world_cpu(ranks: Sequence[Told], cores: int) -> dict[str, float | None]:
     """CPU seconds of all ranks while training, and their share of what they could have had.
 

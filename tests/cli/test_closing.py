@@ -26,6 +26,7 @@ def role(name: str, wait: float, sent: int | None) -> dict:
     }
 
 
+NOBODY = {"foreign_messages": 0, "refused_connections": 0}
 SUMMARY = {
     "samples": 123_456_789,
     "samples_per_second": 12_345.6,
@@ -40,6 +41,7 @@ SUMMARY = {
         "bytes_per_sample": 4000.0,
         "dense_equivalent_bytes": 398_000_000_000,
         "by_class": {"activation_gradient": TALLY, "gradient_push": TALLY},
+        **NOBODY,
     },
 }
 SCORES = dict.fromkeys(("loss", "auc", "accuracy", "normalized_entropy", "base_rate"), 0.5)
@@ -80,13 +82,13 @@ def test_bytes_stand_beside_what_they_would_be() -> None:
 
 def test_there_is_no_sum_where_a_class_is_not_counted() -> None:
     sums = dict.fromkeys(("bytes_total", "bytes_per_sample", "dense_equivalent_bytes"))
-    lines = shown(80, {**SUMMARY, "network": {**sums, "by_class": {"control": TALLY}}})
+    lines = shown(80, {**SUMMARY, "network": {**sums, **NOBODY, "by_class": {"control": TALLY}}})
     assert cells(lines, "control")[-2:] == ["99.5×", "–"]
     assert not any(line.startswith("│ all ") for line in lines)
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    unmeasured = {"by_class": {}}
+    unmeasured = {"by_class": {}, "foreign_messages": None, "refused_connections": None}
     alone = {"0": role("worker", 0.0, None)}
     lines = shown(80, {**SUMMARY, "network": unmeasured, "roles": alone})
     assert cells(lines, "worker")[-1] == "–"
@@ -145,3 +147,14 @@ def test_the_line_of_progress_fits_and_tells_rates(width: int, terminal: bool) -
         assert re.search(r"ETA \d+:\d\d", last)
         assert len(last.rstrip()) <= width
     assert ("accuracy" in last) == (width == 120 or not terminal)
+
+
+def test_who_came_from_outside_is_told_if_anybody_did() -> None:
+    def told(messages: int, connections: int) -> list[str]:
+        came = {"foreign_messages": messages, "refused_connections": connections}
+        lines = shown(80, {**SUMMARY, "network": {**SUMMARY["network"], **came}})
+        return [line for line in lines if "outside" in line]
+
+    assert told(0, 0) == []
+    assert told(1_000, 0) == ["from outside the run, refused: 1,000 messages, 0 connections"]
+    assert told(0, 2) == ["from outside the run, refused: 0 messages, 2 connections"]

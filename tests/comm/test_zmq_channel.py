@@ -308,12 +308,13 @@ def test_messages_of_strangers_are_dropped_counted_and_told_once(
         assert sent.wait(DEADLINE_SECONDS)
         assert channel.receive(DEADLINE_SECONDS).step == 5
         until = time.monotonic() + DEADLINE_SECONDS
-        while channel.foreign_messages < len(foreign(strangers[0])) and time.monotonic() < until:
+        many = len(foreign(strangers[0]))
+        while channel.strangers.foreign_messages < many and time.monotonic() < until:
             with pytest.raises(DeadlineError):
                 channel.receive(0.05)
         channel.send(1, frame(0, 6), 0)
         channel.close()
-        return channel.foreign_messages
+        return channel.strangers.foreign_messages
 
     def opened(index: int) -> Channel:
         return open_zmq(tmp_path, index, 2, told.append if index == 0 else errors.append)
@@ -336,11 +337,14 @@ def test_no_frame_gets_in_without_the_keys_of_the_run(
         assert isinstance(channel, ZmqChannel)
         if channel.rank == 0:
             until = time.monotonic() + DEADLINE_SECONDS
-            while not told and time.monotonic() < until:  # keys are looked at while it receives
+            strangers_seen = channel.strangers
+            # Keys are looked at while it receives.
+            while not strangers_seen.foreign_messages and time.monotonic() < until:
                 with pytest.raises(DeadlineError):
                     channel.receive(0.02)
             channel.close()
-            assert channel.foreign_messages == 1
+            assert strangers_seen.foreign_messages == 1
+            assert strangers_seen.refused_connections == 3
             return
         for keys, server in [(None, b""), (other, KEYS.public), (KEYS, other.public)]:
             stranger = Stranger(tmp_path, keys, server)
@@ -355,8 +359,12 @@ def test_no_frame_gets_in_without_the_keys_of_the_run(
     run_ranks_as_threads(
         2, lambda index: open_zmq(tmp_path, index, 2, told.append, keys=KEYS), program
     )
-    assert len(told) == 1
-    assert "rank 1 has said HELLO on another connection" in told[0]
+    assert told[0] == (
+        "rank 0: refused a connection that has not the keys of this run, or speaks another "
+        "protocol; more like it are only counted"
+    )
+    assert "rank 1 has said HELLO on another connection" in told[1]
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("keys", [None, CurveKeys(*zmq.curve_keypair())], ids=["none", "other"])

@@ -143,5 +143,7 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "rate_bits_per_second",
         "interface_bytes",
         "by_class",
+        "foreign_messages",
+        "refused_connections",
         "by_phase",
     }

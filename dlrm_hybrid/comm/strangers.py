@@ -1,0 +1,51 @@
+"""Who comes to a rank from outside its run: counted, told once of each kind, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+
+@final
+@dataclass(slots=True)
+class Strangers:
+    """Counts them.
+
+    Attributes:
+        rank: to which they came.
+        report: called with a line of text for the first of each kind.
+        foreign_messages: that were dropped.
+        refused_connections: that did not come so far as to send one, without the keys of the run or
+            for a broken greeting; programs that do not even try ZeroMQ's are not seen here.
+    """
+
+    rank: int
+    report: Callable[[str], None] = field(repr=False)
+    foreign_messages: int = 0
+    refused_connections: int = 0
+
+    def message(self, fault: Exception) -> None:
+        """Count a message that was dropped for this reason."""
+        self.foreign_messages += 1
+        if self.foreign_messages == 1:
+            self.report(
+                f"rank {self.rank}: dropped a message that is not of this run: {fault}; "
+                "more like it are only counted"
+            )
+
+    def connection(self) -> None:
+        """Count a connection that was refused."""
+        self.refused_connections += 1
+        if self.refused_connections == 1:
+            self.report(
+                f"rank {self.rank}: refused a connection that has not the keys of this run, or "
+                "speaks another protocol; more like it are only counted"
+            )
+
+    def values(self) -> dict[str, int]:
+        """Both counts, as JSON values."""
+        return {
+            "foreign_messages": self.foreign_messages,
+            "refused_connections": self.refused_connections,
+        }
