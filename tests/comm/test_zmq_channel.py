@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -385,19 +386,19 @@ def test_ranks_with_different_keys_say_so(tmp_path: Path, keys: CurveKeys | None
 
 def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
     told: list[str] = []
+    said: list[str] = []
 
     def opened(index: int) -> Channel:
-        return open_zmq_channel(
-            FolderBoard(tmp_path),
-            index,
-            2,
-            ATTEMPT + index,
-            options(start_seconds=0.3),
-            told.append,
-        )
+        board, wait = FolderBoard(tmp_path), options(start_seconds=0.3)
+        with pytest.raises((DeadlineError, PeerLostError)) as caught:
+            open_zmq_channel(board, index, 2, ATTEMPT + index, wait, told.append)
+        said.append(str(caught.value))
+        raise InterruptedError
 
-    with pytest.raises(DeadlineError, match=r"did not greet within 0\.3 s: [01]$"):
+    with pytest.raises(InterruptedError):
         run_ranks_as_threads(2, opened, lambda channel: None)
+    # The second may see no more than that the first has given up.
+    assert any(re.search(r"did not greet within 0\.3 s: [01]$", text) for text in said), said
     assert any("it is of attempt" in text for text in told)
 
 
