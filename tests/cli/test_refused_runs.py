@@ -1,0 +1,84 @@
+"""Runs that cannot be: the message says what was expected, the exit code whose fault it is."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launched_runs import slurm, started
+
+Train = Callable[..., tuple[int, Path]]
+WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]", "train.steps=2")
+ELSEWHERE = "192.0.2.1"  # set apart for documentation (RFC 5737): no machine has it
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    from dlrm_hybrid.__main__ import run
+
+    path = tmp_path / "keys.json"
+    assert run(["dlrm_hybrid", "doctor", "doctor.action=keys", f"doctor.output={path}"]) == 0
+    return path
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_named(small_rows: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = (*small_rows, *WORLD, f"hydra.run.dir={tmp_path / 'run'}")
+        (command, environment), *_ = slurm(3, *given, MASTER_PORT=port)
+        with started([command], [environment]) as (rank_0,):
+            text, _ = rank_0.communicate(timeout=60)
+    assert rank_0.returncode == 5
+    assert f"MASTER_PORT = {port}: rank 0 cannot listen there: " in text
+    assert "Address already in use" in text
+
+
+@pytest.mark.slow
+def test_an_address_of_another_machine_is_named(
+    train: Train, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = train("run", *WORLD, f"network.bind={ELSEWHERE}", f"network.keys={keys}")
+    assert code == 5
+    assert f"network.bind: cannot listen on {ELSEWHERE}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong", ["missing", *(pytest.param(x, marks=pytest.mark.slow) for x in ("open", "broken"))]
+)
+def test_a_key_file_that_cannot_be_used_is_named(
+    wrong: str, train: Train, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "missing": f"network.keys: {keys}: No such file or directory",
+        "open": f"network.keys: {keys} has mode 644, other users may read it: chmod 600 {keys}",
+        "broken": f"network.keys: {keys} is not a key file",
+    }
+    if wrong == "missing":
+        keys.unlink()
+    elif wrong == "open":
+        keys.chmod(0o644)
+    else:
+        keys.write_text("{")
+    code, _ = train("run", *WORLD, "network.bind=127.0.0.1", f"network.keys={keys}")
+    assert code == 2
+    assert told[wrong] in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_or_of_other_rows_is_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, first = train("first", "train.steps=2")
+    assert code == 0
+    saved = first / "checkpoints" / "step_00000002"
+    from_it = (f"checkpoint.resume={first}", "train.steps=4")
+    others = ("data.seed=9", f"data.prepared={tmp_path / 'others'}")
+    code, _ = train("second", *from_it, *others, "model.top=[64,1]", "train.seed=5")
+    assert code == 3
+    assert capsys.readouterr().err.splitlines() == [
+        f"{saved}: cannot go on from this checkpoint",
+        "  data.seed = 9: the checkpoint was made with 0",
+        "  model.top = [64, 1]: the checkpoint was made with [32, 16, 8, 1]",
+        "  train.seed = 5: the checkpoint was made with 0",
+        f"  data.prepared = {tmp_path / 'others'}: the checkpoint was made from other rows",
+    ]
