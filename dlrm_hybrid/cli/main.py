@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
 from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.types import (
     ConfigError,
     DlrmError,
@@ -68,7 +69,8 @@ def run(argv: Sequence[str]) -> int:
     try:
         if verb not in VERBS:
             raise ConfigError(_unknown_verb(verb))
-        return _run_verb(verb, arguments)
+        with refusals():
+            return _run_verb(verb, arguments)
     except DlrmError as error:
         return _tell(error)
     except KeyboardInterrupt:
@@ -125,7 +127,8 @@ class _Jobs:
         if self.sweep is not None:
             title = self.sweep.begin(folder, overrides)
         try:
-            code = self._run(values, folder, overrides)
+            with refusals():
+                code = self._run(values, folder, overrides)
         except DlrmError as error:
             code = _tell(error, title)
         except KeyboardInterrupt:

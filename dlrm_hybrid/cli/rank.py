@@ -19,7 +19,7 @@ from dlrm_hybrid.cli.rank_facts import (
     rows_identity,
 )
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
-from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
+from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE, write_whole
 from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.resumed import dense_values
@@ -161,9 +161,7 @@ def rewind_events(path: Path, progress: Progress) -> None:
     """Drop the events that will be lived through again."""
     record = events.read(path) if path.exists() else ()
     kept = events.until(record, progress.step, progress.evaluated_step)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{event.to_json()}\n" for event in kept), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, "".join(f"{event.to_json()}\n" for event in kept))
 
 
 def open_sink(folder: Path, config: Config, report: Report, first_samples: int) -> Sink:

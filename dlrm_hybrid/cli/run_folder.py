@@ -17,12 +17,13 @@ from dlrm_hybrid.config.identity import (
     same_results,
 )
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, append, writing
 from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.train.checkpoint_folder import has_latest
-from dlrm_hybrid.types import ConfigError, ResourceError
+from dlrm_hybrid.types import ConfigError
 
 
 def claim(request: Request, is_restart: bool = False) -> Path | None:
@@ -91,9 +92,10 @@ def attempts(folder: Path) -> int:
 
 def append_events(folder: Path, told: Sequence[events.Event]) -> None:
     """Put on record what the ranks said at their end."""
+    path, text = folder / EVENTS_FILE, "".join(f"{event.to_json()}\n" for event in told)
     if told:
-        with (folder / EVENTS_FILE).open("a", encoding="utf-8") as file:
-            file.writelines(event.to_json() + "\n" for event in told)
+        with writing(path, RUN_FOLDER_KEY), path.open("ab", buffering=0) as file:
+            append(file.fileno(), text.encode())
 
 
 def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[str, Any]:
@@ -142,8 +144,10 @@ def write_whole(path: Path, text: str) -> None:
         ResourceError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ResourceError(f"{path}: cannot be written: {error.strerror}") from error
+    with writing(path, RUN_FOLDER_KEY):
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise

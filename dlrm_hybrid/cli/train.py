@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,7 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.restarts import Restarts
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts
-from dlrm_hybrid.types import ExitCode, RunFailedError
+from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
@@ -91,10 +92,12 @@ def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) ->
         RunFailedError: the reason why there is none.
     """
     status = STATUS.get(outcome.exit_code, "failed")
-    teacher = best_reachable(request.config) if status == COMPLETE else None
-    summary = run_folder.write_summary(request.folder, status, cores, teacher)
     if status != COMPLETE:
+        with suppress(ResourceError):  # a full disk may be why the run has ended
+            run_folder.write_summary(request.folder, status, cores, None)
         raise _error(outcome, request)
+    teacher = best_reachable(request.config)
+    summary = run_folder.write_summary(request.folder, status, cores, teacher)
     tell_scores(terminal, "test part", summary["test"], teacher)
     tell_run(terminal, summary)
     terminal.line(f"summary {request.folder / run_folder.SUMMARY_FILE}")

@@ -120,7 +120,7 @@ def launch(job: Job) -> None:
     `job` gets the plain values, its folder and its overrides.
 
     Raises:
-        ConfigError: sys.argv holds what could run code.
+        ConfigError: sys.argv holds what could run code, or what Hydra refuses.
     """
     if faults := _refused(sys.argv[1:]):
         raise ConfigError(faults_text(faults))
@@ -131,7 +131,12 @@ def launch(job: Job) -> None:
         values, _ = _without_unread(_plain(config))
         job(values, Path(settings.runtime.output_dir), list(settings.overrides.task))
 
-    hydra.main(config_path=str(conf_folder()), config_name=ROOT, version_base="1.3")(task)()
+    # Otherwise Hydra tells what happens in its own way, and exits with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(config_path=str(conf_folder()), config_name=ROOT, version_base="1.3")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(faults_text([str(error)])) from error
 
 
 def _refused(arguments: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -10,6 +11,7 @@ from typing import Any, Protocol, cast
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, append, writing
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 
@@ -66,14 +68,21 @@ class Call:
 
 
 class JsonLines:
-    """`events.jsonl`: each event is in the file when `write` returns."""
+    """`events.jsonl`: each event is in the file when `write` returns.
+
+    Raises:
+        ResourceError: the disk is full, or not writable; the line is not there, those before are.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        with writing(path, RUN_FOLDER_KEY):
+            self._file = path.open("ab", buffering=0)
 
     def write(self, event: Event) -> None:
         """Append one line."""
-        self._file.write(event.to_json() + "\n")
+        with writing(self._path, RUN_FOLDER_KEY):
+            append(self._file.fileno(), f"{event.to_json()}\n".encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -85,10 +94,15 @@ class TensorBoard:
 
     `train/step` says which training step that is. `time` and `cpu` are the leader's, milliseconds
     per step and percent of a core; `net` is of all ranks.
+
+    Raises:
+        ResourceError: the disk is full, or not writable; this may show some events later.
     """
 
     def __init__(self, folder: Path, first_samples: int) -> None:
-        self._writer = EventFileWriter(str(folder))
+        self._folder = folder
+        with self._writing():
+            self._writer = EventFileWriter(str(folder))
         if first_samples:
             # Tells TensorBoard to forget what a killed attempt wrote beyond the checkpoint.
             session = EVENT_PB2.SessionLog(status=EVENT_PB2.SessionLog.START)
@@ -100,17 +114,22 @@ class TensorBoard:
             SUMMARY_PB2.Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(event)
         ]
         if values:
-            self._writer.add_event(
-                EVENT_PB2.Event(
-                    wall_time=event.time_seconds,
-                    step=event.values["samples"],
-                    summary=SUMMARY_PB2.Summary(value=values),
+            with self._writing():
+                self._writer.add_event(
+                    EVENT_PB2.Event(
+                        wall_time=event.time_seconds,
+                        step=event.values["samples"],
+                        summary=SUMMARY_PB2.Summary(value=values),
+                    )
                 )
-            )
 
     def close(self) -> None:
         """Write out what is queued and end the writer's thread."""
-        self._writer.close()
+        with self._writing():
+            self._writer.close()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._folder, f"{RUN_FOLDER_KEY}, or telemetry.tensorboard=false")
 
 
 def _scalars(event: Event) -> Iterator[tuple[str, float]]:

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.comm.emulation.namespaces import enter
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals, writing
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopWish
@@ -81,11 +83,13 @@ class Ending:
 def ending(rank: Rank, work: Callable[[], None]) -> Ending:
     """Do a rank's work; what it raises becomes a message, of a fault in the program a traceback."""
     try:
-        work()
+        with refusals():
+            work()
     except DlrmError as error:
         return Ending(error.exit_code, str(error), _loss(error))
     except BaseException as error:
-        traceback.print_exc()
+        with suppress(OSError):  # the log, too, may be on a full disk
+            traceback.print_exc()
         message = (
             f"{rank.name} (rank {rank.index}): {type(error).__name__}: {error}; "
             f"see {rank.log_folder / f'{rank.name}.log'}"
@@ -128,7 +132,6 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
     parent = os.getppid()
     die_with_parent(parent)
-    write_log(rank)
     stop = StopWish()
     stop.install()
     connection.send_bytes(READY)
@@ -137,6 +140,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         connection.send_bytes(event.to_json().encode())
 
     def work() -> None:
+        write_log(rank)
         _enter(rank.namespaces)
         die_with_parent(parent)  # the kernel forgets it where rights change
         module, _, name = entry.partition(":")
@@ -148,6 +152,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         lost = None if end.lost is None else asdict(end.lost)
         values = {"exit_code": end.exit_code, "message": end.message, "lost": lost}
         report(Event(Kind.FAILED, -1, time.time(), values))
+    _flush_log()
     sys.exit(end.exit_code)
 
 
@@ -159,12 +164,26 @@ def _enter(paths: Sequence[str]) -> None:
             raise ResourceError(f"network=emulated: cannot enter {path}: {error}") from error
 
 
+def _flush_log() -> None:
+    """What a full disk does not take is lost, and decides about no exit code."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, None)
+
+
 def write_log(rank: Rank) -> None:
     """Standard output and error of this process go to its log, those of libraries too.
 
     Its number goes to a file beside it.
+
+    Raises:
+        ResourceError: they cannot be written.
     """
-    (rank.log_folder / f"{rank.name}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+    path = rank.log_folder / f"{rank.name}.pid"
+    with writing(path, RUN_FOLDER_KEY):
+        path.write_text(f"{os.getpid()}\n", encoding="ascii")
     path = rank.log_folder / f"{rank.name}.log"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):

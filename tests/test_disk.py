@@ -1,0 +1,83 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from small_disk import enlarge, fill, needs_mount, small_disk
+
+from dlrm_hybrid.disk import append, refusals, writing
+from dlrm_hybrid.telemetry.events import Event, Kind, read
+from dlrm_hybrid.telemetry.sinks import JsonLines, TensorBoard
+from dlrm_hybrid.types import ResourceError
+
+SCORES = {"samples": 8, "log_loss": 0.5, "accuracy": 0.5, "auc": None, "normalized_entropy": 1.0}
+ROOM = 64
+
+
+def test_a_refusal_names_file_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "file"
+    with pytest.raises(ResourceError) as error, writing(path, "a.key"):
+        path.write_text("")
+    assert str(error.value) == f"{path}: cannot be written: No such file or directory (a.key)"
+
+
+def test_a_refusal_that_nobody_expects_names_its_file(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError) as error, refusals():
+        (tmp_path / "none" / "folder").mkdir()
+    assert str(error.value) == f"{tmp_path}/none/folder: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ECONNREFUSED, "refused", "file"),
+        OSError(errno.ENOSPC, "no file is named"),
+        BrokenPipeError(),
+        ValueError("other"),
+    ],
+)
+def test_what_no_disk_refuses_passes(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, refusals():
+        raise error
+    assert caught.value is error
+
+
+@needs_mount
+def test_a_line_is_in_the_file_or_not(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        descriptor = os.open(disk / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        append(descriptor, b"first\n")
+        fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            append(descriptor, bytes(10_000))
+        assert (disk / "lines").read_bytes() == b"first\n"
+        enlarge(disk, 2 * ROOM)
+        append(descriptor, b"second\n")
+        os.close(descriptor)
+        assert (disk / "lines").read_bytes() == b"first\nsecond\n"
+
+
+@needs_mount
+def test_events_on_a_full_disk_are_refused_whole(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        sink = JsonLines(disk / "events.jsonl")
+        fill(disk)
+        many = Event(Kind.EVALUATED, 1, 1.0, {**SCORES, "text": "x" * 10_000})
+        with pytest.raises(ResourceError, match=r"events.jsonl: cannot be written: No space left"):
+            sink.write(many)
+        sink.close()
+        assert list(read(disk / "events.jsonl")) == []
+
+
+@needs_mount
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_scalars_on_a_full_disk_are_a_resource_error(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        sink = TensorBoard(disk / "tensorboard", 0)
+        fill(disk)
+        with pytest.raises(ResourceError, match=r"tensorboard: cannot be written: No space left"):
+            for step in range(1_000):
+                sink.write(Event(Kind.EVALUATED, step, 1.0, SCORES))
+        (disk / "filler").unlink()
+        sink.close()
