@@ -62,7 +62,7 @@ def find(path: Path) -> Path:
     if (path / MANIFEST_FILE).is_file():
         return path
     if path.name in (LATEST_FILE, BEST_FILE) and path.is_file():
-        return path.parent / path.read_text(encoding="ascii").strip()
+        return path.parent / path.read_text(encoding="utf-8", errors="replace").strip()
     root = path if (path / LATEST_FILE).is_file() else path / CHECKPOINTS
     try:
         latest = root / (root / LATEST_FILE).read_text(encoding="ascii").strip()

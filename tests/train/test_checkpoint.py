@@ -246,6 +246,9 @@ def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> Non
         read_facts(folder)
     with pytest.raises(DataError, match="no checkpoint here"):
         find(tmp_path / "elsewhere")
+    (tmp_path / "latest").write_bytes(b"\xffstep_00000001")
+    with pytest.raises(DataError, match=r"manifest\.json: not a checkpoint"):
+        read_facts(find(tmp_path / "latest"))
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
