@@ -4,8 +4,8 @@
     python scripts/faults/kill_ranks.py FOLDER --runs 25 --kills 4 --parallel single
 
 Each run draws its method, and the roles and steps of its kills. After the loss of a rank it must go
-on by itself; after that of the supervisor nothing may be left, and it is started again. Prints a
-Markdown table; the exit code is 1 if a run hung, left somebody, or ended otherwise.
+on by itself; after that of the supervisor nothing may be left, and it is started again. Prints
+Markdown tables; the exit code is 1 if a run hung, left somebody, or ended otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import argparse
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,11 +27,12 @@ from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.events import Event, Kind
 
 SUPERVISOR = "supervisor"
+# Every kind of rank has the same chance, whatever their number.
 ROLES = {
-    "single": ("worker-0",),
+    "single": (("worker-0",),),
     "hybrid": (
-        *("worker-0.0", "worker-0.1", "worker-0.2", "worker-1.0", "worker-1.1", "worker-1.2"),
-        *("server-0", SUPERVISOR),
+        *(("worker-0.0", "worker-1.0"), ("worker-0.1", "worker-1.1"), ("worker-0.2", "worker-1.2")),
+        *(("server-0",), (SUPERVISOR,)),
     ),
 }
 METHODS = {"single": ("none",), "hybrid": ("none", "dct", "topk")}
@@ -67,6 +70,7 @@ def main() -> None:
     draw = np.random.default_rng(fold(options.seed, "kills"))
     kills: int = options.kills
     rows: list[list[str]] = []
+    struck: Counter[str] = Counter()
     unbroken: dict[str, str] = {}
     failed = False
     for number in range(options.runs):
@@ -75,20 +79,28 @@ def main() -> None:
         given += [f"train.steps={options.steps}", "train.epochs=100", "checkpoint.every=7"]
         if method not in unbroken:
             unbroken[method] = _unbroken(options.folder, method, given, options.steps)
-        roles: list[str] = draw.choice(ROLES[options.parallel], kills).tolist()
+        roles = _drawn(draw, ROLES[options.parallel], kills)
         steps = sorted(draw.integers(1, options.steps, kills).tolist())
         folder = options.folder / f"{options.parallel}-{options.seed}-{number}"
         told = _harmed(folder, given, list(zip(roles, steps, strict=True)))
         if not told.faults and digest(folder, options.steps) != unbroken[method]:
             told.faults.append("other weights")
         failed |= bool(told.faults)
+        struck.update(kill.partition(" ")[0] for kill in told.kills)
         slowest = max(told.restart_seconds, default=0.0)
         end = "; ".join(told.faults) or "equal"
         rows.append([str(number), method, ", ".join(told.kills), f"{slowest:.1f}", end])
         print("|".join(rows[-1]), file=sys.stderr)
     columns = ("run", "method", "killed at step", "slowest restart, s", "weights")
-    print(markdown.table(columns, rows, (True, False, False, True, False)), end="")
+    print(markdown.table(columns, rows, (True, False, False, True, False)))
+    killed = [[role, str(count)] for role, count in sorted(struck.items())]
+    print(markdown.table(("role", "kills"), killed, (False, True)), end="")
     sys.exit(failed)
+
+
+def _drawn(draw: np.random.Generator, kinds: Sequence[Sequence[str]], kills: int) -> list[str]:
+    chosen = [kinds[int(kind)] for kind in draw.integers(len(kinds), size=kills)]
+    return [str(draw.choice(kind)) for kind in chosen]
 
 
 def _unbroken(root: Path, method: str, given: list[str], steps: int) -> str:
@@ -108,8 +120,11 @@ def _harmed(folder: Path, given: list[str], kills: list[tuple[str, int]]) -> Tol
             record = program.wait_for(len(told.kills) + 1, step)
             if program.process.poll() is not None:
                 break  # it came to its end first
+            try:
+                struck = _kill(program, role, told)
+            except ProcessLookupError:
+                break  # it has come to its end since
             told.kills.append(f"{role} {record[-1].step}")
-            struck = _kill(program, role, told)
             if role == SUPERVISOR:
                 program = start(folder, [*given, "checkpoint.resume=auto"])
             begun = _begun(program.wait_for(len(told.kills) + 1, 0))
