@@ -73,8 +73,8 @@ def run(argv: Sequence[str]) -> int:
             return _run_verb(verb, arguments)
     except DlrmError as error:
         return _tell(error)
-    except KeyboardInterrupt:
-        return _tell(InterruptedRunError("stopped by Ctrl-C"))
+    except (KeyboardInterrupt, _Terminated) as error:
+        return _tell(_stopped(error))
 
 
 def _run_verb(verb: str, arguments: list[str]) -> int:
@@ -131,8 +131,8 @@ class _Jobs:
                 code = self._run(values, folder, overrides)
         except DlrmError as error:
             code = _tell(error, title)
-        except KeyboardInterrupt:
-            code = _tell(InterruptedRunError("stopped by Ctrl-C"), title)
+        except (KeyboardInterrupt, _Terminated) as error:
+            code = _tell(_stopped(error), title)
         self.codes.append(code)
         if self.sweep is not None:
             self.sweep.add(values, folder, overrides, code)
@@ -156,9 +156,19 @@ class _Jobs:
         return _function(self.verb)(request)
 
 
+class _Terminated(BaseException):
+    """SIGTERM has come. No Exception: Hydra would take it for a fault of the configuration."""
+
+
 def _on_term(number: int, frame: FrameType | None) -> None:
     """Before ranks run there is nothing to save; while they run the supervisor takes signals."""
-    raise PreemptedError("stopped by SIGTERM before training")
+    raise _Terminated
+
+
+def _stopped(error: BaseException) -> DlrmError:
+    if isinstance(error, _Terminated):
+        return PreemptedError("stopped by SIGTERM before training")
+    return InterruptedRunError("stopped by Ctrl-C")
 
 
 def _function(verb: str) -> Callable[[Request], int]:

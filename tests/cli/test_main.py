@@ -2,14 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.config import compose
 
 ROOT = Path(__file__).parent.parent.parent
 Train = Callable[..., tuple[int, Path]]
@@ -45,6 +48,25 @@ def test_all_faults_are_told_and_nothing_is_made(
 def test_only_train_can_be_swept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dlrm_hybrid", "doctor", "-m", "train.seed=1,2"]) == 2
     assert "-m: only `train` can be swept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_while_hydra_composes_is_no_fault_of_the_configuration(
+    number: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def struck() -> None:
+        """Let the signal come inside of OmegaConf, which wraps what is raised there."""
+        OmegaConf.register_new_resolver(
+            "run_id", lambda: os.kill(os.getpid(), number), replace=True
+        )
+
+    monkeypatch.setattr(compose, "_register_resolvers", struck)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run(["dlrm_hybrid", "train"]) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err.startswith("stopped by ")
 
 
 def test_a_run_folder_holds_what_the_design_names(train: Train) -> None:
