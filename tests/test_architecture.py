@@ -120,3 +120,36 @@ def test_no_torch_until_training_starts(arguments: list[str]) -> None:
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "dlrm_hybrid" in modules
     assert not modules & {"torch", "torchrec", "fbgemm_gpu", "numba"}
+
+
+def test_the_clock_on_the_wall_only_stamps() -> None:
+    """It may be set while a run goes on: deadlines and durations go by `time.monotonic` and others.
+
+    What asks for it writes the time of an event, or says when a series began.
+    """
+    asks = [
+        (path, node)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.time"
+    ]
+    stamps = {
+        id(inner.func)
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        for inner in _stamps(node)
+    }
+    assert len(asks) > 5
+    assert [f"{path}:{node.lineno}" for path, node in asks if id(node) not in stamps] == []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "time"), path
+
+
+def _stamps(node: ast.AST) -> list[ast.Call]:
+    """Calls that give an event its time, or a series its beginning."""
+    if isinstance(node, ast.Call) and name(node.func) == "Event":
+        return [one for one in node.args if isinstance(one, ast.Call)]
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "since_1970":
+        return [one for one in ast.walk(node.value) if isinstance(one, ast.Call)]
+    return []

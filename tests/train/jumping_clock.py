@@ -1,0 +1,27 @@
+"""Ranks whose clock on the wall jumps by a day, back and forth; named by tests as an entry."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+from dlrm_hybrid.cli.rank_world import world_rank
+from dlrm_hybrid.train.signals import StopWish
+
+ENTRY = "jumping_clock:jumping_world_rank"
+DAY_SECONDS = 86_400.0
+JUMPS = (0.0, DAY_SECONDS, -DAY_SECONDS)
+
+
+def jumping_world_rank(argument: str, report, stop: StopWish) -> None:
+    """Be a rank of a world; it writes down how often it was told a wrong time."""
+    real, jumps, asked = time.time, itertools.cycle(JUMPS), itertools.count(1)
+    task = json.loads(argument)
+    note = Path(f"{task['run_folder']}.asked-{task['rank']}")
+
+    def jumping() -> float:
+        note.write_text(str(next(asked)))
+        return real() + next(jumps)
+
+    time.time = jumping
+    world_rank(argument, report, stop)
