@@ -150,7 +150,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
             if failure is not None:
                 return Ending(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
-        first = first_lost(end.lost, lambda rank: _loss_of(board, rank))
+        first = first_lost(end.lost, _losses(part))
     except DlrmError:  # the store is gone
         first = 0 if part.launch.rank_0_serves else first
     if first not in end.lost.ranks:
@@ -160,9 +160,10 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
     return replace(end, message=message), True
 
 
-def _loss_of(board: StoreBoard, rank: int) -> Loss | None:
-    text = board.read(_lost(rank))
-    return None if text is None else Loss.from_values(json.loads(text))
+def _losses(part: Part) -> dict[int, Loss]:
+    """What ranks have told of others that they miss, by number."""
+    texts = {rank: part.board.read(_lost(rank)) for rank in range(part.launch.size)}
+    return {rank: Loss.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
 def _close(part: Part, end: Ending, told: list[Event]) -> int:

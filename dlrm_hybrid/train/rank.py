@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -106,12 +107,14 @@ def _loss(error: DlrmError) -> Loss | None:
     return None
 
 
-def first_lost(loss: Loss, loss_of: Callable[[int], Loss | None]) -> int:
+def first_lost(loss: Loss, losses: Mapping[int, Loss]) -> int:
     """The rank that went, or fell silent, without a word; others may be lost because of it.
+
+    One that is only cut off tells, too, whom it misses: it is the one that most others miss.
 
     Args:
         loss: what one rank has told.
-        loss_of: what the rank with this number has told, if anything.
+        losses: what ranks have told, by number.
     """
     seen: list[int] = []
     waiting = list(loss.ranks)
@@ -120,11 +123,12 @@ def first_lost(loss: Loss, loss_of: Callable[[int], Loss | None]) -> int:
         if rank in seen:
             continue
         seen.append(rank)
-        told = loss_of(rank)
+        told = losses.get(rank)
         if told is None:
             return rank
         waiting.extend(told.ranks)
-    return seen[0]  # each of them waits for another
+    missed = Counter(rank for one in losses.values() for rank in one.ranks)
+    return max(seen, key=lambda rank: missed[rank])
 
 
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:

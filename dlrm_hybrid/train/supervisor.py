@@ -175,6 +175,8 @@ def _lost(loss: Loss, running: Sequence[Running]) -> str:
     for one in running:
         if one.process.pid is not None and is_stopped(one.process.pid):
             return f"{one.title} has been stopped, by SIGSTOP or a debugger: {loss.cause}"
-    by_number = {one.rank.index: one for one in running}
-    first = by_number[first_lost(loss, lambda rank: by_number[rank].loss)]
-    return f"{first.title} is gone: {loss.cause}"
+    losses = {one.rank.index: one.loss for one in running if one.loss is not None}
+    first = first_lost(loss, losses)
+    told = [one for one in (loss, *losses.values()) if first in one.ranks]
+    title = next(one.title for one in running if one.rank.index == first)
+    return f"{title} is gone: {told[0].cause}"
