@@ -1,10 +1,12 @@
-"""Sends SIGTERM at random moments of a run: each time it must save, exit 75 and lose no step.
+"""Sends SIGTERM in every phase of a run: each time it must save, exit 75 and lose no step.
 
-    python scripts/faults/terminate.py FOLDER --signals 20 --seed 0
+    python scripts/faults/terminate.py FOLDER --each 20 --seed 0
+    python scripts/faults/terminate.py FOLDER --each 5 --phases saving evaluation
 
-The moments are spread evenly over the time that the whole run takes: its start, steps, evaluations,
-saves and end. Every run is started again until it is complete, and compared with the one nobody has
-stopped. Prints a Markdown table by phase; the exit code is 1 if something was not as it must be.
+The moment within a phase is drawn; which phase it was is read from the record and the folder just
+before the signal, and a moment that has missed its phase is drawn again. Every run is started again
+until it is complete, and compared with the one nobody has stopped. Prints a Markdown table; exit
+code 1 if something was not as it must be.
 """
 
 from __future__ import annotations
@@ -14,22 +16,39 @@ import signal
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from fault_runs import digest, read, send, start, wait_gone
+from fault_runs import (
+    HANG_SECONDS,
+    POLL_SECONDS,
+    HangError,
+    Program,
+    digest,
+    read,
+    send,
+    start,
+    wait_gone,
+)
 
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, partial_folders
 from dlrm_hybrid.types import ExitCode
 
 EXIT_SECONDS = 10.0
-STEPS = 120
+STEPS, SAVE_EVERY, EVALUATE_EVERY = 120, 10, 20
 GIVEN = (
-    *("parallel=hybrid", f"train.steps={STEPS}", "train.epochs=100", "checkpoint.every=10"),
-    *("train.evaluate_every=20", "evaluate.batch_size=16"),
+    *("parallel=hybrid", f"train.steps={STEPS}", "train.epochs=100"),
+    *(f"checkpoint.every={SAVE_EVERY}", f"train.evaluate_every={EVALUATE_EVERY}"),
+    "evaluate.batch_size=16",
 )
+PHASES = ("start", "warm-up", "training", "evaluation", "saving")
+MOST_TRIES = 5  # for each moment that hits its phase
+PHASE_SECONDS = {"evaluation": 0.3, "saving": 0.01}  # moments are drawn within so long
 
 
 def main() -> None:
@@ -38,38 +57,103 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
-    parser.add_argument("--signals", type=int, default=5)
+    parser.add_argument("--each", type=int, default=2, help="signals in each phase")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = np.random.default_rng(fold(options.seed, "signals"))
     since = time.monotonic()
     whole = options.folder / "whole"
-    if start(whole, GIVEN).end():
+    program = start(whole, GIVEN)
+    program.wait_for(1, 0)
+    start_seconds = time.monotonic() - since
+    if program.end():
         raise SystemExit(f"{whole}: the run that nobody has stopped failed")
-    seconds = time.monotonic() - since
     found: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for number in range(options.signals):
-        folder = options.folder / f"stopped-{options.seed}-{number}"
-        phase, took, fault = _stopped(folder, draw.uniform(0.0, seconds))
-        if not fault and digest(folder, STEPS) != digest(whole, STEPS):
-            fault = "other weights"
-        found[phase].append((took, fault))
-        print(f"{number}: {phase}, {took:.1f} s {fault}", file=sys.stderr)
+    tries = 0
+    for wanted in options.phases:
+        for _ in range(MOST_TRIES * options.each):
+            if len(found[wanted]) >= options.each:
+                break
+            folder = options.folder / f"stopped-{options.seed}-{tries}"
+            tries += 1
+            program = start(folder, GIVEN)
+            _await(wanted, program, draw, start_seconds)
+            try:
+                phase, took, fault = _stopped(program)
+            except HangError as error:
+                phase, took, fault = wanted, HANG_SECONDS, str(error)
+            if not fault and digest(folder, STEPS) != digest(whole, STEPS):
+                fault = "other weights"
+            found[phase].append((took, fault))
+            print(f"{folder.name}: {phase}, {took:.1f} s {fault}", file=sys.stderr)
     rows = [
         [phase, str(len(ends)), f"{max(took for took, _ in ends):.1f}", _faults(ends)]
         for phase, ends in sorted(found.items())
+        if ends
     ]
-    columns = ("after", "signals", "slowest exit, s", "faults")
+    columns = ("phase", "signals", "slowest exit, s", "faults")
     print(markdown.table(columns, rows, (False, True, True, False)), end="")
-    sys.exit(any(fault for ends in found.values() for _, fault in ends))
+    missed = any(len(found[phase]) < options.each for phase in options.phases)
+    sys.exit(missed or any(fault for ends in found.values() for _, fault in ends))
 
 
-def _stopped(folder: Path, moment_seconds: float) -> tuple[str, float, str]:
-    """The phase in which the signal came, how long the exit took, and what was wrong."""
-    program = start(folder, GIVEN)
-    time.sleep(moment_seconds)
-    record = read(folder)
-    phase = record[-1].kind.value if record else "start"
+def _await(wanted: str, program: Program, draw: np.random.Generator, start_seconds: float) -> None:
+    """Wait for a moment of a phase."""
+    root = program.folder / CHECKPOINTS
+    due: Callable[[], bool]
+    match wanted:
+        case "start":
+            time.sleep(draw.uniform(0.0, start_seconds))
+            return
+        case "warm-up":
+            step = int(draw.integers(0, WARMUP_STEPS))
+            due = lambda: _step(read(program.folder)) >= step  # noqa: E731
+        case "training":
+            step = int(draw.integers(WARMUP_STEPS, STEPS))
+            due = lambda: _step(read(program.folder)) >= step  # noqa: E731
+        case "evaluation":
+            step = EVALUATE_EVERY * int(draw.integers(1, STEPS // EVALUATE_EVERY + 1))
+            due = lambda: _step(read(program.folder)) >= step  # noqa: E731
+        case _:
+            step = SAVE_EVERY * int(draw.integers(1, STEPS // SAVE_EVERY))
+            due = lambda: any(_saves(root, step))  # noqa: E731
+    while program.process.poll() is None and not due():
+        time.sleep(POLL_SECONDS / 10)
+    time.sleep(draw.uniform(0.0, PHASE_SECONDS.get(wanted, POLL_SECONDS)))
+
+
+def _saves(root: Path, first_step: int) -> list[Path]:
+    """Folders of checkpoints that ranks write now."""
+    if not root.exists():
+        return []
+    found = [(int(one.name.split("_")[1].split(".")[0]), one) for one in partial_folders(root)]
+    return [folder for step, folder in found if step >= first_step]
+
+
+def _step(record: list[Event]) -> int:
+    return record[-1].step if record else -1
+
+
+def _phase(program: Program) -> str:
+    """What the run is doing now."""
+    record = read(program.folder)
+    if program.process.poll() is not None or any(one.kind is Kind.FINISHED for one in record):
+        return "end"
+    if not record:
+        return "start"
+    if _saves(program.folder / CHECKPOINTS, 0):
+        return "saving"
+    points = [one.step for one in record if one.kind is Kind.PROGRESS]
+    evaluated = [one.step for one in record if one.kind is Kind.EVALUATED]
+    if points and points[-1] % EVALUATE_EVERY == 0 and points[-1] not in evaluated:
+        return "evaluation"
+    return "training" if points and points[-1] >= WARMUP_STEPS else "warm-up"
+
+
+def _stopped(program: Program) -> tuple[str, float, str]:
+    """The phase in which the signal comes, how long the exit takes, and what is wrong."""
+    folder, phase = program.folder, _phase(program)
     if program.process.poll() is not None:
         return "end", 0.0, ""
     sent = time.monotonic()

@@ -1,10 +1,12 @@
 """The scripts that harm runs, for a moment; hours of them are for a person to start."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from emulation_hosts import needs_namespaces
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "faults"
 
@@ -26,6 +28,21 @@ def test_killed_runs_end_equal(parallel: str, seed: str, tmp_path: Path) -> None
     _, _, _, kills, _, end, _ = (cell.strip() for cell in line.split("|"))
     assert len(kills.split(", ")) == 3
     assert end == "equal"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take down a link in a namespace")
+@needs_namespaces
+def test_a_link_that_is_cut_for_a_moment_or_for_good(tmp_path: Path) -> None:
+    options = ("--roles", "worker-0.1", "server-0", "--harms", "link down", "--while", "3")
+    found = lines("links.py", tmp_path / "runs", *options, "--last", "6")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found]
+    assert [(one[0], one[2], one[3]) for one in cells] == [
+        *(("worker-0.1", "3 s", "0"), ("worker-0.1", "good", "1")),
+        *(("server-0", "3 s", "0"), ("server-0", "good", "1")),
+    ]
+    assert cells[1][5].startswith("worker-0.1 (rank 1) is gone: ")
+    assert cells[3][5].startswith("server-0 (rank 4) is gone: ")
 
 
 @pytest.mark.slow

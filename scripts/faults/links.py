@@ -1,0 +1,169 @@
+"""Cuts the link of a rank, or stops it: for a while, and the run goes on; for good, and it ends.
+
+    python scripts/faults/links.py FOLDER --while 5 --patience 60 --last 10
+    python scripts/faults/links.py FOLDER --roles server-0 --while 30
+
+Each rank has a host of its own in an emulated network (root; iproute2), whose link is taken down in
+the middle of training. For each role there are four runs: its link is down for `--while` seconds,
+then up; the same with SIGSTOP and SIGCONT; its link stays down; it stays stopped. In the first two
+the run must end with the weights of the one that nobody has harmed, and without a restart; in the
+others, where a rank is lost after `--last` seconds of silence and nothing is restarted, with exit
+code 1, a message that names the rank, and nobody left. Prints a Markdown table; the exit code is 1
+if something was not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fault_runs import HangError, Program, digest, read, send, start, wait_gone
+
+from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.types import ExitCode
+
+ROLES = ("worker-0.0", "worker-0.1", "worker-1.1", "server-0")
+STEPS, STRUCK_STEP = 150, 30
+GIVEN = (
+    *("parallel=hybrid", "parallel.cuts=[bottom.1]", "gradient=dct"),
+    *("network=emulated", "network.rate=100mbit"),
+    *(f"train.steps={STEPS}", "train.epochs=100", "checkpoint.every=40"),
+)
+GONE_SECONDS = 5.0
+SLACK_SECONDS = 30.0  # of a busy machine, until all have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What is done to a rank, and taken back.
+
+    Attributes:
+        name: for the table.
+        begin: is called with the rank's process id.
+        end: likewise.
+    """
+
+    name: str
+    begin: Callable[[int], object]
+    end: Callable[[int], object]
+
+
+def _set_link(pid: int, state: str) -> None:
+    inside = ["nsenter", f"--target={pid}", "--net"]
+    subprocess.run([*inside, "ip", "link", "set", "eth0", state], check=True)
+
+
+HARMS = (
+    Harm("link down", lambda pid: _set_link(pid, "down"), lambda pid: _set_link(pid, "up")),
+    Harm("stopped", lambda pid: send(pid, signal.SIGSTOP), lambda pid: send(pid, signal.SIGCONT)),
+)
+
+
+def main() -> None:
+    """Make the runs, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
+    parser.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES)
+    parser.add_argument("--harms", nargs="+", choices=[one.name for one in HARMS])
+    parser.add_argument("--while", type=float, default=5.0, dest="seconds")
+    parser.add_argument("--patience", type=float, default=60.0, help="where the harm ends")
+    parser.add_argument("--last", type=float, default=10.0, help="patience where it does not")
+    options = parser.parse_args()
+    whole = options.folder / "whole"
+    in_process = (*GIVEN[:3], *GIVEN[5:], "parallel.world=in_process")
+    if start(whole, in_process).end():
+        raise SystemExit(f"{whole}: the run that nobody has harmed failed")
+    rows: list[list[str]] = []
+    for role in options.roles:
+        for harm in HARMS:
+            if options.harms and harm.name not in options.harms:
+                continue
+            kind = f"{role}-{harm.name.replace(' ', '-')}"
+            passing = _passing(options.folder / f"{kind}-passing", role, harm, options, whole)
+            lasting = _lasting(options.folder / f"{kind}-lasting", role, harm, options)
+            rows += [[role, *passing], [role, *lasting]]
+            print(f"{rows[-2]}\n{rows[-1]}", file=sys.stderr)
+    columns = ("rank", "harm", "for", "exit code", "seconds", "said", "faults")
+    rights = (False, False, True, True, True, False, False)
+    print(markdown.table(columns, rows, rights), end="")
+    sys.exit(any(row[-1] != "none" for row in rows))
+
+
+def _passing(
+    folder: Path, role: str, harm: Harm, options: argparse.Namespace, whole: Path
+) -> list[str]:
+    """A harm that is taken back: nobody notices."""
+    seconds: float = options.seconds
+    program, pid = _struck(folder, role, harm, options.patience)
+    time.sleep(seconds)
+    harm.end(pid)
+    struck = time.monotonic()
+    faults: list[str] = []
+    try:
+        code = program.end()
+    except HangError as error:
+        return [harm.name, f"{seconds:g} s", "–", "–", "–", str(error)]
+    took = time.monotonic() - struck
+    if code != ExitCode.DONE:
+        faults.append(_last_line(folder))
+    elif digest(folder, STEPS) != digest(whole, STEPS):
+        faults.append("other weights")
+    if sum(event.kind is Kind.STARTED for event in read(folder)) != 1:
+        faults.append("restarted")
+    faults += _left(program)
+    return [harm.name, f"{seconds:g} s", str(code), f"{took:.0f}", "–", "; ".join(faults) or "none"]
+
+
+def _lasting(folder: Path, role: str, harm: Harm, options: argparse.Namespace) -> list[str]:
+    """A harm that stays: the run ends, and says who it was."""
+    patience: float = options.last
+    program, _ = _struck(folder, role, harm, patience, "checkpoint.max_restarts=0")
+    struck = time.monotonic()
+    try:
+        code = program.end()
+    except HangError as error:
+        return [harm.name, "good", "–", "–", "–", str(error)]
+    took = time.monotonic() - struck
+    said, faults = _last_line(folder), _left(program)
+    if code != ExitCode.FAILED:
+        faults.append("another exit code")
+    if not said.startswith(f"{role} (rank "):
+        faults.append("another rank is named")
+    if took > 2 * patience + SLACK_SECONDS:
+        faults.append("late")
+    shown = said if len(said) < 100 else f"{said[:100]}…"
+    return [harm.name, "good", str(code), f"{took:.0f}", shown, "; ".join(faults) or "none"]
+
+
+def _struck(
+    folder: Path, role: str, harm: Harm, patience: float, *more: str
+) -> tuple[Program, int]:
+    """A run that has come so far, and the rank that is harmed now."""
+    program = start(folder, [*GIVEN, f"network.patience_seconds={patience}", *more])
+    program.wait_for(1, STRUCK_STEP)
+    pid = program.pids()[role]
+    harm.begin(pid)
+    return program, pid
+
+
+def _left(program: Program) -> list[str]:
+    pids = list(program.pids().values())
+    return [f"left: {pid}" for pid in wait_gone(pids, GONE_SECONDS)]
+
+
+def _last_line(folder: Path) -> str:
+    lines = folder.with_suffix(".txt").read_text(encoding="utf-8").split("\n")
+    return next(line for line in reversed(lines) if line.strip())
+
+
+if __name__ == "__main__":
+    main()
