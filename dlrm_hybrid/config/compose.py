@@ -10,12 +10,14 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
@@ -51,7 +53,7 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     _register_resolvers()
     faults = [fault for fault in map(_half_choice, overrides) if fault]
     overrides = [override for override in overrides if not _half_choice(override)]
-    with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
+    with _composing():
         try:
             values = _compose(overrides)
         except COMPOSE_ERRORS:
@@ -149,6 +151,19 @@ def _register_resolvers() -> None:
     run_id = f"{stamp}-{os.urandom(3).hex()}"
     # Cached, so that one run has one name however often it is resolved.
     OmegaConf.register_new_resolver("run_id", lambda: run_id, use_cache=True, replace=True)
+
+
+@contextmanager
+def _composing() -> Generator[None, None, None]:
+    """Hydra ready to compose, also inside a job that it runs."""
+    state = GlobalHydra.instance()
+    running = state.hydra
+    state.clear()
+    try:
+        with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = running
 
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
-from dlrm_hybrid.config.compose import asks_only, check, values_of
+from dlrm_hybrid.config.compose import asks_only, check, conf_folder, values_of
 from dlrm_hybrid.types import ConfigError
 
 
@@ -10,6 +12,15 @@ def faults(*overrides: str) -> list[str]:
     head, *lines = str(error.value).splitlines()
     assert head.startswith(f"configuration: {len(lines)} fault")
     return [line.strip() for line in lines]
+
+
+def test_a_job_of_hydra_may_compose_another_configuration() -> None:
+    """As `bench bench.what=compressors` does."""
+    with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
+        running = GlobalHydra.instance().hydra
+        assert values_of(["train.batch_size=7"])["train"]["batch_size"] == 7
+        assert GlobalHydra.instance().hydra is running is not None
+    assert GlobalHydra.instance().hydra is None
 
 
 def test_defaults_compose_and_hold() -> None:
