@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,11 @@ def _thread_seconds() -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     main = str(os.getpid())
     for task in TASKS.iterdir():
-        if task.name != main:
+        if task.name == main:
+            continue
+        with suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # a thread that wrote a checkpoint ends
             nanoseconds = int((task / "schedstat").read_text(encoding="ascii").split()[0])
             name = (task / "comm").read_text(encoding="utf-8").strip()
             seconds[f"thread {name}"] += nanoseconds / 1e9
