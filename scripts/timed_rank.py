@@ -176,9 +176,8 @@ def _thread_seconds() -> dict[str, float]:
     for task in TASKS.iterdir():
         if task.name == main:
             continue
-        with suppress(
-            FileNotFoundError, ProcessLookupError
-        ):  # a thread that wrote a checkpoint ends
+        # One that wrote a checkpoint may end while it is looked at.
+        with suppress(FileNotFoundError, ProcessLookupError):
             nanoseconds = int((task / "schedstat").read_text(encoding="ascii").split()[0])
             name = (task / "comm").read_text(encoding="utf-8").strip()
             seconds[f"thread {name}"] += nanoseconds / 1e9
