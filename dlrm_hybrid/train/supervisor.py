@@ -157,7 +157,7 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     code = one.process.exitcode
     assert code is not None
     if one.loss is not None:
-        return Outcome(code, _lost(one.loss, running), lost=True)
+        return Outcome(code, _lost(one, one.loss, running), lost=True)
     if one.failure is not None and code == one.failure.values["exit_code"]:
         return Outcome(code, one.failure.values["message"])
     log = one.rank.log_folder / f"{one.rank.name}.log"
@@ -170,13 +170,17 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     return Outcome(code, f"{one.title} {cause}; see {log}", lost)
 
 
-def _lost(loss: Loss, running: Sequence[Running]) -> str:
-    """Names the rank without which the others could not go on."""
+def _lost(teller: Running, loss: Loss, running: Sequence[Running]) -> str:
+    """Names the rank without which the others could not go on.
+
+    Where it runs and has not told anything, either side may be cut off: both are named.
+    """
     for one in running:
         if one.process.pid is not None and is_stopped(one.process.pid):
             return f"{one.title} has been stopped, by SIGSTOP or a debugger: {loss.cause}"
     losses = {one.rank.index: one.loss for one in running if one.loss is not None}
-    first = first_lost(loss, losses)
-    told = [one for one in (loss, *losses.values()) if first in one.ranks]
-    title = next(one.title for one in running if one.rank.index == first)
-    return f"{title} is gone: {told[0].cause}"
+    named = first_lost(loss, losses)
+    first = next(one for one in running if one.rank.index == named)
+    misses = [one for one in (teller, *running) if one.loss and named in one.loss.ranks]
+    how = f"does not answer {misses[0].title}" if first.process.is_alive() else "is gone"
+    return f"{first.title} {how}: {losses[misses[0].rank.index].cause}"
