@@ -173,7 +173,7 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
 def _lost(teller: Running, loss: Loss, running: Sequence[Running]) -> str:
     """Names the rank without which the others could not go on.
 
-    Where it runs and has not told anything, either side may be cut off: both are named.
+    Where it runs, or itself misses another, either side may be cut off: both are named.
     """
     for one in running:
         if one.process.pid is not None and is_stopped(one.process.pid):
@@ -182,5 +182,9 @@ def _lost(teller: Running, loss: Loss, running: Sequence[Running]) -> str:
     named = first_lost(loss, losses)
     first = next(one for one in running if one.rank.index == named)
     misses = [one for one in (teller, *running) if one.loss and named in one.loss.ranks]
-    how = f"does not answer {misses[0].title}" if first.process.is_alive() else "is gone"
-    return f"{first.title} {how}: {losses[misses[0].rank.index].cause}"
+    # Two that miss each other come before who misses one of them because it has left.
+    missed = () if first.loss is None else first.loss.ranks
+    one = next((one for one in misses if one.rank.index in missed), misses[0])
+    is_there = first.process.is_alive() or first.loss is not None
+    how = f"does not answer {one.title}" if is_there else "is gone"
+    return f"{first.title} {how}: {losses[one.rank.index].cause}"

@@ -162,6 +162,15 @@ def test_who_is_silent_is_named(
     assert outcome.message.startswith(message)
 
 
+def test_of_two_that_miss_each_other_both_are_named(tmp_path: Path) -> None:
+    arguments = [json.dumps([str(tmp_path), 2, one]) for one in ([1], [0])]
+    entry = f"{__name__}:waits_in_vain"
+    outcome = run_ranks(ranks(tmp_path, *arguments), entry, lambda event: None)
+    one, other = outcome.message.split(" does not answer ")
+    assert {one, other[:17]} == {"worker-0 (rank 0)", "worker-1 (rank 1)"}
+    assert outcome.message.endswith(f": nothing from [{one[-2]}]")
+
+
 def test_nobody_starts_again_after_a_signal(tmp_path: Path) -> None:
     asked: list[Outcome] = []
 
