@@ -32,8 +32,9 @@ from dlrm_hybrid.types import ConfigError
 
 Job = Callable[[Mapping[str, Any], Path, Sequence[str]], None]
 # What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
-# number, an integer of thousands of digits.
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
+# number, an integer of thousands of digits, a package without a group.
+UNCHECKED = (ValueError, TypeError, AssertionError)
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 ROOT = "config"
 
 
@@ -209,7 +210,7 @@ def _sift(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def _message(override: str, error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return f"{override}: cannot be read as key=value"
-    if isinstance(error, ValueError | TypeError):
+    if isinstance(error, UNCHECKED):
         return f"{override}: is no choice of a group, nor a value of a key"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].startswith("Could not override"):

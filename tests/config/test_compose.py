@@ -72,6 +72,7 @@ def test_every_choice_holds(choice: str) -> None:
         ),
         ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),
         ("model=1", "model=1: is no choice of a group, nor a value of a key"),
+        ("+@ata.raw=[]", "+@ata.raw=[]: is no choice of a group, nor a value of a key"),
         ("model=[[1]]", "model=[[1]]: is no choice of a group, nor a value of a key"),
         ("train.seed=a\nb", "train.seed=a\\nb: cannot be read as key=value"),
         ("name=\x1b[31m\0", "name=\\x1b[31m\\x00: cannot be read as key=value"),
