@@ -6,10 +6,10 @@
 Each rank has a host of its own in an emulated network (root; iproute2), whose link is taken down in
 the middle of training. For each role there are four runs: its link is down for `--while` seconds,
 then up; the same with SIGSTOP and SIGCONT; its link stays down; it stays stopped. In the first two
-the run must end with the weights of the one that nobody has harmed, and without a restart; in the
-others, where a rank is lost after `--last` seconds of silence and nothing is restarted, it must end
-with exit code 1, a message that names who was not heard any more, and nobody left. Prints a Markdown
-table; the exit code is 1 if something was not as it must be.
+the run must end with the weights of the one that nobody has harmed, and without a restart. In the
+others a rank is lost after `--last` seconds of silence and nothing is restarted: the run must end
+with exit code 1 and a message that names who was not heard any more, and leave nobody. Prints a
+Markdown table; the exit code is 1 if something was not as it must be.
 """
 
 from __future__ import annotations
