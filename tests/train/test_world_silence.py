@@ -51,5 +51,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(
     (struck,) = all_struck(folder)
     seconds = starts[-1].time_seconds - struck.time
     assert PATIENCE_SECONDS <= seconds < 2 * PATIENCE_SECONDS + START_SECONDS
-    assert (starts[-1].step, summary(folder)["restarts"]) == (5, 1)
+    # The checkpoint of step 5 counts once somebody has heard that all have written theirs.
+    assert starts[-1].step in (0, 5)
+    assert summary(folder)["restarts"] == 1
     assert_same(folder, unbroken, STEPS)
