@@ -78,11 +78,15 @@ def _turns(x_BN: Tensor, keep: int, generator: torch.Generator) -> Mapping[str, 
     """What is compared, each on memory of its own."""
     weight_NM = torch.randn(WIDTH, WIDTH, generator=generator)
     sum_BN, left_BM = torch.zeros_like(x_BN), torch.empty_like(x_BN)
-    input_BN = x_BN.numpy()
     indices_N = np.empty(x_BN.numel(), np.int32)
-    values_N, out_N = np.empty((2, x_BN.numel()), np.float32)
+    values_N, out_N = np.empty(x_BN.numel(), np.float32), torch.empty_like(x_BN)
     tau_B = np.empty(x_BN.shape[0], np.float32)
-    kept = encode_rows(input_BN, keep, indices_N, values_N, tau_B)
+
+    def encode() -> int:
+        rows, width = x_BN.shape
+        return encode_rows(x_BN.data_ptr(), rows, width, keep, indices_N, values_N, tau_B)
+
+    kept = encode()
     indices_K, values_K = indices_N[:kept].copy(), values_N[:kept].copy()
     gathered_K = np.empty_like(values_K)
 
@@ -93,9 +97,9 @@ def _turns(x_BN: Tensor, keep: int, generator: torch.Generator) -> Mapping[str, 
         "pass": lambda: sum_BN.add_(x_BN),
         "layer": lambda: torch.mm(x_BN, weight_NM, out=left_BM),
         "topk": topk,
-        "encode": lambda: encode_rows(input_BN, keep, indices_N, values_N, tau_B),
-        "decode": lambda: decode_rows(indices_K, values_K, out_N),
-        "gather": lambda: gather(input_BN.reshape(-1), indices_K, gathered_K),
+        "encode": encode,
+        "decode": lambda: decode_rows(indices_K, values_K, out_N.data_ptr(), out_N.numel()),
+        "gather": lambda: gather(x_BN.data_ptr(), x_BN.numel(), indices_K, gathered_K),
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.kernels.halves import nearest_bfloat16
 from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
@@ -22,8 +23,7 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _QUIET = np.uint32(0x00400000)
 _ONE = np.uint32(1)
-# What each type drops of a float32's fraction, half of that less one, and its largest number.
-_DROPPED_16, _HALF_16, _LARGEST_16 = np.uint32(0xFFFF), np.uint32(0x7FFF), np.uint32(0x7F7F0000)
+# What float16 drops of a float32's fraction, half of that less one, and its largest number.
 _DROPPED_13, _HALF_13, _LARGEST_13 = np.uint32(0x1FFF), np.uint32(0x0FFF), np.uint32(0x477FE000)
 _SHIFT_16, _SHIFT_13 = np.uint32(16), np.uint32(13)
 # Below 2**-14 float16 counts in steps of 2**-24, and so does float32 from 0.5 to 1.
@@ -39,13 +39,14 @@ _HALF_SIGN, _HALF_INFINITY = np.uint32(0x8000), np.uint32(0x7C00)
 def narrow_bfloat16(words_K: Words, out_K: Words) -> None:
     """Round the float32 whose bits are `words_K`; finite values stay finite, NaN stays NaN."""
     for k in range(words_K.size):
-        word = words_K[k]
-        size = np.uint32(word & _MAGNITUDE)
-        even = np.uint32(np.uint32(size >> _SHIFT_16) & _ONE)
-        rounded = np.uint32(np.uint32(size + np.uint32(_HALF_16 + even)) & ~_DROPPED_16)
-        rounded = min(rounded, _LARGEST_16)
-        special = np.uint32(np.uint32(size | (_QUIET if size > _INFINITY else 0)) & ~_DROPPED_16)
-        out_K[k] = (word & _SIGN) | (special if size >= _INFINITY else rounded)
+        out_K[k] = nearest_bfloat16(words_K[k])
+
+
+@kernel
+def bfloat16_bits(words_K: Words, out_K: Halves) -> None:
+    """The 16 bits of the nearest bfloat16 of each."""
+    for k in range(words_K.size):
+        out_K[k] = nearest_bfloat16(words_K[k]) >> _SHIFT_16
 
 
 @kernel

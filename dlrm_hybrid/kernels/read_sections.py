@@ -27,6 +27,7 @@ _ESCAPE_BITS = _MOST_ONES + 32
 _STOP = np.uint64(1 << _MOST_ONES)
 _GAP = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)
+_HALF, _FIRST, _SECOND = np.uint64(16), np.uint64(0xFFFF), np.uint64(0xFFFF0000)
 
 
 @kernel
@@ -186,11 +187,27 @@ def _copy(data: Bytes, out: Bytes) -> None:
 
 
 @kernel
+def _copy_to_upper_halves(data: Bytes, words: Bytes) -> None:
+    """Two bytes to the upper half of every word of four, zeros to the lower one."""
+    quads = data.size // 8
+    for quad in range(quads):
+        four = load64(data, 8 * quad)
+        for two in range(2):
+            word = (four & _FIRST) << _HALF | (four & _SECOND) << np.uint64(32)
+            store64(words, 16 * quad + 8 * two, word)
+            four >>= np.uint64(32)
+    for half in range(4 * quads, data.size // 2):
+        words[4 * half : 4 * half + 2] = 0
+        words[4 * half + 2 : 4 * half + 4] = data[2 * half : 2 * half + 2]
+
+
+@kernel
 def read_sections(
     data: Bytes,
     heads_T3: Int64s,
     width: int,
     value_bytes: int,
+    taken_bytes: int,
     bounds_E: Int64s,
     indices_K: Int32s,
     values: Bytes,
@@ -202,10 +219,11 @@ def read_sections(
         heads_T3: form of each section, elements of its tensor, bytes.
         width: of the matrices that all tensors are; there is no ROWS where it is 0.
         value_bytes: of a value.
+        taken_bytes: of a value in `values`: as many, or 4, of which a bfloat16 is the upper half.
         bounds_E: receives where the elements of each begin, and the end of the last.
         indices_K: receives positions in their tensors, rising; has room for as many as there are
             values of this size in `data`.
-        values: receives the bytes of their values; has room for as many.
+        values: receives their values; has room for as many.
 
     Returns:
         -1, or twice the first tensor that cannot be read, plus SIZE or CONTENT.
@@ -221,7 +239,11 @@ def read_sections(
         chosen_K = indices_K[at : at + number]
         if not _read(own, form, count, width, start, value_bytes, chosen_K):
             return 2 * tensor + CONTENT
-        _copy(own[start:], values[value_bytes * at :])
+        taken = values[taken_bytes * at : taken_bytes * (at + number)]
+        if taken_bytes == value_bytes:
+            _copy(own[start:], taken)
+        else:
+            _copy_to_upper_halves(own[start:], taken)
         first += num_bytes
         at += number
         bounds_E[tensor + 1] = at

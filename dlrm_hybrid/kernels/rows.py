@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray
 
 from dlrm_hybrid.kernels.bits import (
     BLOCK,
+    floats_at,
     mask64_ge,
     mask64_ge_int16,
     population,
@@ -37,7 +39,13 @@ SMALLEST = np.float32(1e-45)
 
 @kernel
 def encode_rows(
-    x_BN: Float32s, keep: int, indices_K: Int32s, values_K: Float32s, tau_B: Float32s
+    x: int,
+    rows: int,
+    width: int,
+    keep: int,
+    indices_K: Int32s,
+    values_K: Float32s,
+    tau_B: Float32s,
 ) -> int:
     """Find the elements of every row that reach its `keep`-th largest magnitude and are not 0.
 
@@ -45,7 +53,9 @@ def encode_rows(
     that tie with it are kept (Gupta et al., KDD 2021, algorithm 2).
 
     Args:
-        x_BN: contiguous, like all the others.
+        x: address of B * N elements.
+        rows: B.
+        width: N.
         keep: 1 to N.
         indices_K: receives flat positions in ascending order; has room for B * N.
         values_K: receives their values; has room for B * N.
@@ -54,7 +64,7 @@ def encode_rows(
     Returns:
         how many are kept, or -1 if a value is not finite; the outputs are then of no use.
     """
-    rows, width = x_BN.shape
+    x_BN = carray(floats_at(x), (rows, width))
     blocks = width // BLOCK * BLOCK
     upper_N = np.full((width + BLOCK - 1) // BLOCK * BLOCK, np.int16(-1), np.int16)
     lower_M = np.empty(width, np.int32)
@@ -89,16 +99,18 @@ def encode_rows(
 
 
 @kernel
-def decode_rows(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
-    """Write values to their places, 0 to all others."""
+def decode_rows(indices_K: Int32s, values_K: Float32s, out: int, count: int) -> None:
+    """Write values to their places, 0 to all others, of `count` elements at address `out`."""
+    out_N = carray(floats_at(out), count)
     out_N[:] = np.float32(0)
     for k in range(indices_K.size):
         out_N[indices_K[k]] = values_K[k]
 
 
 @kernel
-def gather(x_N: Float32s, indices_K: Int32s, out_K: Float32s) -> None:
-    """Read the values at the given places."""
+def gather(x: int, count: int, indices_K: Int32s, out_K: Float32s) -> None:
+    """Read the values at the given places of `count` elements at address `x`."""
+    x_N = carray(floats_at(x), count)
     for k in range(indices_K.size):
         out_K[k] = x_N[indices_K[k]]
 

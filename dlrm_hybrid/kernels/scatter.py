@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numba import carray
 
 from dlrm_hybrid.kernels.bits import floats_at, trailing_zeros
+from dlrm_hybrid.kernels.halves import nearest_bfloat16
 from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
@@ -138,6 +139,7 @@ def give_back(
     values_K: Float32s,
     rounded_K: Float32s,
     residual_N: Float32s,
+    rounds: bool,
 ) -> None:
     """Overwrite elements of residuals with what rounding took, and drop what became zero.
 
@@ -149,7 +151,12 @@ def give_back(
         values_K: before rounding.
         rounded_K: after it; move up too.
         residual_N: of all tensors.
+        rounds: to bfloat16, which `rounded_K` receives; else the caller has done it.
     """
+    if rounds:
+        words_K, rounded_words_K = values_K.view(np.uint32), rounded_K.view(np.uint32)
+        for k in range(words_K.size):
+            rounded_words_K[k] = nearest_bfloat16(words_K[k])
     kept = 0
     first = bounds_E[0]
     for tensor in range(bounds_E.size - 1):

@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import load64, store64
+from dlrm_hybrid.kernels.halves import nearest_bfloat16
 from dlrm_hybrid.kernels.jit import kernel
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
+Halves = npt.NDArray[np.uint16]
 
 STORE_BYTES = 8  # the encoder writes so many at a time
 
@@ -36,6 +39,7 @@ _MOST_ONES = 24
 _ESCAPE_BITS = _MOST_ONES + 32
 _ONES = np.uint64((1 << _MOST_ONES) - 1)
 _ONE = np.uint64(1)
+_HALF_BITS = np.uint32(16)
 
 
 @kernel
@@ -103,12 +107,19 @@ def _copy(data: Bytes, out: Bytes) -> None:
 
 
 @kernel
+def _round(words: Words, halves: Halves) -> None:
+    for k in range(words.size):
+        halves[k] = nearest_bfloat16(words[k]) >> _HALF_BITS
+
+
+@kernel
 def write_sections(
     counts_T: Int64s,
     bounds_E: Int64s,
     width: int,
     indices_K: Int32s,
     values: Bytes,
+    value_bytes: int,
     forms_T3: Int64s,
     out: Bytes,
 ) -> None:
@@ -120,10 +131,11 @@ def write_sections(
         width: of the matrices that all tensors are, for ROWS.
         indices_K: positions in their tensors.
         values: K values of 2 or 4 bytes each.
+        value_bytes: of a value when written: as many, or 2 of the nearest bfloat16.
         forms_T3: as `choose_forms` has found them.
         out: has room for the indices, the values, and STORE_BYTES.
     """
-    value_bytes = values.size // max(indices_K.size, 1)
+    given_bytes = values.size // max(indices_K.size, 1)
     at = np.int64(0)
     for tensor in range(counts_T.size):
         first, last = bounds_E[tensor], bounds_E[tensor + 1]
@@ -141,5 +153,12 @@ def write_sections(
         elif form == _ROWS:
             _write_rows(chosen_K, counts_T[tensor] // width, width, own)
         at += num_bytes
-        _copy(values[value_bytes * first : value_bytes * last], out[at:])
-        at += value_bytes * (last - first)
+        given, end = (
+            values[given_bytes * first : given_bytes * last],
+            at + value_bytes * (last - first),
+        )
+        if given_bytes == value_bytes:
+            _copy(given, out[at:])
+        else:
+            _round(given.view(np.uint32), out[at:end].view(np.uint16))
+        at = end

@@ -112,7 +112,7 @@ class ServerClient:
                 f"step {self._pushed} is due, with version {needed}"
             )
         self._pushed += 1
-        own = {name: gradients[name].detach().contiguous() for name in self._replica}
+        own = {name: gradients[name].contiguous() for name in self._replica}
         sections = self._compressor.encode(own, step)
         return [self._push(owner, step, sections) for owner in self._units]
 

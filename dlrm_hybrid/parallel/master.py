@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.kernels.rows import gather
 from dlrm_hybrid.kernels.scatter import put
 from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
@@ -62,19 +63,18 @@ class Master:
         The optimizer must leave elements alone whose gradient is zero.
         """
         learning = self._learning
-        weight_N = self.weights[name].view(-1).numpy()
-        state_N = {slot: tensor.view(-1).numpy() for slot, tensor in self._state[name].items()}
-        weight_K = _at(weight_N, index_K)
-        state_K = {slot: _at(array_N, index_K) for slot, array_N in state_N.items()}
+        weight, state = self.weights[name], self._state[name]
+        weight_K = _at(weight, index_K)
+        state_K = {slot: _at(tensor, index_K) for slot, tensor in state.items()}
         learning.optimizer.apply(
             torch.from_numpy(weight_K),
             torch.from_numpy(gradient_K),
             {slot: torch.from_numpy(array_K) for slot, array_K in state_K.items()},
             learning.schedule.lr(step),
         )
-        put(index_K, weight_K, weight_N)
+        put(index_K, weight_K, weight.view(-1).numpy())
         for slot, array_K in state_K.items():
-            put(index_K, array_K, state_N[slot])
+            put(index_K, array_K, state[slot].view(-1).numpy())
         return weight_K
 
     @property
@@ -106,7 +106,7 @@ def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
         tensor.copy_(value)
 
 
-def _at(array_N: Array, index_K: NDArray[np.int32]) -> Array:
+def _at(tensor: Tensor, index_K: NDArray[np.int32]) -> Array:
     array_K = np.empty(index_K.size, np.float32)
-    gather(array_N, index_K, array_K)
+    gather(address_of(tensor), tensor.numel(), index_K, array_K)
     return array_K

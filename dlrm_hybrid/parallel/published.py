@@ -56,6 +56,7 @@ class Published:
         self._weight_N = weight_N
         self.is_rounded = dtype is not Dtype.FLOAT32
         self.value_N = weight_N.copy() if self.is_rounded else weight_N
+        self._value = self.value_N.ctypes.data
 
     def tell_all(self) -> list[Section]:
         """Publish all elements; the sections may view the weights."""
@@ -79,7 +80,7 @@ class Published:
         told_K = weight_K
         if self.is_rounded:
             value_K = np.empty_like(weight_K)
-            gather(self.value_N, places_K, value_K)
+            gather(self._value, self.value_N.size, places_K, value_K)
             told_K = narrow(weight_K - value_K, self._dtype)
             put(places_K, value_K + told_K, self.value_N)
         bounds_E, indices_K = np.empty_like(self._firsts_E), np.empty_like(places_K)

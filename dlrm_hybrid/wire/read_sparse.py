@@ -29,6 +29,7 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 MAX_COUNT = 2**31 - 1
+FLOAT_BYTES = ELEMENT_BYTES[Dtype.FLOAT32]
 
 
 class Parts(NamedTuple):
@@ -61,14 +62,18 @@ def read(sections: Sequence[Section], width: int) -> Parts:
     heads = [(int(one.encoding), one.count, len(one.payload)) for one in sections]
     room = data.size // value_bytes
     bounds_E, indices_K = np.empty(len(sections) + 1, np.int64), np.empty(room, np.int32)
-    values = np.empty(room * value_bytes, np.uint8)
+    # A bfloat16 is half of a float32: read into its place, no pass of its own.
+    taken_bytes = value_bytes if dtype is Dtype.FLOAT16 else FLOAT_BYTES
+    values = np.empty(room * taken_bytes, np.uint8)
     heads_T3 = np.array(heads, np.int64).reshape(-1, 3)
-    fault = read_sections(data, heads_T3, width, value_bytes, bounds_E, indices_K, values)
+    fault = read_sections(
+        data, heads_T3, width, value_bytes, taken_bytes, bounds_E, indices_K, values
+    )
     if fault >= 0:
         raise _fault(sections[fault // 2], fault % 2)
     size = int(bounds_E[-1])
-    values = values[: size * value_bytes]
-    values_K = values.view(np.float32) if dtype is Dtype.FLOAT32 else unpack(values, dtype)
+    values = values[: size * taken_bytes]
+    values_K = unpack(values, dtype) if dtype is Dtype.FLOAT16 else values.view(np.float32)
     return Parts(bounds_E, indices_K[:size], values_K)
 
 

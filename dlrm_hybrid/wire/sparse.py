@@ -61,7 +61,7 @@ def rows(
         tensor: number of the tensor.
         shape: B rows and their width; ROWS needs a width of at most 256, and no row of 256.
         indices_K: int32, contiguous, rising: row times width plus column.
-        values_K: float32, contiguous, already rounded by `wire.values.narrow`.
+        values_K: float32, contiguous, rounded as `wire.values.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
         allow_rice: whether RICE may be used, which takes longer than ROWS to write and to read.
 
@@ -90,7 +90,7 @@ def sparse_all(
         bounds_E: int64, T + 1 places: where the elements of each begin among the K of all, and the
             end of the last.
         indices_K: int32, contiguous, those of each tensor rising from 0 to its count - 1.
-        values_K: float32, contiguous, already rounded by `wire.values.narrow`.
+        values_K: float32, contiguous, rounded as `wire.values.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
 
     Raises:
@@ -162,12 +162,12 @@ def _written(
     fault = choose_forms(counts_T, bounds_E, width, allow_rice, value_bytes, indices_K, forms_T3)
     if fault >= 0:
         raise ValueError(f"indices do not rise from 0 to {int(counts_T[fault]) - 1}")
-    values = pack(values_K, dtype)
+    # The kernel rounds to bfloat16 by the way: no pass of its own.
+    values = pack(values_K, dtype) if dtype is Dtype.FLOAT16 else values_K.view(np.uint8)
     chosen, bounds = forms_T3.tolist(), bounds_E.tolist()
-    out = np.empty(
-        sum(num_bytes for _, num_bytes, _ in chosen) + values.size + STORE_BYTES, np.uint8
-    )
-    write_sections(counts_T, bounds_E, width, indices_K, values, forms_T3, out)
+    size = sum(num_bytes for _, num_bytes, _ in chosen) + value_bytes * indices_K.size
+    out = np.empty(size + STORE_BYTES, np.uint8)
+    write_sections(counts_T, bounds_E, width, indices_K, values, value_bytes, forms_T3, out)
     made: list[Section] = []
     payloads, start = out.data, 0
     for place, (form, num_bytes, _) in enumerate(chosen):

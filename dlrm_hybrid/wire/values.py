@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.narrow import (
+    bfloat16_bits,
     float16_bits,
     from_float16_bits,
     narrow_bfloat16,
@@ -44,24 +45,8 @@ def narrow(values_K: Float32s, dtype: Dtype) -> Float32s:
     return out_K
 
 
-def write(values_K: Float32s, dtype: Dtype, payload: NDArray[np.uint8]) -> None:
-    """Fill `payload`, aligned for `dtype`, with the bytes of values that `narrow` has rounded.
-
-    Args:
-        values_K: float32, contiguous.
-        dtype: FLOAT32, BFLOAT16 or FLOAT16.
-        payload: uint8, as many bytes as the values have in `dtype`.
-    """
-    if dtype is Dtype.FLOAT32:
-        payload.view(np.float32)[:] = values_K
-    elif dtype is Dtype.BFLOAT16:
-        payload.view(np.uint16)[:] = values_K.view(np.uint16)[1::2]
-    else:
-        float16_bits(values_K.view(np.uint32), values_K, payload.view(np.uint16))
-
-
 def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
-    """The bytes of values that `narrow` has rounded; a view of them for FLOAT32.
+    """The bytes of values, rounded as `narrow` does; a view of them for FLOAT32.
 
     Args:
         values_K: float32, contiguous.
@@ -69,13 +54,17 @@ def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
     """
     if dtype is Dtype.FLOAT32:
         return values_K.view(np.uint8)
-    payload = np.empty(values_K.size * ELEMENT_BYTES[dtype], np.uint8)
-    write(values_K, dtype, payload)
-    return payload
+    halves_K = np.empty(values_K.size, np.uint16)
+    if dtype is Dtype.BFLOAT16:
+        bfloat16_bits(values_K.view(np.uint32), halves_K)
+    else:
+        rounded_K = narrow(values_K, dtype)
+        float16_bits(rounded_K.view(np.uint32), rounded_K, halves_K)
+    return halves_K.view(np.uint8)
 
 
 def unpack(payload: bytes | memoryview | NDArray[Any], dtype: Dtype) -> Float32s:
-    """The values of `pack`, in memory of their own.
+    """The values whose bytes `pack` gives, in memory of their own.
 
     Args:
         payload: as many bytes as some number of values has, at any address.
@@ -93,7 +82,7 @@ def unpack(payload: bytes | memoryview | NDArray[Any], dtype: Dtype) -> Float32s
 
 
 def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
-    """A dense section of K values that `narrow` has rounded; FLOAT32 is a view of them.
+    """A dense section of K values, rounded as `narrow` does; FLOAT32 is a view of them.
 
     Args:
         tensor: number of the tensor.

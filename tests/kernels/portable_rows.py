@@ -28,6 +28,7 @@ from dlrm_hybrid.kernels.moments import (
     sums,
 )
 from dlrm_hybrid.kernels.narrow import (
+    bfloat16_bits,
     float16_bits,
     from_float16_bits,
     narrow_bfloat16,
@@ -92,7 +93,7 @@ def scattered() -> Outputs:
     rest_N = np.zeros(200, np.float32)
     outputs: Outputs = [sum_N, touched_W, union_K.copy(), taken_K, out_N]
     bounds_E, rounded_K = np.array([0, union_K.size]), np.rint(taken_K)
-    give_back(np.array([0, 200]), bounds_E, union_K, taken_K, rounded_K, rest_N)
+    give_back(np.array([0, 200]), bounds_E, union_K, taken_K, rounded_K, rest_N, False)
     return [*outputs, bounds_E, union_K, rounded_K, rest_N]
 
 
@@ -169,11 +170,11 @@ def kept_of_rows() -> Outputs:
         x_BN = np.maximum(floats(5 * width, 4), -0.5).reshape(5, width)
         indices_K, values_K = np.zeros(x_BN.size, np.int32), np.zeros(x_BN.size, np.float32)
         tau_B, out_N = np.zeros(5, np.float32), np.ones(x_BN.size, np.float32)
-        kept = encode_rows(x_BN, keep, indices_K, values_K, tau_B)
+        kept = encode_rows(x_BN.ctypes.data, 5, width, keep, indices_K, values_K, tau_B)
         indices_K, values_K = indices_K[:kept], values_K[:kept]
-        decode_rows(indices_K, values_K, out_N)
+        decode_rows(indices_K, values_K, out_N.ctypes.data, out_N.size)
         gathered_K = np.empty(kept, np.float32)
-        gather(x_BN.reshape(-1), indices_K, gathered_K)
+        gather(x_BN.ctypes.data, x_BN.size, indices_K, gathered_K)
         outputs += [indices_K, values_K, tau_B, out_N, gathered_K]
     return outputs
 
@@ -183,12 +184,14 @@ def narrowed() -> Outputs:
     values_K = words_K.view(np.float32)
     upper_K, halves_K = np.empty_like(words_K), np.empty(words_K.size, np.uint16)
     narrow_bfloat16(words_K, upper_K)
+    bfloat16_K = np.empty_like(halves_K)
+    bfloat16_bits(words_K, bfloat16_K)
     wide_K = np.empty_like(words_K)
     narrow_float16(words_K, values_K, wide_K, wide_K.view(np.float32))
     float16_bits(wide_K, wide_K.view(np.float32), halves_K)
     back_K = np.empty_like(words_K)
     from_float16_bits(halves_K, back_K, back_K.view(np.float32))
-    return [upper_K, wide_K, halves_K, back_K]
+    return [upper_K, bfloat16_K, wide_K, halves_K, back_K]
 
 
 def coded() -> Outputs:
@@ -198,10 +201,10 @@ def coded() -> Outputs:
     gaps = np.zeros(bits // 8 + 1 + STORE_BYTES, np.uint8)
     encode(indices_K, parameter, gaps)
     told = [parameter, bits, decode(gaps, 0, parameter, 4000, back_K)]
-    return [np.array(told), gaps, back_K, *sections(0), *sections(200)]
+    return [np.array(told), gaps, back_K, *sections(0, 4), *sections(200, 4), *sections(0, 2)]
 
 
-def sections(width: int) -> Outputs:
+def sections(width: int, value_bytes: int) -> Outputs:
     counts_T, bounds_E, parts = np.array([200, 40, 2000, 5000]), [0], []
     for count, chance in zip(counts_T.tolist(), (1.0, 0.5, 0.01, 0.1), strict=True):
         parts.append(np.flatnonzero(np.random.default_rng(8).random(count) < chance))
@@ -209,14 +212,14 @@ def sections(width: int) -> Outputs:
     indices_K = np.concatenate(parts).astype(np.int32)
     values = floats(indices_K.size, 9).view(np.uint8)
     forms_T3, bounds_E = np.zeros((4, 3), np.int64), np.array(bounds_E)
-    choose_forms(counts_T, bounds_E, width, width == 0, 4, indices_K, forms_T3)
-    sizes_T = forms_T3[:, 1] + 4 * np.diff(bounds_E)
+    choose_forms(counts_T, bounds_E, width, width == 0, value_bytes, indices_K, forms_T3)
+    sizes_T = forms_T3[:, 1] + value_bytes * np.diff(bounds_E)
     out = np.zeros(sizes_T.sum() + STORE_BYTES, np.uint8)
-    write_sections(counts_T, bounds_E, width, indices_K, values, forms_T3, out)
+    write_sections(counts_T, bounds_E, width, indices_K, values, value_bytes, forms_T3, out)
     data, back_E, back_K = out[: sizes_T.sum()], np.zeros_like(bounds_E), np.zeros_like(indices_K)
     data.flags.writeable = False
     back, heads_T3 = np.zeros_like(values), np.stack([forms_T3[:, 0], counts_T, sizes_T], axis=1)
-    told = read_sections(data, heads_T3, width, 4, back_E, back_K, back)
+    told = read_sections(data, heads_T3, width, value_bytes, 4, back_E, back_K, back)
     return [np.array(told), forms_T3, data, back_E, back_K, back]
 
 

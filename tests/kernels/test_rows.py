@@ -19,7 +19,7 @@ def run(x_BN: Float32s, keep: int) -> tuple[int, NDArray[np.int32], Float32s, Fl
     indices_K = np.full(x_BN.size, -7, np.int32)
     values_K = np.full(x_BN.size, -7, np.float32)
     tau_B = np.full(x_BN.shape[0], -7, np.float32)
-    count = encode_rows(x_BN, keep, indices_K, values_K, tau_B)
+    count = encode_rows(x_BN.ctypes.data, *x_BN.shape, keep, indices_K, values_K, tau_B)
     return count, indices_K[: max(count, 0)], values_K[: max(count, 0)], tau_B
 
 
@@ -32,7 +32,7 @@ def check(x_BN: Float32s, keep: int) -> None:
     np.testing.assert_array_equal(indices_K, np.flatnonzero(kept_BN))
     assert values_K.tobytes() == x_BN[kept_BN].tobytes()
     out_N = np.full(x_BN.size, np.nan, np.float32)
-    decode_rows(indices_K, values_K, out_N)
+    decode_rows(indices_K, values_K, out_N.ctypes.data, out_N.size)
     assert out_N.tobytes() == np.where(kept_BN, x_BN, np.float32(0)).tobytes()
 
 
@@ -94,5 +94,5 @@ def test_gathered_values_are_those_at_the_places(x_N: Float32s, data: st.DataObj
     taken_N = data.draw(arrays(np.bool_, x_N.size))
     indices_K = np.flatnonzero(taken_N).astype(np.int32)
     out_K = np.empty(indices_K.size, np.float32)
-    gather(x_N, indices_K, out_K)
+    gather(x_N.ctypes.data, x_N.size, indices_K, out_K)
     assert out_K.tobytes() == x_N[taken_N].tobytes()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dlrm_hybrid.kernels.narrow import narrow_bfloat16
 from dlrm_hybrid.kernels.scatter import (
     collect,
     give_back,
@@ -81,8 +82,28 @@ def test_what_rounding_took_is_given_back() -> None:
     rounded_K = np.array([1, 0, -3, 0, 2], np.float32)
     residual_N = np.full(10, 9, np.float32)
     bounds_E = np.array([0, 3, 3, 5])
-    give_back(np.array([0, 6, 6, 10]), bounds_E, indices_K, values_K, rounded_K, residual_N)
+    firsts_E = np.array([0, 6, 6, 10])
+    give_back(firsts_E, bounds_E, indices_K, values_K, rounded_K, residual_N, False)
     tiny = np.float32(1e-9)
     assert residual_N.tolist() == [0.25, 9, tiny, 9, 9, 0, 9, -tiny, 9, 0.5]
     assert bounds_E.tolist() == [0, 2, 2, 3]
     assert (indices_K[:3].tolist(), rounded_K[:3].tolist()) == ([0, 5, 3], [1, -3, 2])
+
+
+def test_rounding_on_the_way_is_rounding_before() -> None:
+    firsts_E = np.array([0, 40, 50])
+    values_K = np.random.default_rng(3).normal(size=20).astype(np.float32)
+    values_K[3] = 1e-45  # half of the smallest bfloat16 and less: becomes zero and stays
+    rounded_K, outcomes = np.empty_like(values_K), []
+    narrow_bfloat16(values_K.view(np.uint32), rounded_K.view(np.uint32))
+    assert (rounded_K != values_K).any()
+    for rounds in (False, True):
+        out_K = np.full_like(values_K, 7) if rounds else rounded_K.copy()
+        indices_K = np.r_[0:30:2, 1:10:2].astype(np.int32)
+        bounds_E, residual_N = np.array([0, 15, 20]), np.zeros(50, np.float32)
+        give_back(firsts_E, bounds_E, indices_K, values_K, out_K, residual_N, rounds)
+        kept = bounds_E[-1]
+        outcomes.append([bounds_E, indices_K[:kept], out_K[:kept], residual_N])
+    for before, by_the_way in zip(*outcomes, strict=True):
+        assert before.tobytes() == by_the_way.tobytes()
+    assert outcomes[0][0].tolist() == [0, 14, 19]

@@ -26,10 +26,11 @@ from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
 from dlrm_hybrid.compress.activation.largest import largest_of_rows
 from dlrm_hybrid.compress.activation.received import only_section, scattered
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
+from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.kernels.rows import gather
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
-from dlrm_hybrid.wire.values import narrow, packed, values_of
+from dlrm_hybrid.wire.values import packed, values_of
 
 
 class _Mask(NamedTuple):
@@ -60,13 +61,13 @@ class ThresholdCodec:
         Raises:
             DivergedError: an activation is not finite; names step, boundary and micro-batch.
         """
-        largest = largest_of_rows(x_BN.numpy(), self._sparsity, key)
+        largest = largest_of_rows(x_BN, self._sparsity, key)
         self._tally.add(key.boundary, x_BN.numel(), largest.indices_K.size, largest.tau_B)
         section = rows(
             0,
             (x_BN.shape[0], x_BN.shape[1]),
             largest.indices_K,
-            narrow(largest.values_K, self._dtype),
+            largest.values_K,
             self._dtype,
             allow_rice=self._allow_rice,
         )
@@ -82,8 +83,8 @@ class ThresholdCodec:
         """The gradients of what was received."""
         mask: _Mask = saved
         values_K = np.empty(mask.indices_K.size, np.float32)
-        gather(g_BN.view(-1).numpy(), mask.indices_K, values_K)
-        return (packed(0, narrow(values_K, self._dtype), self._dtype),)
+        gather(address_of(g_BN), g_BN.numel(), mask.indices_K, values_K)
+        return (packed(0, values_K, self._dtype),)
 
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
         """The gradient, 0 where nothing was sent."""

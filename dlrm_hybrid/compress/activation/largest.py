@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key
+from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
 from dlrm_hybrid.kernels.rows import encode_rows
 from dlrm_hybrid.types import DivergedError
@@ -32,7 +34,7 @@ class Largest(NamedTuple):
     tau_B: Float32s
 
 
-def largest_of_rows(x_BN: Float32s, sparsity: float, key: Key) -> Largest:
+def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> Largest:
     """In every row what reaches the element that a sparsity names, zeros excepted.
 
     Args:
@@ -45,10 +47,11 @@ def largest_of_rows(x_BN: Float32s, sparsity: float, key: Key) -> Largest:
     Source: Gupta et al., KDD 2021, algorithm 2.
     """
     rows, width = x_BN.shape
-    indices_N = np.empty(x_BN.size, np.int32)
-    values_N = np.empty(x_BN.size, np.float32)
+    indices_N = np.empty(rows * width, np.int32)
+    values_N = np.empty(rows * width, np.float32)
     tau_B = np.empty(rows, np.float32)
-    kept = encode_rows(x_BN, keep_count(width, sparsity), indices_N, values_N, tau_B)
+    keep = keep_count(width, sparsity)
+    kept = encode_rows(address_of(x_BN), rows, width, keep, indices_N, values_N, tau_B)
     if kept < 0:
         raise DivergedError(f"{key}: an activation is not finite")
     return Largest(indices_N[:kept].copy(), values_N[:kept], tau_B)

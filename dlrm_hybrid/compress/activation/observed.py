@@ -32,7 +32,7 @@ class ObservedCodec:
         Raises:
             DivergedError: an activation is not finite; names step, boundary and micro-batch.
         """
-        largest = largest_of_rows(x_BN.numpy(), self._sparsity, key)
+        largest = largest_of_rows(x_BN, self._sparsity, key)
         self._tally.add(key.boundary, x_BN.numel(), x_BN.numel(), largest.tau_B)
         return self._dense.encode(x_BN, key)
 

@@ -49,7 +49,7 @@ def scattered(
 ) -> Tensor:
     """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
     tensor = torch.empty(shape)
-    decode_rows(indices_K, values_K, tensor.view(-1).numpy())
+    decode_rows(indices_K, values_K, tensor.data_ptr(), tensor.numel())
     return tensor
 
 

@@ -210,8 +210,12 @@ class Sparsifier:
         states, dtype = self._states, self._options.dtype
         indices_K, values_K = self._indices_N[: bounds_E[-1]], self._values_N[: bounds_E[-1]]
         if dtype is not Dtype.FLOAT32:
-            rounded_K = narrow(values_K, dtype)
-            give_back(states.firsts_E, bounds_E, indices_K, values_K, rounded_K, states.residual_N)
+            rounds = dtype is Dtype.BFLOAT16
+            rounded_K = np.empty_like(values_K) if rounds else narrow(values_K, dtype)
+            give_back(
+                *(states.firsts_E, bounds_E, indices_K, values_K, rounded_K),
+                *(states.residual_N, rounds),
+            )
             indices_K, values_K = indices_K[: bounds_E[-1]], rounded_K[: bounds_E[-1]]
         return sparse_all(
             [spec.id for spec in self.specs], states.counts_T, bounds_E, indices_K, values_K, dtype

@@ -1,0 +1,17 @@
+"""Tensors for kernels that take addresses, where a view as an array would cost more than they."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where a float32 tensor lies, element behind element; it must outlive the use.
+
+    Raises:
+        ValueError: its elements are of another type, or not in a row.
+    """
+    if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+        raise ValueError(f"{tensor.dtype} {list(tensor.shape)} is not float32 in a row")
+    return tensor.data_ptr()
