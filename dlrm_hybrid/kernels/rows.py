@@ -28,6 +28,7 @@ Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
 Int16s = npt.NDArray[np.int16]
 UInt32s = npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 HALF = np.uint32(16)
@@ -105,6 +106,17 @@ def decode_rows(indices_K: Int32s, values_K: Float32s, out: int, count: int) -> 
     out_N[:] = np.float32(0)
     for k in range(indices_K.size):
         out_N[indices_K[k]] = values_K[k]
+
+
+@kernel
+def decode_rows_of_halves(indices_K: Int32s, halves: Bytes, out: int, count: int) -> None:
+    """As `decode_rows` of bfloat16, two bytes each."""
+    out_N = carray(floats_at(out), count)
+    words_N = out_N.view(np.uint32)
+    out_N[:] = np.float32(0)
+    for k in range(indices_K.size):
+        high = np.uint32(halves[2 * k + 1]) << np.uint32(24)
+        words_N[indices_K[k]] = high | np.uint32(halves[2 * k]) << HALF
 
 
 @kernel

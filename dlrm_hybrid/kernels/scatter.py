@@ -132,6 +132,25 @@ def put_all(
 
 
 @kernel
+def approach(places_K: Int32s, value_K: Float32s, out_N: Float32s, told_K: Float32s) -> None:
+    """Move elements of `out_N` towards values by their differences in bfloat16.
+
+    Args:
+        places_K: of the elements.
+        value_K: for them.
+        out_N: receives the sums.
+        told_K: receives the rounded differences.
+    """
+    told_words_K = told_K.view(np.uint32)
+    for k in range(places_K.size):
+        told_K[k] = value_K[k] - out_N[places_K[k]]
+    for k in range(places_K.size):
+        told_words_K[k] = nearest_bfloat16(told_words_K[k])
+    for k in range(places_K.size):
+        out_N[places_K[k]] += told_K[k]
+
+
+@kernel
 def give_back(
     firsts_E: Int64s,
     bounds_E: Int64s,

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 
 from dlrm_hybrid.kernels.rows import gather
-from dlrm_hybrid.kernels.scatter import part, put
+from dlrm_hybrid.kernels.scatter import approach, part, put
 from dlrm_hybrid.parallel.changes import Array
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.wire.read_sparse import Int32s, Int64s
@@ -78,7 +78,10 @@ class Published:
             weight_K: the weights there.
         """
         told_K = weight_K
-        if self.is_rounded:
+        if self._dtype is Dtype.BFLOAT16:
+            told_K = np.empty_like(weight_K)
+            approach(places_K, weight_K, self.value_N, told_K)
+        elif self.is_rounded:
             value_K = np.empty_like(weight_K)
             gather(self._value, self.value_N.size, places_K, value_K)
             told_K = narrow(weight_K - value_K, self._dtype)

@@ -56,8 +56,9 @@ def read(sections: Sequence[Section], width: int) -> Parts:
     for section in sections:
         _check(section, dtype, width)
     payloads = [section.payload for section in sections]
-    data = np.frombuffer(payloads[0] if len(payloads) == 1 else b"".join(payloads), np.uint8)
-    data.flags.writeable = False  # whatever the frame was: one type for the kernel
+    joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+    # Read-only whatever the frame was: one type for the kernel.
+    data = np.frombuffer(memoryview(joined).toreadonly(), np.uint8)
     value_bytes = ELEMENT_BYTES[dtype]
     heads = [(int(one.encoding), one.count, len(one.payload)) for one in sections]
     room = data.size // value_bytes

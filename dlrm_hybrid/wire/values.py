@@ -93,7 +93,12 @@ def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
 
 
 def values_of(section: Section) -> Float32s:
-    """The values of a dense section, in memory of their own.
+    """The values of a dense section, in memory of their own; raises as `payload_of`."""
+    return unpack(payload_of(section), section.dtype)
+
+
+def payload_of(section: Section) -> NDArray[np.uint8]:
+    """The bytes of the values of a dense section, a read-only view.
 
     Raises:
         SectionError: it is not dense, holds no floats, or has another size than it says.
@@ -104,4 +109,4 @@ def values_of(section: Section) -> Float32s:
     if len(section.payload) != section.count * ELEMENT_BYTES[section.dtype]:
         reason = f"{section.count} values do not fill {len(section.payload)} bytes"
         raise SectionError(section.tensor, Encoding.DENSE, reason)
-    return unpack(section.payload, section.dtype)
+    return np.frombuffer(memoryview(section.payload).toreadonly(), np.uint8)

@@ -35,9 +35,18 @@ from dlrm_hybrid.kernels.narrow import (
     narrow_float16,
 )
 from dlrm_hybrid.kernels.read_sections import decode, read_sections
-from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
+from dlrm_hybrid.kernels.rows import decode_rows, decode_rows_of_halves, encode_rows, gather
 from dlrm_hybrid.kernels.sample import sample
-from dlrm_hybrid.kernels.scatter import collect, give_back, part, put, put_all, scatter_add, take
+from dlrm_hybrid.kernels.scatter import (
+    approach,
+    collect,
+    give_back,
+    part,
+    put,
+    put_all,
+    scatter_add,
+    take,
+)
 from dlrm_hybrid.kernels.section_forms import choose_forms, fit
 from dlrm_hybrid.kernels.select import accumulate_select, select, select_all
 from dlrm_hybrid.kernels.sent import clear_sent, keep_first_ties
@@ -94,7 +103,9 @@ def scattered() -> Outputs:
     outputs: Outputs = [sum_N, touched_W, union_K.copy(), taken_K, out_N]
     bounds_E, rounded_K = np.array([0, union_K.size]), np.rint(taken_K)
     give_back(np.array([0, 200]), bounds_E, union_K, taken_K, rounded_K, rest_N, False)
-    return [*outputs, bounds_E, union_K, rounded_K, rest_N]
+    told_K = np.empty_like(taken_K)
+    approach(union_K, taken_K, rest_N, told_K)
+    return [*outputs, bounds_E, union_K, rounded_K, rest_N, told_K]
 
 
 def put_back() -> Outputs:
@@ -175,7 +186,9 @@ def kept_of_rows() -> Outputs:
         decode_rows(indices_K, values_K, out_N.ctypes.data, out_N.size)
         gathered_K = np.empty(kept, np.float32)
         gather(x_BN.ctypes.data, x_BN.size, indices_K, gathered_K)
-        outputs += [indices_K, values_K, tau_B, out_N, gathered_K]
+        halves, wide_N = values_K.view(np.uint8)[: 2 * kept], np.ones(x_BN.size, np.float32)
+        decode_rows_of_halves(indices_K, halves, wide_N.ctypes.data, wide_N.size)
+        outputs += [indices_K, values_K, tau_B, out_N, gathered_K, wide_N]
     return outputs
 
 

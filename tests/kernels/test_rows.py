@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
+from dlrm_hybrid.kernels.rows import decode_rows, decode_rows_of_halves, encode_rows, gather
 
 Float32s = NDArray[np.float32]
 SUBNORMAL = np.float32(1e-45)
@@ -96,3 +96,13 @@ def test_gathered_values_are_those_at_the_places(x_N: Float32s, data: st.DataObj
     out_K = np.empty(indices_K.size, np.float32)
     gather(x_N.ctypes.data, x_N.size, indices_K, out_K)
     assert out_K.tobytes() == x_N[taken_N].tobytes()
+
+
+def test_halves_are_placed_as_the_floats_that_they_begin() -> None:
+    words_K = np.random.default_rng(1).integers(0, 2**32, 7, dtype=np.uint32)
+    halves = (words_K >> 16).astype("<u2").view(np.uint8)
+    indices_K = np.array([0, 3, 4, 9, 10, 11, 19], np.int32)
+    out_N, expected_N = np.full(20, np.nan, np.float32), np.zeros(20, np.uint32)
+    decode_rows_of_halves(indices_K, halves, out_N.ctypes.data, out_N.size)
+    expected_N[indices_K] = words_K & 0xFFFF0000
+    assert out_N.tobytes() == expected_N.tobytes()

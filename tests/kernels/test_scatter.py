@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.narrow import narrow_bfloat16
 from dlrm_hybrid.kernels.scatter import (
+    approach,
     collect,
     give_back,
     part,
@@ -107,3 +108,16 @@ def test_rounding_on_the_way_is_rounding_before() -> None:
     for before, by_the_way in zip(*outcomes, strict=True):
         assert before.tobytes() == by_the_way.tobytes()
     assert outcomes[0][0].tolist() == [0, 14, 19]
+
+
+def test_a_copy_approaches_by_rounded_differences() -> None:
+    rng = np.random.default_rng(4)
+    value_K, out_N = rng.normal(size=9).astype(np.float32), rng.normal(size=30).astype(np.float32)
+    places_K = np.sort(rng.choice(30, 9, replace=False)).astype(np.int32)
+    expected_N, told_K, rounded_K = out_N.copy(), np.empty(9, np.float32), np.empty(9, np.float32)
+    difference_K = value_K - out_N[places_K]
+    narrow_bfloat16(difference_K.view(np.uint32), rounded_K.view(np.uint32))
+    assert (rounded_K != difference_K).any()
+    expected_N[places_K] += rounded_K
+    approach(places_K, value_K, out_N, told_K)
+    assert (told_K.tobytes(), out_N.tobytes()) == (rounded_K.tobytes(), expected_N.tobytes())

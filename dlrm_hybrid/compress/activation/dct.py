@@ -24,13 +24,17 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
 from dlrm_hybrid.compress.activation.largest import largest_of_rows
-from dlrm_hybrid.compress.activation.received import only_section, scattered
+from dlrm_hybrid.compress.activation.received import (
+    only_section,
+    scattered,
+    scattered_section,
+)
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
 from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.kernels.rows import gather
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
-from dlrm_hybrid.wire.values import packed, values_of
+from dlrm_hybrid.wire.values import packed
 
 
 class _Mask(NamedTuple):
@@ -90,7 +94,7 @@ class ThresholdCodec:
         """The gradient, 0 where nothing was sent."""
         mask: _Mask = saved
         section = only_section(sections, self._dtype, mask.indices_K.shape, key, dense=True)
-        return scattered(mask.indices_K, values_of(section), mask.shape)
+        return scattered_section(mask.indices_K, section, mask.shape)
 
     def tensors(self) -> dict[str, Tensor]:
         """None: a mask lives from forward to backward."""

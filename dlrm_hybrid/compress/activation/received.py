@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Sections
-from dlrm_hybrid.kernels.rows import decode_rows
+from dlrm_hybrid.kernels.rows import decode_rows, decode_rows_of_halves
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.wire.values import payload_of, values_of
 
 
 def only_section(
@@ -50,6 +51,15 @@ def scattered(
     """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
     tensor = torch.empty(shape)
     decode_rows(indices_K, values_K, tensor.data_ptr(), tensor.numel())
+    return tensor
+
+
+def scattered_section(indices_K: NDArray[np.int32], section: Section, shape: torch.Size) -> Tensor:
+    """`scattered` of the values of a dense section; raises SectionError if it is none."""
+    if section.dtype is not Dtype.BFLOAT16:
+        return scattered(indices_K, values_of(section), shape)
+    tensor = torch.empty(shape)
+    decode_rows_of_halves(indices_K, payload_of(section), tensor.data_ptr(), tensor.numel())
     return tensor
 
 

@@ -5,6 +5,7 @@ Shapes: T tensors of N elements in all, K that leave, E = T + 1 places between w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -96,15 +97,16 @@ class Sparsifier:
         given = self._given(gradients, step)
         addresses = [gradient.data_ptr() for gradient in given]
         flushed = self._drain(step)
-        taus_T = states.taus_T.copy()
+        # In a warm-up all of a tensor may leave that has no threshold yet.
+        taus = [0.0 if math.isnan(tau) else tau for tau in states.taus_T.tolist()]
         renewed: dict[int, float] = {}
         for number in states.over(step):
-            unit = states.units[number]
-            renewed[number] = taus_T[unit.start : unit.stop] = self._renewed(number, given)
-            for place in unit:
-                addresses[place] = 0
-        taus_T[flushed] = 0
-        bounds_E = self._select(addresses, taus_T, step)
+            renewed[number] = self._renewed(number, given)
+            for place in states.units[number]:
+                addresses[place], taus[place] = 0, renewed[number]
+        for place in flushed:
+            taus[place] = 0.0
+        bounds_E = self._select(addresses, taus, step)
         counts = _sizes(bounds_E)
         for number, tau in renewed.items():
             # Nothing but zeros tells nothing: a threshold of 0 from there would send all that
@@ -173,11 +175,10 @@ class Sparsifier:
             keep, memory = states.keeps[number], states.memories[unit.start]
             return self._options.rule.tau(states.unit_residuals[number], keep, memory)
 
-    def _select(self, addresses: Sequence[int], taus_T: Float32s, step: int) -> Int64s:
+    def _select(self, addresses: Sequence[int], taus: Sequence[float], step: int) -> Int64s:
         """Move what leaves the residuals to the buffers; gives the bounds of each tensor there."""
         states, bounds_E = self._states, self._bounds_E
-        # In a warm-up all of a tensor may leave that has no threshold yet.
-        taus_T[np.isnan(taus_T)] = 0
+        taus_T = np.array(taus, np.float32)
         fault = select_all(
             np.array(addresses, np.uint64),
             taus_T,
