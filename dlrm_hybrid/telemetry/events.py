@@ -78,11 +78,13 @@ def from_json(line: str | bytes) -> Event:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """All events of a file; a last line cut short by a kill is left out."""
+    """All events of a file; a last line cut short, by a kill or for now, is left out."""
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                yield from_json(line)
+            # A run that goes on may write its rest meanwhile: that would come as a line too.
+            if not line.endswith(b"\n"):
+                return
+            yield from_json(line)
 
 
 def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event]:
