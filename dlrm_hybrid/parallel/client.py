@@ -86,6 +86,7 @@ class ServerClient:
                 owner = topology.server(tensor.server)
                 self._units.setdefault(owner, []).append(tensor)
         self._units = dict(sorted(self._units.items()))
+        self._unit_bytes = {owner: unit_bytes(unit) for owner, unit in self._units.items()}
         names = [tensor.name for unit in self._units.values() for tensor in unit]
         self._replica = {name: replica[name].detach() for name in names}
         flat = flat_views(self._replica)
@@ -192,7 +193,7 @@ class ServerClient:
             microbatch=0,
             sections=tuple(sections[tensor.name] for tensor in unit),
         )
-        return Outgoing(owner, frame, unit_bytes(unit))
+        return Outgoing(owner, frame, self._unit_bytes[owner])
 
 
 @final
