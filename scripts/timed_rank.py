@@ -3,7 +3,8 @@
     python scripts/timed_rank.py train +experiment=baseline hydra.run.dir=FOLDER
 
 Each rank wraps the functions of `SPANS` in a clock of its main thread: the time of one that is
-called within another counts for the inner one only. Other threads are read from the kernel.
+called within another counts for the inner one only; what is encoding and what is not is that of
+`telemetry.spans`. Other threads are read from the kernel.
 FOLDER/log/<role>.spans.json holds CPU seconds, of training steps without the first ones.
 """
 
@@ -39,7 +40,9 @@ SPANS = (
     ("forward", "dlrm_hybrid.parallel.stage", "StageStep.forward"),
     ("backward", "dlrm_hybrid.parallel.stage", "StageStep.backward"),
     ("backward", "dlrm_hybrid.parallel.stage", "StageStep.finish"),
-    ("gradients: encode", "dlrm_hybrid.parallel.client", "ServerClient.push"),
+    ("gradients: encode", "dlrm_hybrid.compress.gradient.dense", "NoCompression.encode"),
+    ("gradients: encode", "dlrm_hybrid.compress.gradient.sparsifier", "Sparsifier.encode"),
+    ("gradients: hand over", "dlrm_hybrid.parallel.client", "ServerClient.push"),
     ("weights: decode", "dlrm_hybrid.parallel.client", "changes_of"),
     ("weights: apply", "dlrm_hybrid.parallel.client", "ServerClient.apply"),
     ("weights: apply", "dlrm_hybrid.parallel.client", "ServerClient.wants"),
@@ -68,7 +71,7 @@ SPANS = (
     ("optimizer", "dlrm_hybrid.parallel.master", "Master.learn_at"),
     ("weights: encode", "dlrm_hybrid.parallel.published", "Published.tell"),
     ("weights: encode", "dlrm_hybrid.parallel.published", "Published.tell_all"),
-    ("weights: encode", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._tell"),
+    ("send: frame and checksum", "dlrm_hybrid.parallel.parameter_server", "ParameterServer._tell"),
     ("agree", "dlrm_hybrid.train.worker_rank", "WorkerRank.meet"),
 )
 THE_REST = "the rest of Python"
