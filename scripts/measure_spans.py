@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dlrm_hybrid.cli.train as cli_train
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.rank import train_rank
 from dlrm_hybrid.cli.rank_world import world_rank
 from dlrm_hybrid.telemetry import events

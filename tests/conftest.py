@@ -39,7 +39,7 @@ def criteo_rows() -> Path:
 @pytest.fixture(scope="session")
 def small_rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Overrides for 7,000 made-up rows, prepared once, and the small model: 93 steps of 64."""
-    from dlrm_hybrid.__main__ import run
+    from dlrm_hybrid.cli.main import run
 
     folder = tmp_path_factory.mktemp("rows")
     overrides = [
@@ -59,7 +59,7 @@ def small_rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture
 def train(small_rows: list[str], tmp_path: Path) -> Callable[..., tuple[int, Path]]:
     """Train on the small rows as the command line would: exit code and run folder."""
-    from dlrm_hybrid.__main__ import run
+    from dlrm_hybrid.cli.main import run
 
     def train_here(name: str, *overrides: str) -> tuple[int, Path]:
         folder = tmp_path / name
@@ -72,7 +72,7 @@ def train(small_rows: list[str], tmp_path: Path) -> Callable[..., tuple[int, Pat
 @pytest.fixture(scope="session")
 def paper_runs(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs NAME_SEED: a baseline of each seed, DCT-DP of each seed, DCT-MP measured and applied."""
-    from dlrm_hybrid.__main__ import run
+    from dlrm_hybrid.cli.main import run
 
     runs = tmp_path_factory.mktemp("runs")
     world = ("parallel.world=in_process", "parallel.trainers=1", "train.steps=24")

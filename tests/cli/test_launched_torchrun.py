@@ -26,7 +26,7 @@ from launched_runs import (
     two_machines,
 )
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 
 Train = Callable[..., tuple[int, Path]]
 PER_MACHINE = (3, 2)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from dlrm_hybrid.__main__ import run
 from dlrm_hybrid.cli.launch_rules import check_world
 from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.launcher import Launch, find_launch
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 
 ROOT = Path(__file__).parent.parent.parent
@@ -67,6 +67,23 @@ def test_a_signal_while_hydra_composes_is_no_fault_of_the_configuration(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().err.startswith("stopped by ")
+
+
+def test_sigterm_while_the_program_is_imported_is_a_stop_like_any_other() -> None:
+    program = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "dlrm_hybrid.cli.main":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["dlrm_hybrid", "train"]
+runpy.run_module("dlrm_hybrid", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (75, "stopped by SIGTERM before training\n")
 
 
 def test_a_run_folder_holds_what_the_design_names(train: Train) -> None:

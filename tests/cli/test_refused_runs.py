@@ -14,7 +14,7 @@ ELSEWHERE = "192.0.2.1"  # set apart for documentation (RFC 5737): no machine ha
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    from dlrm_hybrid.__main__ import run
+    from dlrm_hybrid.cli.main import run
 
     path = tmp_path / "keys.json"
     assert run(["dlrm_hybrid", "doctor", "doctor.action=keys", f"doctor.output={path}"]) == 0

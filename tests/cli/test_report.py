@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 
 
 def test_a_run_becomes_a_page_and_its_tables(

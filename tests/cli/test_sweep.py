@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 
 
 def started(folder: Path) -> float:

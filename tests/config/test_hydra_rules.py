@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import check
 from dlrm_hybrid.types import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 from compressed_reference import Reference
 from world_runs import Train, assert_moved, assert_same, summary, tensors
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 
 STEPS = 120
 LENGTH = (f"train.steps={STEPS}", "checkpoint.every=60", "train.batch_size=16")

@@ -7,7 +7,7 @@ import pytest
 from small_disk import enlarge, needs_mount, small_disk
 from world_runs import assert_same, checkpoint
 
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
 
 Train = Callable[..., tuple[int, Path]]

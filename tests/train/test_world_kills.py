@@ -167,7 +167,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
 import dlrm_hybrid.cli.train, world_faults
-from dlrm_hybrid.__main__ import run
+from dlrm_hybrid.cli.main import run
 dlrm_hybrid.cli.train.WORLD_RANK = world_faults.ENTRY
 sys.exit(run(sys.argv))
 """

@@ -89,7 +89,7 @@ class PlainRuns:
 
     def __call__(self, *options: str) -> Path:
         """The run folder of plain training with these options."""
-        from dlrm_hybrid.__main__ import run
+        from dlrm_hybrid.cli.main import run
 
         if options not in self._made:
             folder = self._folder / f"plain-{len(self._made)}"
