@@ -1,6 +1,7 @@
 """One thread for everything, a fixed hypothesis profile, real rows only from CRITEO_TRAIN_TXT."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heed_ctrl_c() -> None:
+    """A shell lets what it starts in the background ignore Ctrl-C, and all that this starts too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
