@@ -1,10 +1,12 @@
-"""What a disk refuses, as an error that names file and key; lines that are whole or not there."""
+"""What a disk refuses, as an error that names file and key; appended lines; locks."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Generator
+import socket
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,3 +61,69 @@ def append(descriptor: int, data: bytes) -> None:
     except OSError:
         os.ftruncate(descriptor, size)
         raise
+
+
+class HeldError(Exception):
+    """Another process holds a lock; the message says which one: `process 4711 on node-3`."""
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generator[None, None, None]:
+    """Hold the exclusive lock file `path` inside a `with`.
+
+    The kernel takes the lock back when the process ends, even after kill -9.
+
+    Args:
+        path: made if need be in a folder that is there, and removed at the end.
+        waiting: called once with who holds the lock, before waiting for it; without it a lock that
+            is held is an error.
+
+    Raises:
+        HeldError: another process holds it, and `waiting` is None.
+        OSError: the file cannot be made.
+    """
+    descriptor = _lock(path, waiting)
+    try:
+        yield
+    finally:
+        try:
+            path.unlink(missing_ok=True)  # still locked: who waits notices, and makes a new one
+        finally:
+            os.close(descriptor)
+
+
+def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 1024, 0).decode("utf-8", "replace").strip()
+                holder = holder if holder.isprintable() and holder else "another process"
+                if waiting is None:
+                    raise HeldError(holder) from None
+                waiting(holder)
+                waiting = _say_nothing
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(
+                    descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+                )
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder has just finished and removed it
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _say_nothing(holder: str) -> None:
+    """It has been said before."""

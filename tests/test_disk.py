@@ -1,11 +1,16 @@
 import errno
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from small_disk import enlarge, fill, needs_mount, small_disk
 
-from dlrm_hybrid.disk import append, refusals, writing
+from dlrm_hybrid.disk import HeldError, append, locked, refusals, writing
 from dlrm_hybrid.telemetry.events import Event, Kind, read
 from dlrm_hybrid.telemetry.sinks import JsonLines, TensorBoard
 from dlrm_hybrid.types import ResourceError
@@ -81,3 +86,60 @@ def test_scalars_on_a_full_disk_are_a_resource_error(tmp_path: Path) -> None:
                 sink.write(Event(Kind.EVALUATED, step, 1.0, SCORES))
         (disk / "filler").unlink()
         sink.close()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from dlrm_hybrid.disk import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path) -> Generator[subprocess.Popen[str], None, None]:
+    """Another process holds the lock until a line is written to it."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with held_elsewhere(path) as other:
+        holder = f"process {other.pid} on {socket.gethostname()}"
+        with pytest.raises(HeldError, match=f"^{holder}$"), locked(path):
+            pass
+        said: list[str] = []
+
+        def end(who: str) -> None:
+            said.append(who)
+            other.kill()
+
+        with locked(path, end):
+            assert said == [holder]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_waits_for_a_lock_that_is_removed_gets_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with held_elsewhere(path) as other:
+
+        def end(who: str) -> None:
+            other.communicate("\n")
+
+        with locked(path, end):
+            assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+            with pytest.raises(HeldError, match=f"process {os.getpid()} on "), locked(path):
+                pass
+        with locked(path):
+            assert path.exists()
