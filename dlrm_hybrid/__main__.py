@@ -10,9 +10,15 @@ from dlrm_hybrid.types import ExitCode
 def main() -> int:
     """Run the verb of the command line; returns the exit code."""
     signal.signal(signal.SIGTERM, _leave)
-    from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk
-
-    return run(sys.argv)
+    try:
+        from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped by Ctrl-C\n")
+        return ExitCode.INTERRUPTED
+    code = run(sys.argv)
+    for number in (signal.SIGTERM, signal.SIGINT):  # all is done, and the code says how it went
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -6,10 +6,36 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 STOPPED = ("T", "t")
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+@contextmanager
+def shielded() -> Generator[None, None, None]:
+    """Processes started inside do not see SIGTERM and SIGINT, from their first instant on.
+
+    Ctrl-C in a terminal, `timeout`, systemd and SLURM send these to all processes of a run at once;
+    only the one that the user has started decides what they mean. The shield is the signal mask,
+    which a child inherits: one that wants to see them lifts it by `unshield`. A signal to this
+    process waits until the end of the block.
+    """
+    resource_tracker.ensure_running()  # multiprocessing would start it inside, and undo the mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def unshield() -> None:
+    """See SIGTERM and SIGINT again, in a process that was started inside `shielded`."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def die_with_parent(parent: int) -> None:

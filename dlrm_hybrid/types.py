@@ -61,6 +61,12 @@ class InterruptedRunError(DlrmError):
     exit_code = ExitCode.INTERRUPTED
 
 
+class StoppedLateError(DlrmError):
+    """A signal came when a run was complete: the run is as good as any, but no other begins."""
+
+    exit_code = ExitCode.DONE
+
+
 class RunFailedError(DlrmError):
     """A run ended early, for a reason its ranks have told; carries their exit code."""
 

@@ -26,6 +26,7 @@ from dlrm_hybrid.types import (
     ExitCode,
     InterruptedRunError,
     PreemptedError,
+    StoppedLateError,
 )
 
 if TYPE_CHECKING:
@@ -123,12 +124,14 @@ class _Jobs:
 
     def run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
         """One job; a failed one does not stop a sweep, a signal does."""
-        title = ""
+        title, stopped = "", False
         if self.sweep is not None:
             title = self.sweep.begin(folder, overrides)
         try:
             with refusals():
                 code = self._run(values, folder, overrides)
+        except StoppedLateError as error:
+            code, stopped = error.exit_code, True
         except DlrmError as error:
             code = _tell(error, title)
         except (KeyboardInterrupt, _Terminated) as error:
@@ -136,8 +139,8 @@ class _Jobs:
         self.codes.append(code)
         if self.sweep is not None:
             self.sweep.add(values, folder, overrides, code)
-            if code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
-                sys.exit(code)
+            if stopped or code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
+                sys.exit(code or ExitCode.PREEMPTED)
 
     def _run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> int:
         from dlrm_hybrid.config.validate import validate

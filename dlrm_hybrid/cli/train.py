@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +25,9 @@ from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.train.restarts import Restarts
+from dlrm_hybrid.train.running import Forwarder
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts
-from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError
+from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError, StoppedLateError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
@@ -43,15 +45,21 @@ def run(request: Request) -> int:
     run_folder.claim(request)
     with rank_namespaces(request.config, terminal) as namespaces:
         run_folder.write_facts(request)
-        outcome = _run_ranks(request, namespaces, terminal)
-    cores = len(os.sched_getaffinity(0))
-    return close(request, outcome, cores, terminal)
+        rows = prepared_rows(request.config, terminal)
+        terminal.line(f"run folder {request.folder}")
+        # A signal while the summary is made changes nothing: all that it could save is there.
+        with Forwarder() as forwarder:
+            outcome = _run_ranks(request, rows, namespaces, terminal, forwarder)
+            code = close(request, outcome, len(os.sched_getaffinity(0)), terminal)
+    if forwarder.received:
+        raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
+    return code
 
 
-def _run_ranks(request: Request, namespaces: Namespaces, terminal: Terminal) -> Outcome:
-    """Make the rows ready, run all ranks to the end and put on record what they say."""
-    rows = prepared_rows(request.config, terminal)
-    terminal.line(f"run folder {request.folder}")
+def _run_ranks(
+    request: Request, rows: Path, namespaces: Namespaces, terminal: Terminal, forwarder: Forwarder
+) -> Outcome:
+    """Run all ranks to the end and put on record what they say."""
     options = request.config.checkpoint
     with LiveTraining(terminal) as live, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
         attempts = Attempts(
@@ -69,7 +77,9 @@ def _run_ranks(request: Request, namespaces: Namespaces, terminal: Terminal) -> 
                 attempts.told.append(event)
             live.show(event)
 
-        outcome = run_attempts(attempts.ranks, _entry(request.config), report, attempts.again)
+        outcome = run_attempts(
+            forwarder, attempts.ranks, _entry(request.config), report, attempts.again
+        )
     run_folder.append_events(request.folder, attempts.told)
     return outcome
 

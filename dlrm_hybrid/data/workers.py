@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
-from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.process import die_with_parent, shielded
 from dlrm_hybrid.types import DlrmError, ResourceError
 
 Task = TypeVar("Task")
@@ -85,16 +83,11 @@ class Workers:
         self._workers: list[_Worker] = []
         if processes > 1:
             context = multiprocessing.get_context("spawn")
-            resource_tracker.ensure_running()  # its own start would undo the mask below
             for _ in range(processes):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-                # Inherited, so that Ctrl-C reaches only us, even while the worker still starts.
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                try:
+                with shielded():
                     process.start()
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 theirs.close()  # or the end of the worker would not end the connection
                 self._workers.append(_Worker(process, ours))
 

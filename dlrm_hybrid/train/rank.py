@@ -136,7 +136,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
     parent = os.getppid()
     die_with_parent(parent)
-    stop = StopWish()
+    stop = StopWish(supervised=True)
     stop.install()
     connection.send_bytes(READY)
 

@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
+from dlrm_hybrid.process import shielded
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.train.rank import Loss, Rank, run_rank
 
@@ -54,7 +56,8 @@ class Running:
 class Forwarder:
     """While ranks run, passes SIGTERM and SIGINT on to them; a second SIGINT kills them.
 
-    What comes before a rank is ready waits until it is.
+    What comes before a rank is ready waits until it is. What comes when all have ended changes
+    nothing, but that a second SIGINT raises KeyboardInterrupt.
     """
 
     running: list[Running] = field(default_factory=list[Running])
@@ -86,6 +89,21 @@ class Forwarder:
         for one in self.running:
             if self.in_haste or one.ready:
                 one.send(signal.SIGKILL if self.in_haste else number)
+        if self.in_haste and not self.running:
+            raise KeyboardInterrupt
+
+
+def ensure_forkserver(modules: Sequence[str] = ()) -> None:
+    """Let the forkserver begin with its imports, unless it is there.
+
+    Neither it nor a rank that has no handlers yet sees the signals of a person or a scheduler.
+
+    Args:
+        modules: what it imports besides.
+    """
+    forkserver.set_forkserver_preload([PRELOAD, *modules])
+    with shielded():
+        forkserver.ensure_running()
 
 
 def start(rank: Rank, entry: str) -> Running:
@@ -96,7 +114,7 @@ def start(rank: Rank, entry: str) -> Running:
         entry: `module:function`, an `Entry`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOAD])
+    ensure_forkserver()
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)

@@ -1,7 +1,7 @@
 """Signals as wishes that the training loop asks for between steps.
 
 SIGTERM: save a checkpoint, exit 75. SIGINT: stop without saving, exit 130; a second one ends the
-process at once.
+process at once, unless a supervisor decides about that.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import signal
 from dataclasses import dataclass
 from types import FrameType
 
+from dlrm_hybrid.process import unshield
 from dlrm_hybrid.types import ExitCode, InterruptedRunError, PreemptedError
 
 
 @dataclass(slots=True)
 class StopWish:
-    """What signals have asked for so far."""
+    """What signals have asked for so far.
 
+    Attributes:
+        supervised: one signal may come twice, to all processes at once and passed on by the
+            supervisor, which kills its ranks when Ctrl-C is pressed twice.
+    """
+
+    supervised: bool = False
     preempted: bool = False
     interrupted: bool = False
 
@@ -30,6 +37,7 @@ class StopWish:
         """Take over SIGTERM and SIGINT of this process."""
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, self._on_interrupt)
+        unshield()
 
     def check(self) -> None:
         """Stop here if a signal has asked for it.
@@ -44,7 +52,7 @@ class StopWish:
         self.preempted = True
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if self.interrupted:
+        if self.interrupted and not self.supervised:
             os._exit(ExitCode.INTERRUPTED)
         self.interrupted = True
 

@@ -8,18 +8,16 @@ the others are ended. Where it was lost, not wrong, all may be started again.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
 from dlrm_hybrid.process import is_stopped
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.train.rank import READY, Loss, Rank, Report, first_lost
-from dlrm_hybrid.train.running import PRELOAD, Forwarder, Running, end, start
+from dlrm_hybrid.train.running import Forwarder, Running, end, ensure_forkserver, start
 from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
@@ -51,8 +49,7 @@ def warm_up(modules: Sequence[str]) -> None:
     Args:
         modules: what it imports besides, those of the entries of ranks.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *modules])
-    forkserver.ensure_running()
+    ensure_forkserver(modules)
 
 
 def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
@@ -63,10 +60,12 @@ def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
         entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
         report: called in this process for every event of every rank.
     """
-    return run_attempts(lambda: ranks, entry, report, lambda lost: lost)
+    with Forwarder() as forwarder:
+        return run_attempts(forwarder, lambda: ranks, entry, report, lambda lost: lost)
 
 
 def run_attempts(
+    forwarder: Forwarder,
     ranks: Callable[[], Sequence[Rank]],
     entry: str,
     report: Report,
@@ -78,18 +77,18 @@ def run_attempts(
     next.
 
     Args:
+        forwarder: has taken over this process's signals.
         ranks: what to start, for each attempt.
         entry: as above.
         report: as above.
         again: what becomes of the run after this outcome; None is another attempt.
     """
-    with Forwarder() as forwarder:
-        outcome = None
-        while outcome is None:
-            outcome = _attempt(ranks(), entry, report, forwarder)
-            if outcome.lost and not forwarder.received:
-                outcome = again(outcome)
-        return outcome
+    outcome = None
+    while outcome is None:
+        outcome = _attempt(ranks(), entry, report, forwarder)
+        if outcome.lost and not forwarder.received:
+            outcome = again(outcome)
+    return outcome
 
 
 def _attempt(ranks: Sequence[Rank], entry: str, report: Report, forwarder: Forwarder) -> Outcome:

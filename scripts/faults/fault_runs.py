@@ -77,7 +77,8 @@ def start(folder: Path, overrides: Sequence[str]) -> Program:
     command += [f"data.prepared={folder.parent / 'rows'}", f"hydra.run.dir={folder}", *overrides]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".txt").open("ab") as output:
-        return Program(subprocess.Popen(command, stdout=output, stderr=output), folder)
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        return Program(process, folder)
 
 
 def read(folder: Path) -> list[Event]:

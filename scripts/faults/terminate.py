@@ -2,16 +2,19 @@
 
     python scripts/faults/terminate.py FOLDER --each 20 --seed 0
     python scripts/faults/terminate.py FOLDER --each 5 --phases saving evaluation
+    python scripts/faults/terminate.py FOLDER --each 20 --group
 
 The moment within a phase is drawn; which phase it was is read from the record and the folder just
-before the signal, and a moment that has missed its phase is drawn again. Every run is started again
-until it is complete, and compared with the one nobody has stopped. Prints a Markdown table; exit
-code 1 if something was not as it must be.
+before the signal, and a moment that has missed its phase is drawn again. With --group the signal
+goes to all processes of the program's group, as `timeout`, systemd and SLURM send it. Every run is
+started again until it is complete, and compared with the one nobody has stopped. Prints a Markdown
+table; exit code 1 if something was not as it must be.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -42,13 +45,16 @@ from dlrm_hybrid.types import ExitCode
 EXIT_SECONDS = 10.0
 STEPS, SAVE_EVERY, EVALUATE_EVERY = 120, 10, 20
 GIVEN = (
-    *("parallel=hybrid", f"train.steps={STEPS}", "train.epochs=100"),
+    *(f"train.steps={STEPS}", "train.epochs=100"),
     *(f"checkpoint.every={SAVE_EVERY}", f"train.evaluate_every={EVALUATE_EVERY}"),
     "evaluate.batch_size=16",
 )
-PHASES = ("start", "warm-up", "training", "evaluation", "saving")
+PHASES = (
+    *("imports", "prepare", "start", "warm-up", "training", "evaluation", "saving", "closing"),
+)
+OWN_ROWS = "data.processes=2"  # no other run has prepared them
 MOST_TRIES = 5  # for each moment that hits its phase
-PHASE_SECONDS = {"evaluation": 0.3, "saving": 0.01}  # moments are drawn within so long
+PHASE_SECONDS = {"imports": 0.5, "prepare": 1.0, "evaluation": 0.3, "saving": 0.01}  # moments are drawn within so long
 
 
 def main() -> None:
@@ -59,12 +65,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
     parser.add_argument("--each", type=int, default=2, help="signals in each phase")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--group", action="store_true", help="signals go to the process group")
+    parser.add_argument("--parallel", choices=("single", "hybrid"), default="hybrid")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    given = [*GIVEN, f"parallel={options.parallel}"]
     draw = np.random.default_rng(fold(options.seed, "signals"))
     since = time.monotonic()
     whole = options.folder / "whole"
-    program = start(whole, GIVEN)
+    program = start(whole, given)
     program.wait_for(1, 0)
     start_seconds = time.monotonic() - since
     if program.end():
@@ -77,10 +86,11 @@ def main() -> None:
                 break
             folder = options.folder / f"stopped-{options.seed}-{tries}"
             tries += 1
-            program = start(folder, GIVEN)
+            own = [f"data.prepared={folder}-rows", OWN_ROWS] if wanted == "prepare" else []
+            program = start(folder, [*given, *own])
             _await(wanted, program, draw, start_seconds)
             try:
-                phase, took, fault = _stopped(program)
+                phase, took, fault = _stopped(program, [*given, *own], options.group)
             except HangError as error:
                 phase, took, fault = wanted, HANG_SECONDS, str(error)
             if not fault and digest(folder, STEPS) != digest(whole, STEPS):
@@ -102,10 +112,18 @@ def _await(wanted: str, program: Program, draw: np.random.Generator, start_secon
     """Wait for a moment of a phase."""
     root = program.folder / CHECKPOINTS
     due: Callable[[], bool]
+    while program.process.poll() is None and not _heeds_signals(program.process.pid):
+        time.sleep(POLL_SECONDS / 10)  # until then there is nothing but the interpreter
     match wanted:
         case "start":
             time.sleep(draw.uniform(0.0, start_seconds))
             return
+        case "imports":
+            due = lambda: True  # noqa: E731
+        case "prepare":
+            due = program.folder.exists
+        case "closing":
+            due = lambda: _is_finished(read(program.folder))  # noqa: E731
         case "warm-up":
             step = int(draw.integers(0, WARMUP_STEPS))
             due = lambda: _step(read(program.folder)) >= step  # noqa: E731
@@ -123,6 +141,20 @@ def _await(wanted: str, program: Program, draw: np.random.Generator, start_secon
     time.sleep(draw.uniform(0.0, PHASE_SECONDS.get(wanted, POLL_SECONDS)))
 
 
+def _heeds_signals(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _is_finished(record: list[Event]) -> bool:
+    return any(one.kind is Kind.FINISHED for one in record)
+
+
 def _saves(root: Path, first_step: int) -> list[Path]:
     """Folders of checkpoints that ranks write now."""
     if not root.exists():
@@ -138,10 +170,14 @@ def _step(record: list[Event]) -> int:
 def _phase(program: Program) -> str:
     """What the run is doing now."""
     record = read(program.folder)
-    if program.process.poll() is not None or any(one.kind is Kind.FINISHED for one in record):
+    if program.process.poll() is not None:
         return "end"
+    if _is_finished(record):
+        return "closing"
+    if not program.folder.exists():
+        return "imports"
     if not record:
-        return "start"
+        return "start" if (program.folder / "log").exists() else "prepare"
     if _saves(program.folder / CHECKPOINTS, 0):
         return "saving"
     points = [one.step for one in record if one.kind is Kind.PROGRESS]
@@ -151,13 +187,16 @@ def _phase(program: Program) -> str:
     return "training" if points and points[-1] >= WARMUP_STEPS else "warm-up"
 
 
-def _stopped(program: Program) -> tuple[str, float, str]:
+def _stopped(program: Program, given: list[str], to_group: bool) -> tuple[str, float, str]:
     """The phase in which the signal comes, how long the exit takes, and what is wrong."""
     folder, phase = program.folder, _phase(program)
     if program.process.poll() is not None:
         return "end", 0.0, ""
     sent = time.monotonic()
-    send(program.process.pid, signal.SIGTERM)
+    if to_group:
+        os.killpg(program.process.pid, signal.SIGTERM)
+    else:
+        send(program.process.pid, signal.SIGTERM)
     code = program.end()
     took = time.monotonic() - sent
     left = wait_gone(list(program.pids().values()), 0.0)
@@ -167,7 +206,7 @@ def _stopped(program: Program) -> tuple[str, float, str]:
     if took > EXIT_SECONDS or left:
         return phase, took, f"{len(left)} processes left, {took:.1f} s"
     if code == ExitCode.PREEMPTED:
-        if start(folder, [*GIVEN, "checkpoint.resume=auto"]).end():
+        if start(folder, [*given, "checkpoint.resume=auto"]).end():
             return phase, took, "the run did not go on"
         begun = [event for event in read(folder) if event.kind is Kind.STARTED]
         if before is not None and begun[-1].step < before:

@@ -9,11 +9,13 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.running import Forwarder
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
 
@@ -138,7 +140,10 @@ def test_only_a_loss_is_followed_by_another_attempt(
     def again(lost: Outcome) -> Outcome | None:
         return None if len(made) < 3 else lost
 
-    outcome = run_attempts(next_ranks, f"{__name__}:{entry}", lambda event: None, again)
+    with Forwarder() as forwarder:
+        outcome = run_attempts(
+            forwarder, next_ranks, f"{__name__}:{entry}", lambda event: None, again
+        )
     assert len(made) == attempts
     assert outcome.exit_code == {"has_bad_data": 3}.get(entry, 1)
 
@@ -182,7 +187,9 @@ def test_nobody_starts_again_after_a_signal(tmp_path: Path) -> None:
         asked.append(lost)
         return lost
 
-    run_attempts(lambda: ranks(tmp_path, ""), f"{__name__}:waits_for_signals", strike, again)
+    entry = f"{__name__}:waits_for_signals"
+    with Forwarder() as forwarder:
+        run_attempts(forwarder, lambda: ranks(tmp_path, ""), entry, strike, again)
     assert asked == []
 
 
@@ -243,3 +250,30 @@ def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None
         time.sleep(0.002)
     assert not alive(rank)
     assert not alive(forkserver)
+
+
+def lives_through_signals_to_all(argument: str, report, stop: StopWish) -> None:
+    report(event(0, forkserver=os.getppid(), preempted=stop.preempted))
+    waits_for_signals(argument, lambda event: None, stop)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_to_every_process_is_one_to_the_supervisor(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    """As systemd sends it; ranks get it twice, forkserver and resource tracker ignore it."""
+    helpers: list[psutil.Process] = []
+
+    def send_to_all(event: Event) -> None:
+        if not helpers:
+            helpers.append(psutil.Process(event.values["forkserver"]))
+            everybody = psutil.Process().children(recursive=True)
+            assert len(everybody) > 1  # forkserver, and ranks of it
+            for one in everybody:
+                one.send_signal(number)
+            os.kill(os.getpid(), number)
+
+    entry = f"{__name__}:lives_through_signals_to_all"
+    outcome = run_ranks(ranks(tmp_path, "", ""), entry, send_to_all)
+    assert outcome.exit_code == code
+    assert helpers[0].is_running()

@@ -52,7 +52,6 @@ def hold(plan: Plan, connection: Connection, parent: int) -> None:
         connection: to the process that started this one.
         parent: its number.
     """
-    os.setpgid(0, 0)  # a Ctrl-C of the terminal ends the ranks first
     die_with_parent(parent)
     try:
         held = _make(plan)

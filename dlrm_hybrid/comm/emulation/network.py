@@ -13,6 +13,7 @@ from typing import final
 
 from dlrm_hybrid.comm.emulation.holder import hold
 from dlrm_hybrid.comm.emulation.plan import LEAST_ECHO_SHARE, Plan
+from dlrm_hybrid.process import shielded
 from dlrm_hybrid.types import ResourceError
 
 START_SECONDS = 120.0
@@ -58,7 +59,8 @@ def open_network(plan: Plan) -> Generator[Network, None, None]:
     holder = context.Process(
         target=hold, args=(plan, theirs, os.getpid()), name="network", daemon=True
     )
-    holder.start()
+    with shielded():  # it outlives the ranks, which may have to save
+        holder.start()
     theirs.close()  # or the end of the holder would not end the connection
     try:
         network = _answer(plan, ours)

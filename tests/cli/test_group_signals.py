@@ -1,0 +1,66 @@
+"""Signals to the whole process group, as Ctrl-C, `timeout`, systemd and SLURM send them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEADLINE_SECONDS = 60.0
+POLL_SECONDS = 0.005
+WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]")
+OPTIONS = ("train.epochs=200", "train.batch_size=16", "telemetry.every=1")
+
+
+def starts_ranks(folder: Path) -> bool:
+    return (folder / "log").exists()
+
+
+def trains(folder: Path) -> bool:
+    record = folder / "events.jsonl"
+    return record.exists() and '"kind": "progress"' in record.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "world", "code"),
+    [
+        ("SIGTERM", starts_ranks, (), 75),
+        ("SIGTERM", trains, WORLD, 75),
+        ("SIGINT", trains, (), 130),
+    ],
+)
+def test_a_signal_to_the_group_is_one_to_the_program(
+    name: str,
+    phase: Callable[[Path], bool],
+    world: tuple[str, ...],
+    code: int,
+    small_rows: list[str],
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "dlrm_hybrid", "train", *small_rows, *OPTIONS, *world]
+    process = subprocess.Popen(
+        [*command, f"hydra.run.dir={folder}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    program, until = psutil.Process(process.pid), time.monotonic() + DEADLINE_SECONDS
+    while not phase(folder):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(POLL_SECONDS)
+    everybody = program.children(recursive=True)
+    os.killpg(process.pid, signal.Signals[name])
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, "Traceback" in errors) == (code, False), errors
+    _, left = psutil.wait_procs(everybody, timeout=5)
+    assert left == []
+    if name == "SIGTERM":
+        assert (folder / "checkpoints" / "latest").exists()
