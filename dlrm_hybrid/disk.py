@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import socket
+import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 from dlrm_hybrid.types import ResourceError
 
 RUN_FOLDER_KEY = "hydra.run.dir"
+NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
+POLL_SECONDS = 0.01
 _REFUSALS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
     *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -71,7 +75,8 @@ class HeldError(Exception):
 def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generator[None, None, None]:
     """Hold the exclusive lock file `path` inside a `with`.
 
-    The kernel takes the lock back when the process ends, even after kill -9.
+    The kernel takes the lock back when the process ends, even after kill -9; what it has started
+    does not hold it. Where a file system has no locks, that is said and nobody is kept out.
 
     Args:
         path: made if need be in a folder that is there, and removed at the end.
@@ -87,25 +92,31 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generato
         yield
     finally:
         try:
-            path.unlink(missing_ok=True)  # still locked: who waits notices, and makes a new one
+            if _is_at(descriptor, path):
+                path.unlink(missing_ok=True)  # still locked: who waits notices, and makes a new one
         finally:
             os.close(descriptor)
 
 
 def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # No link is followed: the folder may have come from somebody else.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.pread(descriptor, 1024, 0).decode("utf-8", "replace").strip()
-                holder = holder if holder.isprintable() and holder else "another process"
+                holder = _holder(descriptor)
                 if waiting is None:
                     raise HeldError(holder) from None
                 waiting(holder)
                 waiting = _say_nothing
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
+                sys.stderr.write(f"{path}: cannot be locked here ({error.strerror})\n")
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(
@@ -118,9 +129,23 @@ def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
         os.close(descriptor)  # its holder has just finished and removed it
 
 
+def _holder(descriptor: int) -> str:
+    """Who has written its name to a lock file."""
+    deadline = time.monotonic() + NAMED_SECONDS
+    before = ""
+    while time.monotonic() < deadline:
+        name = os.pread(descriptor, 1024, 0).decode("utf-8", "replace").strip()
+        # Twice the same: the first may be that of a dead process, about to be written over.
+        if name and name == before:
+            return name if name.isprintable() else "another process"
+        before = name
+        time.sleep(POLL_SECONDS)
+    return "another process"
+
+
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 

@@ -143,3 +143,57 @@ def test_who_waits_for_a_lock_that_is_removed_gets_the_new_one(tmp_path: Path) -
                 pass
         with locked(path):
             assert path.exists()
+
+
+RACE = """
+import sys
+from pathlib import Path
+from dlrm_hybrid.disk import HeldError, locked
+sys.stdin.read(1)
+try:
+    with locked(Path(sys.argv[1])):
+        print("held", flush=True)
+        sys.stdin.read(1)
+except HeldError as error:
+    print(error, flush=True)
+"""
+
+
+def test_of_those_that_lock_at_once_one_wins_and_the_others_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for killed in (False, True) * 3:
+        command = [sys.executable, "-c", RACE, str(path)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        three = [subprocess.Popen(command, **pipes) for _ in range(3)]
+        for one in three:
+            one.stdin.write("x")
+            one.stdin.flush()
+        told = {one.pid: one.stdout.readline().strip() for one in three}
+        (winner,) = (one for one in three if told[one.pid] == "held")
+        others = {told[one.pid] for one in three if one is not winner}
+        assert others == {f"process {winner.pid} on {socket.gethostname()}"}
+        if killed:
+            winner.kill()
+        for one in three:
+            one.communicate()
+        assert path.exists() is killed  # and the next round takes it over
+
+
+def test_a_lock_does_not_last_with_what_its_holder_has_started(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with locked(path):
+            assert path.exists()
+    finally:
+        child.kill()
+        child.wait()
+    assert not path.exists()
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock"):
+        pass
+    assert not (tmp_path / "target").exists()

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,10 @@ def run(launch: Launch, arguments: list[str]) -> int:
     gc.freeze()  # what imports have made stays: to take it apart at the end took 1 s of CPU
     board = open_board(launch)
     patience_seconds = LEAVE_SECONDS
+    lock = ExitStack()
     try:
         try:
-            part = _prepared(launch, arguments, board)
+            part = _prepared(launch, arguments, board, lock)
         except RunFailedError as error:
             if launch.local_rank:  # once on each machine is enough
                 return error.exit_code
@@ -99,7 +100,8 @@ def run(launch: Launch, arguments: list[str]) -> int:
         patience_seconds = LEAVE_SECONDS
         return code
     finally:
-        _leave(launch, board, patience_seconds)
+        with lock:  # until nobody writes to the run folder any more
+            _leave(launch, board, patience_seconds)
 
 
 def open_board(launch: Launch) -> StoreBoard:
@@ -126,15 +128,24 @@ def _go_on() -> None:
     """Until training begins a signal ends the process at once."""
 
 
-def _prepared(launch: Launch, arguments: list[str], board: StoreBoard) -> Part | None:
-    """All that this rank needs to begin; None if there is nothing to do."""
+def _prepared(
+    launch: Launch, arguments: list[str], board: StoreBoard, lock: ExitStack
+) -> Part | None:
+    """All that this rank needs to begin; None if there is nothing to do.
+
+    Args:
+        launch: the place of this process.
+        arguments: of its command line.
+        board: where ranks leave texts for each other.
+        lock: gets rank 0's lock of the run folder.
+    """
     hopeless = board.for_all_attempts().failure()
     if hopeless is not None:
         raise hopeless
     terminal = Terminal(Console(quiet=True))
     if launch.rank == 0:
         terminal = Terminal()
-        announced = _announce(launch, arguments, terminal, board.for_all_attempts())
+        announced = _announce(launch, arguments, terminal, board.for_all_attempts(), lock)
         text = "null" if announced is None else json.dumps(asdict(announced))
         board.put("announcement.json", text)
     text = await_text(board, "announcement.json", PREPARE_SECONDS)
@@ -157,7 +168,7 @@ def _prepared(launch: Launch, arguments: list[str], board: StoreBoard) -> Part |
 
 
 def _announce(
-    launch: Launch, arguments: list[str], terminal: Terminal, job: StoreBoard
+    launch: Launch, arguments: list[str], terminal: Terminal, job: StoreBoard, lock: ExitStack
 ) -> Announcement | None:
     """Rank 0's preparations; None if help was asked for, or an attempt before was the last.
 
@@ -166,6 +177,7 @@ def _announce(
         arguments: of the command line.
         terminal: of rank 0.
         job: what attempts tell each other.
+        lock: gets the lock of the run folder.
     """
     folder = job.read(RUN_FOLDER)
     own = [] if folder is None else [f"hydra.run.dir={folder}"]
@@ -173,6 +185,7 @@ def _announce(
     if request is None:
         return None
     check_world(request.config, launch)
+    lock.enter_context(run_folder.one_run(request.folder))
     if own and run_folder.is_complete(request):
         return None
     resume_from = run_folder.claim(request, is_restart=bool(own))
@@ -236,11 +249,11 @@ def _same_rows(
 
 
 def _leave(launch: Launch, board: StoreBoard, patience_seconds: float) -> None:
-    """Go; who serves the store is the last, so that others can still read why."""
+    """Leave the run; rank 0 last: it may serve the store, and it keeps the run folder locked."""
     with suppress(DlrmError):
         board.put(f"left-{launch.rank}.json", "true")
         until = time.monotonic() + patience_seconds
-        waiting = set(range(launch.size)) if launch.serves_store else set[int]()
+        waiting = set(range(launch.size)) if launch.rank == 0 else set[int]()
         while waiting and time.monotonic() < until:
             waiting = {rank for rank in waiting if board.read(f"left-{rank}.json") is None}
             time.sleep(POLL_SECONDS)

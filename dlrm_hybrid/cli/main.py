@@ -126,7 +126,10 @@ class _Jobs:
         """One job; a failed one does not stop a sweep, a signal does."""
         title, stopped = "", False
         if self.sweep is not None:
-            title = self.sweep.begin(folder, overrides)
+            try:
+                title = self.sweep.begin(folder, overrides)
+            except DlrmError as error:
+                sys.exit(_tell(error))  # Hydra would go on with the next job
         try:
             with refusals():
                 code = self._run(values, folder, overrides)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dlrm_hybrid.config.identity import (
     same_results,
 )
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.disk import RUN_FOLDER_KEY, append, writing
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, writing
 from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
@@ -25,9 +26,40 @@ from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.train.checkpoint_folder import has_latest
 from dlrm_hybrid.types import ConfigError
 
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def one_user(lock: Path, key: str, subject: Path) -> Generator[None, None, None]:
+    """Keep other processes from using `subject` inside a `with`.
+
+    Args:
+        lock: the lock file.
+        key: of the configuration that names `subject`.
+        subject: a folder or file.
+
+    Raises:
+        ConfigError: another process uses it; names process and host.
+        ResourceError: the lock file cannot be made.
+    """
+    with ExitStack() as stack:
+        try:
+            with writing(lock, key):
+                stack.enter_context(locked(lock))
+        except HeldError as error:
+            raise _fault(f"{key} = {subject}: in use by {error}") from None
+        yield
+
+
+def one_run(folder: Path, key: str = RUN_FOLDER_KEY) -> AbstractContextManager[None]:
+    """Keep other runs, or sweeps, out of a folder for as long as this one lasts; see `one_user`."""
+    return one_user(folder / LOCK_FILE, key, folder)
+
 
 def claim(request: Request, is_restart: bool = False) -> Path | None:
     """Make the folder this run's own; returns the folder to resume from, if any.
+
+    The caller has it locked, see `one_run`.
 
     `never` and a path want an empty folder; `auto` goes on in a folder that holds the same run,
     unfinished, and so does `skip_completed` with the jobs of a sweep.
@@ -40,7 +72,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
         ConfigError: the folder holds something else, or a run that is complete.
     """
     folder, resume = request.folder, request.config.checkpoint.resume
-    used = any(folder.iterdir())
+    used = any(path.name != LOCK_FILE for path in folder.iterdir())
     if used and (is_restart or resume == "auto" or request.config.skip_completed):
         _check_same_run(request)
         # Until this attempt ends nothing is summed up.

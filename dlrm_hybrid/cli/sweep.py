@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from dlrm_hybrid.cli.request import Request
-from dlrm_hybrid.cli.run_folder import is_complete, write_whole
+from dlrm_hybrid.cli.run_folder import is_complete, one_run, write_whole
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
@@ -16,6 +17,7 @@ from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.types import ExitCode
 
 SUMMARY_NAME = "sweep_summary"
+FOLDER_KEY = "hydra.sweep.dir"
 
 
 @final
@@ -33,10 +35,18 @@ class Sweep:
     folder: Path | None = None
     terminal: Terminal = field(default_factory=Terminal)
     _jobs: list[Job] = field(default_factory=list[Job])
+    _lock: ExitStack = field(default_factory=ExitStack)
 
     def begin(self, folder: Path, overrides: Sequence[str]) -> str:
-        """Say that a job begins; returns what it is called: its number."""
-        self.folder, keys = compose.sweep_facts()
+        """Say that a job begins; returns what it is called: its number.
+
+        Raises:
+            ConfigError: another sweep runs in the same folder; names its process and host.
+        """
+        root, keys = compose.sweep_facts()
+        if self.folder is None:
+            self._lock.enter_context(one_run(root, FOLDER_KEY))
+            self.folder = root
         keys += self.keys
         own = [text for text in overrides if text.partition("=")[0].lstrip("+") in keys]
         self.terminal.line(f"job {folder.name}: {' '.join(own or overrides)}")
@@ -57,13 +67,16 @@ class Sweep:
 
     def close(self) -> None:
         """Write `sweep_summary.csv` and `.md`, show the table."""
-        if self.folder is None or not self._jobs:
-            return
+        with self._lock:
+            if self.folder is not None and self._jobs:
+                self._sum_up(self.folder)
+
+    def _sum_up(self, folder: Path) -> None:
         terminal = self.terminal
         rows = rows_of(self._jobs)
         table = sweep_table(rows)
         failed = sum(job.exit_code != ExitCode.DONE for job in self._jobs)
-        path = self.folder / SUMMARY_NAME
+        path = folder / SUMMARY_NAME
         text = markdown.table(table.columns, table.rows, table.is_number)
         write_whole(path.with_suffix(".md"), text)
         write_whole(path.with_suffix(".csv"), sweep_csv(rows))
@@ -71,7 +84,7 @@ class Sweep:
         if failed:
             terminal.line(
                 f"{failed} of {len(rows)} jobs did not complete; to go on with them, the same "
-                f"command with\n  hydra.sweep.dir={self.folder} skip_completed=true"
+                f"command with\n  hydra.sweep.dir={folder} skip_completed=true"
             )
         terminal.line(f"summary {path}.md, {path}.csv; pictures:")
-        terminal.line(f"  python -m dlrm_hybrid report report.runs={self.folder}")
+        terminal.line(f"  python -m dlrm_hybrid report report.runs={folder}")

@@ -42,15 +42,16 @@ STATUS: dict[int, str] = {
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
     terminal = Terminal()
-    run_folder.claim(request)
-    with rank_namespaces(request.config, terminal) as namespaces:
-        run_folder.write_facts(request)
-        rows = prepared_rows(request.config, terminal)
-        terminal.line(f"run folder {request.folder}")
-        # A signal while the summary is made changes nothing: all that it could save is there.
-        with Forwarder() as forwarder:
-            outcome = _run_ranks(request, rows, namespaces, terminal, forwarder)
-            code = close(request, outcome, len(os.sched_getaffinity(0)), terminal)
+    with run_folder.one_run(request.folder):
+        run_folder.claim(request)
+        with rank_namespaces(request.config, terminal) as namespaces:
+            run_folder.write_facts(request)
+            rows = prepared_rows(request.config, terminal)
+            terminal.line(f"run folder {request.folder}")
+            # A signal while the summary is made changes nothing: all that it could save is there.
+            with Forwarder() as forwarder:
+                outcome = _run_ranks(request, rows, namespaces, terminal, forwarder)
+                code = close(request, outcome, len(os.sched_getaffinity(0)), terminal)
     if forwarder.received:
         raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
     return code

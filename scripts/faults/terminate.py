@@ -54,7 +54,12 @@ PHASES = (
 )
 OWN_ROWS = "data.processes=2"  # no other run has prepared them
 MOST_TRIES = 5  # for each moment that hits its phase
-PHASE_SECONDS = {"imports": 0.5, "prepare": 1.0, "evaluation": 0.3, "saving": 0.01}  # moments are drawn within so long
+PHASE_SECONDS = {
+    "imports": 0.5,
+    "prepare": 1.0,
+    "evaluation": 0.3,
+    "saving": 0.01,
+}  # moments are drawn within so long
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
 """Runs that cannot be: the message says what was expected, the exit code whose fault it is."""
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launched_runs import slurm, started
+
+from dlrm_hybrid.disk import locked
 
 Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]", "train.steps=2")
@@ -82,3 +85,42 @@ def test_a_checkpoint_of_another_model_or_of_other_rows_is_refused(
         "  train.seed = 5: the checkpoint was made with 0",
         f"  data.prepared = {tmp_path / 'others'}: the checkpoint was made from other rows",
     ]
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_a_folder_has_one_run_at_a_time(
+    resume: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    given = ("train.steps=2", f"checkpoint.resume={resume}")
+    folder.mkdir()
+    with locked(folder / ".lock"):
+        assert train("run", *given)[0] == 2
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert f"hydra.run.dir = {folder}: in use by {holder}\n" in capsys.readouterr().err
+    assert train("run", *given)[0] == 0
+    assert not (folder / ".lock").exists()
+
+
+def test_a_folder_has_one_sweep_at_a_time_and_a_job_keeps_its_own(
+    small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dlrm_hybrid.cli.main import run
+
+    sweep = tmp_path / "sweep"
+    given = ("train.seed=1,2", "train.steps=2", f"hydra.sweep.dir={sweep}")
+    argv = ["dlrm_hybrid", "train", "-m", *small_rows, *given]
+    sweep.mkdir()
+    with locked(sweep / ".lock"), pytest.raises(SystemExit) as ended:
+        run(argv)
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert f"hydra.sweep.dir = {sweep}: in use by process {os.getpid()} on" in told.err
+    assert "job" not in told.out
+    (sweep / "1").mkdir()
+    with locked(sweep / "1" / ".lock"):
+        assert run(argv) == 2
+    assert "job 1: configuration: 1 fault\n  hydra.run.dir = " in capsys.readouterr().err
+    assert (sweep / "0" / "summary.json").exists()
+    assert not (sweep / "1" / "config.json").exists()
