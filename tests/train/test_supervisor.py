@@ -14,8 +14,8 @@ import pytest
 
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.rank import Rank
-from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.running import Forwarder
+from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
 
