@@ -38,7 +38,7 @@ class DataError(DlrmError):
 
 
 class DivergedError(DlrmError):
-    """A loss or gradient is not finite; names the step."""
+    """A loss, gradient or weight is not finite; names the step and, where known, the tensor."""
 
     exit_code = ExitCode.DIVERGED
 

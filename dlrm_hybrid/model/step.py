@@ -5,6 +5,7 @@ Shapes: B batch, I integer features, F tables, D embedding dimension.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -73,6 +74,11 @@ class Trainer:
                 weight.grad = None
             correct = count_correct(logit_B, label_B)
         return StepResult(loss.detach(), correct)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The dense parameters by name."""
+        return self._weights
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all weights and optimizer states by unique names; copying into one resumes."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.model.pieces import Piece, whole
+from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.train.checkpoint_folder import instead_of, key_of, read_facts
 from dlrm_hybrid.train.durable import Content, content
 from dlrm_hybrid.train.tensor_file import DTYPES
@@ -50,7 +51,8 @@ class Checkpoint:
         """Overwrite pieces of tensors, whatever pieces others have saved.
 
         Raises:
-            DataError: a file is missing, changed or does not fit; names file and tensor.
+            DataError: a file is missing, changed or does not fit, or a value is not finite; names
+                file and tensor.
         """
         for piece in pieces:
             self._fill(piece)
@@ -70,7 +72,13 @@ class Checkpoint:
             if overlap is not None:
                 theirs, ours = overlap
                 key = key_of(piece.name, part["begin"], part["shape"] == told["shape"])
-                piece.view[ours].copy_(self._read(part["file"], key, theirs))
+                values = self._read(part["file"], key, theirs)
+                if first_not_finite([(piece.name, values)]) is not None:
+                    raise DataError(
+                        f"{self.folder / part['file']}: {piece.name} holds values that are not "
+                        f"finite{instead_of(self.folder)}"
+                    )
+                piece.view[ours].copy_(values)
 
     def _read(self, file: str, key: str, place: tuple[slice, ...]) -> Tensor:
         path = self.folder / file

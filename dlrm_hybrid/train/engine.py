@@ -11,6 +11,7 @@ from torch import Tensor
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.model.pieces import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
+from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX
 from dlrm_hybrid.telemetry.compression import Counts
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
@@ -18,7 +19,6 @@ from dlrm_hybrid.train.parts import Learned
 
 COMPRESSOR = "compressor"
 VERSIONS = "versions"
-EMBEDDING_PREFIX = "embedding."
 VERSION_SUFFIX = re.compile(r"\.(published|behind[0-9]+)$")
 
 

@@ -36,7 +36,7 @@ def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
     """Train from `progress` to the end of `plan`.
 
     Raises:
-        DivergedError: a loss is not finite.
+        DivergedError: a loss is not finite, or a value that would be saved.
         PreemptedError: after SIGTERM, with a checkpoint saved.
         InterruptedRunError: after Ctrl-C, with nothing saved but what was on its way.
     """
@@ -170,7 +170,7 @@ class _Run:
         if not math.isfinite(learned.loss_sum):
             raise DivergedError(
                 f"step {progress.step + 1}: the loss is {learned.loss_sum}; "
-                f"optimizer.lr = {learned.lr} may be too high"
+                f"optimizer.lr = {learned.lr} or embedding.lr may be too high"
             )
         interval = progress.interval
         samples = self._plan.samples_per_step

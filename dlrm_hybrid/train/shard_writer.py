@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.model.pieces import Piece
+from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.train.background import in_background, outcome
 from dlrm_hybrid.train.checkpoint_folder import key_of, partial_folder, unwritten
 from dlrm_hybrid.train.tensor_file import DTYPES, SUFFIX, write_tensors
@@ -41,7 +42,7 @@ class ShardWriter:
     _shard: Future[Shard] | None = None
 
     def begin(self, step: int, groups: Groups) -> None:
-        """Copy the pieces of a checkpoint, by group, and let a thread write the copies.
+        """Copy the pieces of a checkpoint, by group; a thread checks the copies and writes them.
 
         Raises:
             DlrmError: nobody has asked yet what became of the last one.
@@ -75,6 +76,10 @@ class ShardWriter:
 
     def _write(self, folder: Path, groups: Groups) -> Shard:
         begun = time.perf_counter()
+        not_finite = first_not_finite((one.name, one.view) for one in _all(groups))
+        if not_finite is not None:
+            seconds = time.perf_counter() - begun
+            return Shard(files={}, tensors={}, seconds=seconds, fault=None, not_finite=not_finite)
         files: dict[str, dict[str, Any]] = {}
         tensors: dict[str, dict[str, Any]] = {}
         fault: str | None = None

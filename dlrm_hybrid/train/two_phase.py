@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from dlrm_hybrid.types import DlrmError, ResourceError
+from dlrm_hybrid.parallel.finite import key_of_rate
+from dlrm_hybrid.types import DivergedError, DlrmError, ResourceError
 
 
 @final
@@ -24,13 +25,15 @@ class Shard:
         tensors: group, dtype, shape of the whole and parts, by name; a part says its file, where it
             begins in the whole, and its shape.
         seconds: that it took.
-        fault: why it is of no use; None if it is.
+        fault: why it could not be written; None if it was.
+        not_finite: name of a tensor with NaN or infinity, which is why nothing was written.
     """
 
     files: Mapping[str, Mapping[str, Any]]
     tensors: Mapping[str, Mapping[str, Any]]
     seconds: float
     fault: str | None
+    not_finite: str | None = None
 
 
 @final
@@ -53,6 +56,7 @@ class Preparing:
 
         Raises:
             ResourceError: it could not write; names it.
+            DivergedError: it holds a value that is not finite; names step, tensor and key.
             DlrmError: it had said so before, or is none of those that write.
         """
         name = self.owed.get(rank)
@@ -60,6 +64,11 @@ class Preparing:
             raise DlrmError(f"rank {rank} has nothing to add to the checkpoint of step {self.step}")
         if shard.fault is not None:
             raise ResourceError(f"{name} (rank {rank}): {shard.fault}")
+        if shard.not_finite is not None:
+            raise DivergedError(
+                f"step {self.step}: {shard.not_finite} of {name} (rank {rank}) is not finite, so "
+                f"no checkpoint was saved; {key_of_rate(shard.not_finite)} may be too high"
+            )
         owed = {one: title for one, title in self.owed.items() if one != rank}
         return replace(self, owed=owed, shards={**self.shards, name: shard})
 

@@ -5,14 +5,16 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dlrm_hybrid.cli.rank import train_rank
 from dlrm_hybrid.cli.rank_world import world_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train import tensor_file
+from dlrm_hybrid.train import shard_writer, tensor_file
 from dlrm_hybrid.train.checkpoint_folder import find
 from dlrm_hybrid.train.durable import Content
+from dlrm_hybrid.train.shard_writer import Groups, ShardWriter
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.single import SingleEngine
 
@@ -55,3 +57,35 @@ def damaging_rank(argument: str, report, stop: StopWish) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     train_rank(argument, strike, stop)
+
+
+def poisoned_rank(argument: str, report, stop: StopWish) -> None:
+    """Be a rank of a world whose server has a NaN in what it saves at step 20, not in its weights.
+
+    A weight of NaN would end the run sooner, by a gradient.
+    """
+    real = ShardWriter.begin
+
+    def begin(writer: ShardWriter, step: int, groups: Groups) -> None:
+        if "server" in writer.rank and step == 20:
+            first, *others = groups["dense"]
+            view = first.view.clone()
+            view.view(-1)[-1] = float("nan")
+            groups = {**groups, "dense": [replace(first, view=view), *others]}
+        real(writer, step, groups)
+
+    ShardWriter.begin = begin
+    world_rank(argument, report, stop)
+
+
+def unchecked_rank(argument: str, report, stop: StopWish) -> None:
+    """Be a run of an older version of the program: it saves a NaN."""
+    real = ShardWriter.begin
+
+    def begin(writer: ShardWriter, step: int, groups: Groups) -> None:
+        groups["embeddings"][0].view[-1, -1] = float("nan")
+        real(writer, step, groups)
+
+    ShardWriter.begin = begin
+    shard_writer.first_not_finite = lambda _: None
+    train_rank(argument, report, stop)

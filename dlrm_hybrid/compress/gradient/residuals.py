@@ -63,7 +63,7 @@ class Residuals:
             if not np.isfinite(residual_N).all():
                 raise DivergedError(
                     f"step {step + 1}: the gradient of {spec.name} is not finite; "
-                    "optimizer.lr may be too high"
+                    "optimizer.lr or embedding.lr may be too high"
                 )
 
     def take(self, indices_K: Int32s) -> dict[str, Section]:

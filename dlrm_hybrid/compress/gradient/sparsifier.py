@@ -191,7 +191,7 @@ class Sparsifier:
         if fault >= 0:
             raise DivergedError(
                 f"step {step + 1}: the gradient of {self.specs[fault].name} is not finite; "
-                "optimizer.lr may be too high"
+                "optimizer.lr or embedding.lr may be too high"
             )
         if not self._options.aim.sends_ties:
             keep_first_ties(

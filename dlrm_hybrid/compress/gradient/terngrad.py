@@ -157,7 +157,7 @@ class TernGrad:
             if not math.isfinite(squares):
                 raise DivergedError(
                     f"step {step + 1}: the gradient of {spec.name} is not finite; "
-                    "optimizer.lr may be too high"
+                    "optimizer.lr or embedding.lr may be too high"
                 )
             mean = total / spec.count
             deviation = math.sqrt(max(0.0, squares / spec.count - mean * mean))
