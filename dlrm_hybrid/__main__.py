@@ -1,5 +1,6 @@
 """`python -m dlrm_hybrid VERB [Hydra overrides]`."""
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -10,21 +11,27 @@ from dlrm_hybrid.types import ExitCode
 def main() -> int:
     """Run the verb of the command line; returns the exit code."""
     signal.signal(signal.SIGTERM, _leave)
-    try:
-        from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C\n")
-        return ExitCode.INTERRUPTED
-    code = run(sys.argv)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's way for background jobs
+        signal.signal(signal.SIGINT, _leave)
+    from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk
+    from dlrm_hybrid.cli.output import harmless_output
+
+    with harmless_output():
+        code = run(sys.argv)
     for number in (signal.SIGTERM, signal.SIGINT):  # all is done, and the code says how it went
         signal.signal(number, signal.SIG_IGN)
     return code
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """SIGTERM before the verb, which has its own way to stop."""
-    sys.stderr.write("stopped by SIGTERM before training\n")
-    sys.exit(ExitCode.PREEMPTED)
+    """A signal before the verb, which has its own way to stop.
+
+    Nothing is there to be cleaned up, and libraries make other errors of what is raised while they
+    are imported.
+    """
+    is_term = number == signal.SIGTERM
+    os.write(2, b"stopped by SIGTERM before training\n" if is_term else b"stopped by Ctrl-C\n")
+    os._exit(ExitCode.PREEMPTED if is_term else ExitCode.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -66,19 +66,18 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
     verb, arguments = argv[1], list(argv[2:])
-    signal.signal(signal.SIGTERM, _on_term)
+    stop = _Stop()
+    stop.install()
     try:
         if verb not in VERBS:
             raise ConfigError(_unknown_verb(verb))
         with refusals():
-            return _run_verb(verb, arguments)
-    except DlrmError as error:
-        return _tell(error)
-    except (KeyboardInterrupt, _Terminated) as error:
-        return _tell(_stopped(error))
+            return _run_verb(verb, arguments, stop)
+    except BaseException as error:
+        return _tell(stop.reason(error))
 
 
-def _run_verb(verb: str, arguments: list[str]) -> int:
+def _run_verb(verb: str, arguments: list[str], stop: _Stop) -> int:
     from dlrm_hybrid.config import compose  # Hydra takes a tenth of a second
 
     launch = find_launch(os.environ) if verb == "train" else None
@@ -92,7 +91,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
             raise ConfigError(f"-m: only `train` can be swept, not `{verb}`")
         arguments = ["hydra.run.dir=.", *arguments]  # makes no run folder
     sys.argv = [sys.argv[0], *arguments]
-    jobs = _Jobs(verb, _sweep(arguments), launch)
+    jobs = _Jobs(verb, _sweep(arguments), launch, stop)
     try:
         compose.launch(jobs.run)
     finally:
@@ -115,6 +114,7 @@ class _Jobs:
     verb: str
     sweep: Sweep | None
     launch: Launch | None
+    stop: _Stop
     codes: list[int] = field(default_factory=list[int])
 
     @property
@@ -135,10 +135,8 @@ class _Jobs:
                 code = self._run(values, folder, overrides)
         except StoppedLateError as error:
             code, stopped = error.exit_code, True
-        except DlrmError as error:
-            code = _tell(error, title)
-        except (KeyboardInterrupt, _Terminated) as error:
-            code = _tell(_stopped(error), title)
+        except BaseException as error:
+            code = _tell(self.stop.reason(error), title)
         self.codes.append(code)
         if self.sweep is not None:
             self.sweep.add(values, folder, overrides, code)
@@ -166,15 +164,37 @@ class _Terminated(BaseException):
     """SIGTERM has come. No Exception: Hydra would take it for a fault of the configuration."""
 
 
-def _on_term(number: int, frame: FrameType | None) -> None:
-    """Before ranks run there is nothing to save; while they run the supervisor takes signals."""
-    raise _Terminated
+@dataclass(slots=True)
+class _Stop:
+    """A signal while no ranks run: there is nothing to save. The supervisor takes the others."""
 
+    number: int | None = None
 
-def _stopped(error: BaseException) -> DlrmError:
-    if isinstance(error, _Terminated):
-        return PreemptedError("stopped by SIGTERM before training")
-    return InterruptedRunError("stopped by Ctrl-C")
+    def install(self) -> None:
+        """Take over SIGTERM, and SIGINT unless the shell has let this process ignore it."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def reason(self, error: BaseException) -> DlrmError:
+        """Why the program ends; a library may have made another error of the signal.
+
+        Raises:
+            BaseException: the error itself, a fault of the program or an exit code.
+        """
+        if isinstance(error, SystemExit):
+            raise error
+        if self.number == signal.SIGTERM:
+            return PreemptedError("stopped by SIGTERM before training")
+        if self.number is not None or isinstance(error, KeyboardInterrupt):
+            return InterruptedRunError("stopped by Ctrl-C")
+        if isinstance(error, DlrmError):
+            return error
+        raise error
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
 def _function(verb: str) -> Callable[[Request], int]:

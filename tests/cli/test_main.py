@@ -75,7 +75,10 @@ import os, runpy, signal, sys
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == "dlrm_hybrid.cli.main":
-            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException as error:  # as extensions do while they are imported
+                raise ImportError("made of a signal") from error
 sys.meta_path.insert(0, Finder())
 sys.argv = ["dlrm_hybrid", "train"]
 runpy.run_module("dlrm_hybrid", run_name="__main__")
