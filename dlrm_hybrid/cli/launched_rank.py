@@ -11,9 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
-from io import TextIOWrapper
 from typing import final
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from rich.console import Console
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.cli.rank_world import be_rank
 from dlrm_hybrid.cli.request import Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
@@ -37,6 +37,7 @@ from dlrm_hybrid.train.rank import (
     Rank,
     ending,
     first_lost,
+    flush_log,
     write_log,
 )
 from dlrm_hybrid.train.signals import StopWish
@@ -203,20 +204,16 @@ def _told(rank: int) -> str:
 def _logged(rank: Rank) -> Generator[Terminal, None, None]:
     """Output goes to the rank's log, but for that of the terminal that is yielded."""
     rank.log_folder.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    log_losses(rank.log_folder / TERMINAL_LOG)
+    terminal = Terminal(Console(file=sys.stdout, highlight=False, soft_wrap=True))
     saved = [os.dup(number) for number in (1, 2)]
-    write_log(rank)
-    try:
-        with os.fdopen(os.dup(saved[0]), "w", encoding="utf-8") as out:
-            yield Terminal(_console(out))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, descriptor in zip((1, 2), saved, strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-
-
-def _console(out: TextIOWrapper) -> Console:
-    return Console(file=out, highlight=False, soft_wrap=True)
+    # What the program prints to is not touched: it has descriptors of its own.
+    with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
+        write_log(rank)
+        try:
+            yield terminal
+        finally:
+            flush_log()
+            for number, descriptor in zip((1, 2), saved, strict=True):
+                os.dup2(descriptor, number)
+                os.close(descriptor)

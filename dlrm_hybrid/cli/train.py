@@ -14,6 +14,7 @@ from dlrm_hybrid.cli.attempts import Attempts
 from dlrm_hybrid.cli.closing import tell_run, tell_scores
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
@@ -44,6 +45,7 @@ def run(request: Request) -> int:
     terminal = Terminal()
     with run_folder.one_run(request.folder):
         run_folder.claim(request)
+        log_losses(request.folder / "log" / TERMINAL_LOG)
         with rank_namespaces(request.config, terminal) as namespaces:
             run_folder.write_facts(request)
             rows = prepared_rows(request.config, terminal)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         lost = None if end.lost is None else asdict(end.lost)
         values = {"exit_code": end.exit_code, "message": end.message, "lost": lost}
         report(Event(Kind.FAILED, -1, time.time(), values))
-    _flush_log()
+    flush_log()
     sys.exit(end.exit_code)
 
 
@@ -168,11 +169,12 @@ def _enter(paths: Sequence[str]) -> None:
             raise ResourceError(f"network=emulated: cannot enter {path}: {error}") from error
 
 
-def _flush_log() -> None:
+def flush_log() -> None:
     """What a full disk does not take is lost, and decides about no exit code."""
     for name in ("stdout", "stderr"):
         try:
-            getattr(sys, name).flush()
+            if (stream := getattr(sys, name)) is not None:
+                stream.flush()
         except OSError:
             setattr(sys, name, None)
 
@@ -193,3 +195,6 @@ def write_log(rank: Rank) -> None:
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # whatever the locale is, a log takes every sign
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")

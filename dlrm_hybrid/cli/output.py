@@ -1,0 +1,177 @@
+"""Standard output and error that never harm the work.
+
+A thread writes what the program prints. If nobody reads it (a stopped `less`), if it cannot be
+written (`| head`, a full disk) or if the terminal lacks a sign, output is lost and the program goes
+on; that it is lost is said where that still works.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import select
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TextIO, final
+
+MOST_PENDING_BYTES = 1 << 20
+TERMINAL_LOG = "terminal.log"  # beside those of ranks
+PATIENCE_SECONDS = 5.0  # at the end of the program, for somebody who still reads
+PLAIN_SIGNS = "dlrm_hybrid.plain_signs"
+_PLAIN = {"×": "x", "÷": "/", "→": "->", "…": "...", "–": "-", "—": "-"}
+_MARK = b"\n[some output is lost here: nobody read it]\n"
+
+
+@final
+class Output(io.RawIOBase):
+    """A descriptor that a thread writes: `write` never waits and never fails."""
+
+    def __init__(self, descriptor: int, name: str, tell: Output | None) -> None:
+        """Begin to write.
+
+        Args:
+            descriptor: of a file, pipe or terminal. It is copied: the number may come to mean
+                something else.
+            name: for messages.
+            tell: gets a line when output is lost for the first time.
+        """
+        super().__init__()
+        self.name = name
+        self._tell = tell
+        self._descriptor = os.dup(descriptor)
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending_bytes = 0
+        self._has_gap = False
+        self._fault: str | None = None
+        self._log: Path | None = None
+        self._thread = threading.Thread(target=self._drain, name=name, daemon=True)
+        self._thread.start()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether somebody looks at it."""
+        return os.isatty(self._descriptor)
+
+    def fileno(self) -> int:
+        """The descriptor's own copy."""
+        return self._descriptor
+
+    def write(self, data: Any, /) -> int:
+        """Queue all of it, or lose it if too much is waiting."""
+        chunk = bytes(data)
+        with self._lock:
+            fits = self._pending_bytes + len(chunk) <= MOST_PENDING_BYTES
+            if fits:
+                chunk = _MARK + chunk if self._has_gap else chunk
+                self._pending_bytes += len(chunk)
+                self._queue.put(chunk)
+            self._has_gap = not fits
+        if not fits:
+            self._lose("nobody reads it")
+        return len(data)
+
+    def log_losses(self, path: Path) -> None:
+        """Append to this file what has been, or will be, told of losses."""
+        self._log = path
+        if self._fault is not None:
+            self._write_log(self._fault)
+
+    def finish(self) -> None:
+        """Wait until all is written, as long as somebody may read it."""
+        self._queue.put(None)
+        self._thread.join(PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            self._lose("nobody reads it")
+
+    def _drain(self) -> None:
+        broken = False
+        while (chunk := self._queue.get()) is not None:
+            try:
+                if not broken:
+                    _write(self._descriptor, chunk)
+            except OSError as error:
+                broken = True
+                self._lose(error.strerror or str(error))
+            with self._lock:
+                self._pending_bytes -= len(chunk)
+
+    def _lose(self, cause: str) -> None:
+        if self._fault is None:
+            self._fault = f"{self.name}: {cause}; output is lost, the program goes on"
+            self._write_log(self._fault)
+            if self._tell is not None:
+                self._tell.write(f"{self._fault}\n".encode())
+
+    def _write_log(self, line: str) -> None:
+        with suppress(OSError):
+            if self._log is not None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                with self._log.open("a", encoding="utf-8") as file:
+                    file.write(f"{line}\n")
+
+
+@contextmanager
+def harmless_output() -> Generator[None, None, None]:
+    """While it lasts, nothing printed by this process waits, fails, or ends it."""
+    _open_standard_descriptors()
+    codecs.register_error(PLAIN_SIGNS, _in_plain_signs)
+    errors = Output(2, "stderr", tell=None)
+    output = errors  # of one file one thread keeps the order
+    if not os.path.sameopenfile(1, 2):
+        output = Output(1, "stdout", tell=errors)
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _text(output, sys.stdout), _text(errors, sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        output.finish()
+        errors.finish()
+
+
+def log_losses(path: Path) -> None:
+    """From now on this file is told, too, if output of the program is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        output = getattr(stream, "buffer", None)
+        if isinstance(output, Output):
+            output.log_losses(path)
+
+
+def _open_standard_descriptors() -> None:
+    """One that is closed would become the next file that is opened, and get what is printed."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+def _text(output: Output, like: TextIO | None) -> TextIO:
+    encoding = "utf-8" if like is None else like.encoding
+    return io.TextIOWrapper(output, encoding=encoding, errors=PLAIN_SIGNS, write_through=True)
+
+
+def _in_plain_signs(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(sign, "?") for sign in signs), error.end
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:  # another program has made the terminal so
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()

@@ -1,0 +1,133 @@
+"""What the program prints never waits, fails or ends a run; what is lost is said."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from dlrm_hybrid.cli import output
+from dlrm_hybrid.cli.output import Output
+
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture
+def pipe() -> Generator[tuple[int, int], None, None]:
+    """A pipe of one page, its reader first."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    yield reader, writer
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+
+
+def fill(writer: int) -> None:
+    """From now on every write waits."""
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+
+
+def test_all_is_written_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        out = Output(file.fileno(), "stdout", tell=None)
+        for number in range(2000):
+            out.write(f"{number}\n".encode())
+        out.finish()
+    assert path.read_text().split() == [str(number) for number in range(2000)]
+
+
+def test_who_does_not_read_holds_nobody_up(
+    pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MOST_PENDING_BYTES", 10_000)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.0)
+    reader, writer = pipe
+    log = tmp_path / "log" / "terminal.log"
+    out = Output(writer, "stdout", tell=None)
+    out.log_losses(log)
+    for _ in range(100):
+        out.write(b"y" * 1000)
+    assert log.read_text() == "stdout: nobody reads it; output is lost, the program goes on\n"
+    seen = b""
+    while b"last\n" not in seen:  # somebody reads again
+        out.write(b"last\n")
+        seen += os.read(reader, 4096)
+    assert b"\n[some output is lost here: nobody read it]\nlast\n" in seen
+    os.close(os.dup(writer))
+    out.finish()
+
+
+def test_a_broken_output_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "errors"
+    with path.open("wb") as file, Path("/dev/full").open("wb") as full:
+        errors = Output(file.fileno(), "stderr", tell=None)
+        out = Output(full.fileno(), "stdout", tell=errors)
+        for _ in range(3):
+            out.write(b"line\n")
+        out.finish()
+        errors.finish()
+    assert path.read_text() == (
+        "stdout: No space left on device; output is lost, the program goes on\n"
+    )
+
+
+def program(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dlrm_hybrid", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, text=True, timeout=DEADLINE_SECONDS, check=False, **streams)
+
+
+def test_signs_that_a_terminal_lacks_are_written_in_others() -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = program("--help", env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "rows -> shards" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["closed", "left", "full"])
+def test_an_output_that_is_gone_changes_no_exit_code(
+    name: str, pipe: tuple[int, int], tmp_path: Path
+) -> None:
+    if name == "closed":
+        done = program("--help", preexec_fn=lambda: os.close(1))
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    if name == "full":
+        with Path("/dev/full").open("wb") as full:
+            done = program("--help", stdout=full)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = program("--help", stdout=writer)
+        os.close(writer)
+    why = {"full": "No space left on device", "left": "Broken pipe"}[name]
+    assert (done.returncode, done.stderr) == (
+        0,
+        f"stdout: {why}; output is lost, the program goes on\n",
+    )
+
+
+def test_a_run_ends_well_though_nobody_reads_what_it_prints(
+    pipe: tuple[int, int], small_rows: list[str], tmp_path: Path
+) -> None:
+    _, writer = pipe
+    fill(writer)
+    folder = tmp_path / "run"
+    options = ("train.steps=20", f"hydra.run.dir={folder}")
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    since = time.monotonic()
+    done = program("train", *small_rows, *options, stdout=writer, env=environ)
+    lost = "stdout: nobody reads it; output is lost, the program goes on\n"
+    assert (done.returncode, done.stderr) == (0, lost)
+    assert time.monotonic() - since < DEADLINE_SECONDS
+    assert (folder / "summary.json").exists()
+    assert (folder / "log" / "terminal.log").read_text() == lost
