@@ -19,10 +19,21 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: str) -> str:
+    """Text without what a terminal would obey or cannot show: that is escaped; lines stay lines.
+
+    Names and texts of other people's files may hold anything.
+    """
+    return "".join(x if x.isprintable() or x == "\n" else ascii(x)[1:-1] for x in text)
+
+
 class DlrmError(Exception):
     """An error with a message for a person and an exit code for the shell."""
 
     exit_code: int = ExitCode.FAILED
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(DlrmError):

@@ -34,7 +34,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.process import die_with_parent
-from dlrm_hybrid.train.checkpoint_folder import saved_step
+from dlrm_hybrid.train.checkpoint_folder import lost_latest, saved_step
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time
@@ -191,6 +191,8 @@ def _announce(
     resume_from = run_folder.claim(request, is_restart=bool(own))
     run_folder.write_facts(request)
     job.put(RUN_FOLDER, str(request.folder))
+    if lost := lost_latest(request.folder):
+        terminal.line(lost)
     if own:
         step = saved_step(resume_from)
         terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")

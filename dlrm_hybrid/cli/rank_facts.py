@@ -52,7 +52,7 @@ def commits(
 
 def check_checkpoint(
     folder: Path, task: TrainTask, values: Mapping[str, Any], shards: Shards
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """The facts of a checkpoint that this run may go on from.
 
     Raises:

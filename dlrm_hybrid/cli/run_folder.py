@@ -23,7 +23,7 @@ from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.train.checkpoint_folder import has_latest
+from dlrm_hybrid.train.checkpoint_folder import has_checkpoint
 from dlrm_hybrid.types import ConfigError
 
 LOCK_FILE = ".lock"
@@ -87,7 +87,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
 
 def resume_point(request: Request) -> Path | None:
     """What a run goes on from: its folder once it has saved there, else what it began with."""
-    if has_latest(request.folder):
+    if has_checkpoint(request.folder):
         return request.folder
     resume = request.config.checkpoint.resume
     return None if resume in FROM_ITSELF else Path(resume)

@@ -14,6 +14,8 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
+from dlrm_hybrid.types import printable
+
 PLAIN_LINE_SECONDS = 5.0
 MAX_WIDTH = 1000
 ROOM_COLUMNS = 120
@@ -40,17 +42,19 @@ class Terminal:
 
     def line(self, text: str) -> None:
         """One line, above a bar if there is one."""
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int = 1
     ) -> None:
         """A small table; the first columns, one or `num_texts`, are text, the others figures."""
-        table = Table(title=title, title_justify="left", title_style="bold")
+        table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
         for index, column in enumerate(columns):
-            table.add_column(Text(column), justify="left" if index < num_texts else "right")
+            table.add_column(
+                Text(printable(column)), justify="left" if index < num_texts else "right"
+            )
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         # A figure cut short says nothing: a table too wide for the terminal goes beyond its edge.
         unlimited = self.console.options.update(width=MAX_WIDTH)
         self.console.print(Segments(self.console.render(table, unlimited)))

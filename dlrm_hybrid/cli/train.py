@@ -24,7 +24,7 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
 from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.checkpoint_folder import has_latest
+from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest
 from dlrm_hybrid.train.restarts import Restarts
 from dlrm_hybrid.train.running import Forwarder
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts
@@ -46,6 +46,8 @@ def run(request: Request) -> int:
     with run_folder.one_run(request.folder):
         run_folder.claim(request)
         log_losses(request.folder / "log" / TERMINAL_LOG)
+        if lost := lost_latest(request.folder):
+            terminal.line(lost)
         with rank_namespaces(request.config, terminal) as namespaces:
             run_folder.write_facts(request)
             rows = prepared_rows(request.config, terminal)
@@ -129,7 +131,7 @@ def best_reachable(config: Config) -> dict[str, float] | None:
 
 def _error(outcome: Outcome, request: Request) -> RunFailedError:
     message = outcome.message
-    if outcome.exit_code == ExitCode.PREEMPTED and has_latest(request.folder):
+    if outcome.exit_code == ExitCode.PREEMPTED and has_checkpoint(request.folder):
         arguments = [
             *(text for text in request.overrides if not text.startswith("checkpoint.resume=")),
             f"hydra.run.dir={request.folder}",

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.types import ConfigError, printable
 
 MOST_CHARACTERS = 500  # of the line for one fault
 
@@ -42,7 +42,7 @@ def faults_text(faults: Sequence[str]) -> str:
 
 def _line(fault: str) -> str:
     """A fault as one printable line: what somebody has typed may hold anything."""
-    text = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in fault)
+    text = printable(fault).replace("\n", "\\n")
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 

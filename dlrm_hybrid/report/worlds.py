@@ -14,7 +14,8 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.report.methods import method_of
 from dlrm_hybrid.report.runs import COMPLETE, Run
-from dlrm_hybrid.train.checkpoint_folder import find, key_of, read_facts
+from dlrm_hybrid.train.checkpoint_folder import find, key_of, read
+from dlrm_hybrid.train.manifest import plain_file
 from dlrm_hybrid.types import ConfigError
 
 ALONE, PROCESSES = "in_process", "processes"
@@ -100,17 +101,17 @@ def _samples(run: Run) -> float:
 
 def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
     """Of a checkpoint, by group and name, put together from the parts that ranks have written."""
-    facts = read_facts(folder)
-    files = {file: load_file(folder / file) for file in facts["files"]}
+    manifest = read(folder)
+    files = {file: load_file(plain_file(folder, file)) for file in manifest.files}
     tensors: dict[str, NDArray[Any]] = {}
-    for name, told in facts["tensors"].items():
+    for name, told in manifest.tensors.items():
         pieces = [
-            (part, files[part["file"]][key_of(name, part["begin"], part["shape"] == told["shape"])])
-            for part in told["parts"]
+            (part, files[part.file][key_of(name, part.begin, part.shape == told.shape)])
+            for part in told.parts
         ]
-        whole = np.empty(told["shape"], pieces[0][1].dtype)
+        whole = np.empty(told.shape, pieces[0][1].dtype)
         for part, piece in pieces:
-            corner = zip(part["begin"], part["shape"], strict=True)
+            corner = zip(part.begin, part.shape, strict=True)
             whole[tuple(slice(begin, begin + length) for begin, length in corner)] = piece
-        tensors[f"{told['group']} {name}"] = whole
+        tensors[f"{told.group} {name}"] = whole
     return tensors

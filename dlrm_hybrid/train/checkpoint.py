@@ -13,8 +13,9 @@ from torch import Tensor
 
 from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.parallel.finite import first_not_finite
-from dlrm_hybrid.train.checkpoint_folder import instead_of, key_of, read_facts
+from dlrm_hybrid.train.checkpoint_folder import instead_of, key_of, read
 from dlrm_hybrid.train.durable import Content, content
+from dlrm_hybrid.train.manifest import Manifest, Part, TensorEntry, plain_file
 from dlrm_hybrid.train.tensor_file import DTYPES
 from dlrm_hybrid.types import DataError
 
@@ -28,22 +29,23 @@ class Checkpoint:
 
     Attributes:
         folder: where it lies.
-        facts: its manifest.
+        manifest: what it says of itself.
     """
 
     folder: Path
-    facts: Mapping[str, Any]
+    manifest: Manifest
     _checked: set[str] = field(default_factory=set[str], repr=False)
 
     def names(self, group: str) -> list[str]:
         """Of the tensors of a group; none if it has no such group."""
-        tensors: Mapping[str, Mapping[str, Any]] = self.facts["tensors"]
-        return [name for name, told in tensors.items() if told["group"] == group]
+        return [name for name, told in self.manifest.tensors.items() if told.group == group]
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor in memory of its own; raises DataError as `fill`."""
-        told = self.facts["tensors"][name]
-        tensor = torch.empty(told["shape"], dtype=TYPES[told["dtype"]])
+        told = self.manifest.tensors[name]
+        for part in told.parts:
+            self._check(part.file)  # before memory is taken for what it may not have
+        tensor = torch.empty(told.shape, dtype=TYPES[told.dtype])
         self.fill(whole({name: tensor}))
         return tensor
 
@@ -58,55 +60,68 @@ class Checkpoint:
             self._fill(piece)
 
     def _fill(self, piece: Piece) -> None:
-        told: Mapping[str, Any] | None = self.facts["tensors"].get(piece.name)
+        told = self.manifest.tensors.get(piece.name)
         if told is None:
             raise DataError(f"{self.folder}: no tensor {piece.name} in this checkpoint")
-        dtype, shape = TYPES[told["dtype"]], tuple(told["shape"])
-        if shape != piece.shape or dtype != piece.view.dtype:
+        dtype = TYPES[told.dtype]
+        if told.shape != piece.shape or dtype != piece.view.dtype:
             raise DataError(
-                f"{self.folder}: {piece.name} is {dtype} {list(shape)}, "
+                f"{self.folder}: {piece.name} is {dtype} {list(told.shape)}, "
                 f"the model's is {piece.view.dtype} {list(piece.shape)}"
             )
-        for part in told["parts"]:
+        for part in told.parts:
             overlap = _overlap(piece, part)
             if overlap is not None:
                 theirs, ours = overlap
-                key = key_of(piece.name, part["begin"], part["shape"] == told["shape"])
-                values = self._read(part["file"], key, theirs)
+                key = key_of(piece.name, part.begin, part.shape == told.shape)
+                values = self._read(told, part, key, theirs)
                 if first_not_finite([(piece.name, values)]) is not None:
                     raise DataError(
-                        f"{self.folder / part['file']}: {piece.name} holds values that are not "
+                        f"{self.folder / part.file}: {piece.name} holds values that are not "
                         f"finite{instead_of(self.folder)}"
                     )
                 piece.view[ours].copy_(values)
 
-    def _read(self, file: str, key: str, place: tuple[slice, ...]) -> Tensor:
-        path = self.folder / file
-        self._check(path)
-        with cast(Any, safetensors.safe_open)(path, framework="pt") as opened:
-            # A scalar has no slices.
-            return opened.get_slice(key)[place] if place else opened.get_tensor(key)
-
-    def _check(self, path: Path) -> None:
-        """Compare a file with what the manifest says of it, once."""
-        if path.name in self._checked:
-            return
-        expected = Content(**self.facts["files"][path.name])
+    def _read(self, told: TensorEntry, part: Part, key: str, place: tuple[slice, ...]) -> Tensor:
+        path = self._check(part.file)
         try:
-            found = content(path)
+            with cast(Any, safetensors.safe_open)(path, framework="pt") as opened:
+                found = opened.get_slice(key)
+                dtype, shape = found.get_dtype(), tuple(found.get_shape())
+                if (dtype, shape) != (told.dtype, part.shape):
+                    raise DataError(
+                        f"{path}: {key} is {dtype} {list(shape)}, the manifest says {told.dtype} "
+                        f"{list(part.shape)}"
+                    )
+                # A scalar has no slices.
+                return found[place] if place else opened.get_tensor(key)
+        except safetensors.SafetensorError as error:
+            raise DataError(f"{path}: {key}: {error}") from error
+
+    def _check(self, file: str) -> Path:
+        """Compare a file with what the manifest says of it, once; returns its path."""
+        path = self.folder / file
+        if file in self._checked:
+            return path
+        instead = instead_of(self.folder)
+        entry = self.manifest.files[file]
+        expected = Content(entry.num_bytes, entry.xxh3)
+        try:
+            found = content(plain_file(self.folder, file, instead))
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror}{instead_of(self.folder)}") from error
+            raise DataError(f"{path}: {error.strerror}{instead}") from error
         if found != expected:
             raise DataError(
                 f"{path}: {found.num_bytes} bytes with checksum {found.xxh3}, the manifest says "
-                f"{expected.num_bytes} with {expected.xxh3}{instead_of(self.folder)}"
+                f"{expected.num_bytes} with {expected.xxh3}{instead}"
             )
-        self._checked.add(path.name)
+        self._checked.add(file)
+        return path
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read the manifest of a complete checkpoint; raises DataError if it is none."""
-    return Checkpoint(folder, read_facts(folder))
+    return Checkpoint(folder, read(folder))
 
 
 def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -132,18 +147,16 @@ def read_all(folder: Path, groups: Sequence[str]) -> dict[str, Tensor]:
 def read_some(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Those of these tensors that a checkpoint has; raises DataError as `load`."""
     checkpoint = open_checkpoint(folder)
-    return {name: checkpoint.tensor(name) for name in names if name in checkpoint.facts["tensors"]}
+    return {name: checkpoint.tensor(name) for name in names if name in checkpoint.manifest.tensors}
 
 
-def _overlap(
-    piece: Piece, part: Mapping[str, Any]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+def _overlap(piece: Piece, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
     """What a piece and a part have in common: where in the part, and where in the piece."""
     theirs: list[slice] = []
     ours: list[slice] = []
     for dim, (begin, length) in enumerate(zip(piece.begin, piece.view.shape, strict=True)):
-        part_begin: int = part["begin"][dim]
-        part_length: int = part["shape"][dim]
+        part_begin: int = part.begin[dim]
+        part_length: int = part.shape[dim]
         first = max(begin, part_begin)
         last = min(begin + length, part_begin + part_length)
         if first >= last and length:

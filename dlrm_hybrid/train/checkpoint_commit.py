@@ -17,18 +17,16 @@ from typing import Any
 from dlrm_hybrid.train.checkpoint_folder import (
     BEST_FILE,
     LATEST_FILE,
-    MANIFEST_FILE,
     Keeping,
     best,
     complete,
-    manifest_text,
-    name,
     partial_folder,
     partial_folders,
-    read_facts,
+    read,
     unwritten,
 )
 from dlrm_hybrid.train.durable import flush, replace_text
+from dlrm_hybrid.train.manifest import MANIFEST_FILE, manifest_text, name
 from dlrm_hybrid.train.two_phase import Preparing, Shard
 from dlrm_hybrid.types import ConfigError, ResourceError
 
@@ -105,7 +103,7 @@ def amend(root: Path, step: int, facts: Mapping[str, Any], keep: Keeping) -> Non
     if not (folder / MANIFEST_FILE).exists():
         return  # the run began with a checkpoint of another
     try:
-        replace_text(folder / MANIFEST_FILE, manifest_text({**read_facts(folder), **facts}))
+        replace_text(folder / MANIFEST_FILE, manifest_text({**read(folder).values, **facts}))
         _keep(root, keep)
     except OSError as error:
         raise ResourceError(unwritten(root, folder, error)) from error

@@ -9,24 +9,28 @@ checkpoints/best                                 of the one with the lowest loss
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import xxhash
-
+from dlrm_hybrid.train.manifest import (
+    MANIFEST_FILE,
+    PREFIX,
+    Manifest,
+    is_name,
+    name,
+    read_manifest,
+    read_text,
+)
 from dlrm_hybrid.types import DataError
 
-FORMAT = 2
-MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "latest"
 BEST_FILE = "best"
-SEAL = ', "xxh3": "'
 TEST_LOSS = "test_loss"
-PREFIX = "step_"
+POINTER_BYTES = 100  # of `latest` and `best`, at most
+NEEDED = ("progress", "config", "config_hash", "rows")
 PARTIAL = ".partial"
 CHECKPOINTS = "checkpoints"
 
@@ -45,38 +49,76 @@ class Keeping:
     best: bool
 
 
-def has_latest(run_folder: Path) -> bool:
+def lost_latest(run_folder: Path) -> str | None:
+    """What to tell where `latest` of a run names no checkpoint, and another takes its place."""
+    root = run_folder / CHECKPOINTS
+    if not complete(root) or pointed(root / LATEST_FILE) is not None:
+        return None
+    return (
+        f"{root / LATEST_FILE}: names no checkpoint that is here; the newest is {find(root).name}"
+    )
+
+
+def has_checkpoint(run_folder: Path) -> bool:
     """Whether a run has saved anything yet."""
-    return (run_folder / CHECKPOINTS / LATEST_FILE).is_file()
+    root = run_folder / CHECKPOINTS
+    return (root / LATEST_FILE).is_file() or bool(complete(root))
 
 
 def find(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest of a run folder.
 
-    If somebody has removed that one, the newest that is there. The files `latest` and `best` mean
-    what they name.
+    The files `latest` and `best` mean what they name. Where `latest` is not there, or names none
+    that is there, it is the newest checkpoint whose manifest can be believed.
 
     Raises:
         DataError: there is none; the message lists the ones that exist.
     """
     if (path / MANIFEST_FILE).is_file():
         return path
-    if path.name in (LATEST_FILE, BEST_FILE) and path.is_file():
-        return path.parent / path.read_text(encoding="utf-8", errors="replace").strip()
-    root = path if (path / LATEST_FILE).is_file() else path / CHECKPOINTS
+    if path.name == BEST_FILE and path.is_file():
+        named = pointed(path)
+        if named is None:
+            raise DataError(f"{path}: does not name a checkpoint beside it")
+        return named
+    root = _root(path)
+    latest = pointed(root / LATEST_FILE)
+    return _newest(path, root) if latest is None else latest
+
+
+def _root(path: Path) -> Path:
+    """Where checkpoints lie: `path` may also be a run folder, or the file `latest`."""
+    if path.name == LATEST_FILE and not path.is_dir():
+        return path.parent
+    is_root = (path / LATEST_FILE).is_file() or complete(path)
+    return path if is_root else path / CHECKPOINTS
+
+
+def _newest(path: Path, root: Path) -> Path:
+    faults: list[str] = []
+    for folder in reversed(complete(root)):
+        try:
+            read(folder)
+        except DataError as error:
+            faults.append(f"\n  {error}")
+        else:
+            return folder
+    if faults:
+        raise DataError(f"{path}: no checkpoint here can be used{''.join(faults)}")
+    found = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
+    hint = f"; there are {', '.join(found)}" if found else ""
+    raise DataError(f"{path}: no checkpoint here (no {LATEST_FILE}){hint}")
+
+
+def pointed(pointer: Path) -> Path | None:
+    """The checkpoint that `latest` or `best` names; None if it names none that is there."""
     try:
-        latest = root / (root / LATEST_FILE).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        found = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
-        hint = f"; there are {', '.join(found)}" if found else ""
-        raise DataError(f"{path}: no checkpoint here (no {LATEST_FILE}){hint}") from None
-    found = complete(root)
-    return found[-1] if found and not latest.is_dir() else latest
-
-
-def name(step: int) -> str:
-    """Of the folder of a step."""
-    return f"{PREFIX}{step:08d}"
+        title = read_text(pointer.parent, pointer.name, POINTER_BYTES).strip()
+    except DataError:
+        return None
+    folder = pointer.parent / title
+    is_there = is_name(title) and (folder / MANIFEST_FILE).exists() and not folder.is_symlink()
+    return folder if is_there else None
 
 
 def partial_folder(root: Path, step: int, attempt: int) -> Path:
@@ -104,9 +146,20 @@ def unwritten(root: Path, path: Path, error: OSError) -> str:
 
 
 def complete(root: Path) -> list[Path]:
-    """The complete checkpoints below the `checkpoints` folder of a run, oldest first."""
-    found = [path.parent for path in root.glob(f"{PREFIX}*/{MANIFEST_FILE}")]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix(PREFIX)))
+    """The complete checkpoints below the `checkpoints` folder of a run, oldest first.
+
+    What else lies there is not the program's: copies under other names, links.
+    """
+    found = [
+        path.parent
+        for path in root.glob(f"{PREFIX}*/{MANIFEST_FILE}")
+        if is_name(path.parent.name) and not path.parent.is_symlink()
+    ]
+    return sorted(found, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix(PREFIX))
 
 
 def best(root: Path) -> Path | None:
@@ -114,7 +167,7 @@ def best(root: Path) -> Path | None:
     losses: dict[Path, float] = {}
     for folder in reversed(complete(root)):
         with suppress(DataError):  # a damaged one is not the best
-            loss: float | None = read_facts(folder).get(TEST_LOSS)
+            loss = read(folder).test_loss
             if loss is not None:
                 losses[folder] = loss
     return min(losses, key=lambda folder: losses[folder]) if losses else None
@@ -122,9 +175,9 @@ def best(root: Path) -> Path | None:
 
 def instead_of(folder: Path) -> str:
     """What to do where this checkpoint is damaged, as the end of a message."""
-    if not folder.name.startswith(PREFIX) or not folder.parent.is_dir():
+    if not is_name(folder.name) or not folder.parent.is_dir():
         return ""
-    older = [one for one in complete(folder.parent) if one.name < folder.name]
+    older = [one for one in complete(folder.parent) if _step(one) < _step(folder)]
     if not older:
         return ""
     return f"; the one before it is {older[-1]}: to go on from there remove {folder}"
@@ -134,40 +187,26 @@ def saved_step(path: Path | None) -> int:
     """The step after which a run goes on from this run folder or checkpoint; 0 without one.
 
     Raises:
-        DataError: as `find` and `read_facts`.
+        DataError: as `find` and `read`.
     """
-    return 0 if path is None else read_facts(find(path))["step"]
+    return 0 if path is None else read(find(path)).step
 
 
-def manifest_text(facts: Mapping[str, Any]) -> str:
-    """A manifest that says these facts; its last one is the checksum of all before it."""
-    text = json.dumps({"format": FORMAT, **facts})[:-1]
-    return f'{text}{SEAL}{_digest(text)}"}}'
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; raises DataError as `read_manifest`."""
+    return read_manifest(folder, instead_of(folder))
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: `step`, `files`, `tensors` and the facts given to `commit`.
+def read_facts(folder: Path) -> Mapping[str, Any]:
+    """What a checkpoint of a run says: `step` and the facts given to `commit`.
 
     Raises:
-        DataError: it is missing, changed or not one of ours.
+        DataError: as `read`, or it does not say what a run needs to resume from it.
     """
-    path = folder / MANIFEST_FILE
-    try:
-        text = path.read_text(encoding="utf-8")
-        manifest: dict[str, Any] = json.loads(text)
-        if manifest["format"] != FORMAT:
-            raise DataError(
-                f"{path}: a checkpoint of format {manifest['format']}; this version of the program "
-                f"reads format {FORMAT} only"
-            )
-        body, _, seal = text.rpartition(SEAL)
-        if seal != f'{_digest(body)}"}}':
-            raise DataError(f"{path}: changed since it was written{instead_of(folder)}")
-        del manifest["xxh3"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a checkpoint: {error!r}{instead_of(folder)}") from error
-    return manifest
-
-
-def _digest(text: str) -> str:
-    return xxhash.xxh3_128(text.encode()).hexdigest()
+    values = read(folder).values
+    missing = [key for key in NEEDED if values.get(key) is None]
+    if missing:
+        raise DataError(
+            f"{folder / MANIFEST_FILE}: does not say {', '.join(missing)}{instead_of(folder)}"
+        )
+    return values

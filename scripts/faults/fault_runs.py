@@ -14,7 +14,8 @@ from pathlib import Path
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint import read_all
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, name
+from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
+from dlrm_hybrid.train.manifest import name
 
 POLL_SECONDS = 0.01
 HANG_SECONDS = 60.0

@@ -30,11 +30,11 @@ from dlrm_hybrid.train.checkpoint_folder import (
     CHECKPOINTS,
     LATEST_FILE,
     MANIFEST_FILE,
-    PREFIX,
     complete,
     find,
     partial_folders,
 )
+from dlrm_hybrid.train.manifest import PREFIX
 
 KEEP = 2
 SUPERVISOR = "supervisor"
@@ -165,7 +165,7 @@ def _read_latest(folder: Path) -> None:
     root = folder / CHECKPOINTS
     if (root / LATEST_FILE).exists():
         checkpoint = open_checkpoint(find(root))
-        for name in checkpoint.facts["tensors"]:
+        for name in checkpoint.manifest.tensors:
             checkpoint.tensor(name)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.train import checkpoint, checkpoint_commit, durable
 from dlrm_hybrid.train.checkpoint_commit import amend, clean, commit
-from dlrm_hybrid.train.checkpoint_folder import Keeping, find, partial_folder, read_facts
+from dlrm_hybrid.train.checkpoint_folder import Keeping, find, partial_folder, read
 from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.tensor_file import write_tensors
 from dlrm_hybrid.train.two_phase import Preparing
@@ -64,8 +64,8 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     for group, tensors in groups(0.1).items():
         for name, tensor in tensors.items():
             assert torch.equal(into[group][name], tensor)
-    facts = read_facts(folder)
-    assert (facts["step"], facts["seed"]) == (12, 3)
+    manifest = read(folder)
+    assert (manifest.step, manifest.values["seed"]) == (12, 3)
     assert not list(tmp_path.glob("**/*.partial"))
 
 
@@ -240,15 +240,15 @@ def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> Non
     for text in ("", "[]", "{}", json.dumps({"format": 99})):
         (folder / "manifest.json").write_text(text)
         with pytest.raises(DataError, match=r"manifest\.json"):
-            read_facts(folder)
+            read(folder)
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": {}}))
     with pytest.raises(DataError, match="of format 1; this version of the program reads format 2"):
-        read_facts(folder)
+        read(folder)
     with pytest.raises(DataError, match="no checkpoint here"):
         find(tmp_path / "elsewhere")
     (tmp_path / "latest").write_bytes(b"\xffstep_00000001")
-    with pytest.raises(DataError, match=r"manifest\.json: not a checkpoint"):
-        read_facts(find(tmp_path / "latest"))
+    with pytest.raises(DataError, match=r"no checkpoint here can be used\n .* of format 1"):
+        read(find(tmp_path / "latest"))
 
 
 def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:

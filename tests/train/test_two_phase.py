@@ -54,8 +54,8 @@ def assert_latest_is_whole(root: Path, steps: set[int]) -> None:
     named = root / (root / LATEST_FILE).read_text().strip()
     assert named == find(root)
     checkpoint = open_checkpoint(named)
-    assert checkpoint.facts["step"] in steps
-    assert checkpoint.tensor("t").eq(float(checkpoint.facts["step"])).all()
+    assert checkpoint.manifest.step in steps
+    assert checkpoint.tensor("t").eq(float(checkpoint.manifest.step)).all()
 
 
 @settings(max_examples=60)
@@ -90,7 +90,7 @@ def test_latest_is_whole_whoever_fails_or_is_killed(
                 possible = {latest, step} if end == "killed" else {latest}
                 possible = {step} if end in ("valid", "leader killed") else possible
                 assert_latest_is_whole(root, possible)
-                latest = open_checkpoint(find(root)).facts["step"]
+                latest = open_checkpoint(find(root)).manifest.step
     rmtree(root.parent)
 
 
@@ -128,10 +128,10 @@ def test_a_process_may_die_at_any_operation_of_a_save(tmp_path: Path) -> None:
     for number in range(len(found)):
         root = tmp_path / str(number)
         checkpoint = open_checkpoint(find(root))
-        steps.append(checkpoint.facts["step"])
+        steps.append(checkpoint.manifest.step)
         assert (root / LATEST_FILE).read_text() == f"step_{steps[-1]:08d}\n"
         expected: dict[str, Tensor] = tensors(steps[-1])
-        assert checkpoint.facts["tensors"].keys() == expected.keys()
+        assert checkpoint.manifest.tensors.keys() == expected.keys()
         for name, tensor in expected.items():
             assert torch.equal(checkpoint.tensor(name), tensor)
     assert steps == sorted(steps)

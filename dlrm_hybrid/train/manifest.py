@@ -1,0 +1,251 @@
+"""What a checkpoint says of itself, checked as if a stranger had written it; free of torch.
+
+A checksum is no signature: a manifest that is whole may still name files elsewhere, parts that
+overlap, or more elements than its files have. Nothing is opened or allocated for one that does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, cast
+
+import xxhash
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from dlrm_hybrid.types import DataError
+
+FORMAT = 2
+MANIFEST_FILE = "manifest.json"
+SEAL = ', "xxh3": "'
+PREFIX = "step_"
+MOST_BYTES = 1 << 25
+MOST_TOLD = 5
+ELEMENT_BYTES: Mapping[str, int] = {
+    **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
+    **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
+}
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+OPEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=4)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,250}$")]
+Name = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class FileEntry:
+    """Size and checksum (XXH3, 128 bits) of a file of tensors."""
+
+    num_bytes: Count
+    xxh3: Digest
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Part:
+    """A box of a tensor: the file that holds it, where it begins in the whole, its shape."""
+
+    file: FileName
+    begin: Shape
+    shape: Shape
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class TensorEntry:
+    """A tensor, and the parts that make it up."""
+
+    group: Name
+    dtype: DType
+    shape: Shape
+    parts: Annotated[tuple[Part, ...], Field(max_length=65_536)]
+
+
+@dataclass(config=OPEN, frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: training steps done.
+        files: by name.
+        tensors: by name.
+        progress: see `train.parts.Progress`; None, as below, in a checkpoint that no run can
+            resume from.
+        config: of the run.
+        config_hash: a name for the weights it leads to.
+        rows: checksums of the prepared rows.
+        test_loss: of an evaluation at this step, if there was one.
+        values: all of the above, and what else a run has noted, as JSON values.
+    """
+
+    step: Count
+    files: Mapping[FileName, FileEntry]
+    tensors: Mapping[Name, TensorEntry]
+    progress: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
+    config_hash: str | None = None
+    rows: tuple[str, ...] | None = None
+    test_loss: float | None = None
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def name(step: int) -> str:
+    """Of the folder of a step."""
+    return f"{PREFIX}{step:08d}"
+
+
+def is_name(text: str) -> bool:
+    """Whether this is what the folder of a step is called; what others have copied is not."""
+    digits = text.removeprefix(PREFIX)
+    return re.fullmatch(r"[0-9]{8,18}", digits) is not None and text == name(int(digits))
+
+
+def manifest_text(values: Mapping[str, Any]) -> str:
+    """A manifest that says this; its last value is the checksum of all before it."""
+    text = json.dumps({"format": FORMAT, **values})[:-1]
+    return f'{text}{SEAL}{_digest(text)}"}}'
+
+
+def read_manifest(folder: Path, instead: str = "") -> Manifest:
+    """The manifest of a checkpoint, checked.
+
+    Args:
+        folder: of the checkpoint.
+        instead: ends each message.
+
+    Raises:
+        DataError: it is missing, changed, not one of ours, or says what cannot be; names the field.
+    """
+    path = folder / MANIFEST_FILE
+    text = read_text(folder, MANIFEST_FILE, MOST_BYTES, instead)
+    values = _sealed(path, text, instead)
+    try:
+        manifest = replace(_MANIFEST.validate_json(json.dumps(values)), values=values)
+    except ValidationError as error:
+        told = "; ".join(_fault(fault) for fault in error.errors(include_url=False)[:MOST_TOLD])
+        raise DataError(f"{path}: {told}{instead}") from None
+    fault = next(_faults(folder, manifest), None)
+    if fault is not None:
+        raise DataError(f"{path}: {fault}{instead}")
+    return manifest
+
+
+def plain_file(folder: Path, file: str, instead: str = "") -> Path:
+    """The path of a file in a folder.
+
+    Raises:
+        DataError: it is not there, is no plain file, or a link leads out of the folder.
+    """
+    path = folder / file
+    try:
+        real = path.resolve(strict=True)
+        inside = real.parent == folder.resolve()
+        plain = stat.S_ISREG(real.stat().st_mode)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}{instead}") from error
+    if not inside:
+        raise DataError(f"{path}: is a link that leads out of its folder, to {real}{instead}")
+    if not plain:
+        raise DataError(f"{path}: is not a plain file{instead}")
+    return path
+
+
+def read_text(folder: Path, file: str, most_bytes: int, instead: str = "") -> str:
+    """The text of a small file in a folder; raises DataError as `plain_file`, or if it is large."""
+    path = plain_file(folder, file, instead)
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise DataError(f"{path}: has more than {most_bytes:,} bytes{instead}")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}{instead}") from error
+
+
+def _sealed(path: Path, text: str, instead: str) -> dict[str, Any]:
+    """The values of a manifest that is as it was written."""
+    try:
+        found: Any = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a checkpoint: {error}{instead}") from None
+    if not isinstance(found, dict) or "format" not in found:
+        raise DataError(f"{path}: not a checkpoint: no format is said{instead}")
+    values = cast("dict[str, Any]", found)
+    number = values.pop("format")
+    if number != FORMAT:
+        raise DataError(
+            f"{path}: a checkpoint of format {number!r}; this version of the program "
+            f"reads format {FORMAT} only"
+        )
+    body, _, seal = text.rpartition(SEAL)
+    if seal != f'{_digest(body)}"}}':
+        raise DataError(f"{path}: changed since it was written{instead}")
+    del values["xxh3"]
+    return values
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """What each value alone does not show."""
+    if is_name(folder.name) and folder.name != name(manifest.step):
+        yield f"step = {manifest.step}: the folder is {folder.name}"
+    held: defaultdict[str, int] = defaultdict(int)
+    for title, tensor in manifest.tensors.items():
+        for number, part in enumerate(tensor.parts):
+            if part.file not in manifest.files:
+                yield f"tensors.{title}.parts.{number}.file = {part.file!r}: is not among files"
+            held[part.file] += math.prod(part.shape) * ELEMENT_BYTES[tensor.dtype]
+        if not _tiles(tensor.shape, tensor.parts):
+            yield (
+                f"tensors.{title}.parts: do not make up a tensor of shape {list(tensor.shape)}: "
+                "they overlap, leave gaps or reach beyond it"
+            )
+    for file, num_bytes in held.items():
+        if num_bytes > manifest.files[file].num_bytes:
+            yield (
+                f"files.{file}.num_bytes = {manifest.files[file].num_bytes}: less than the "
+                f"{num_bytes} of the tensors in it"
+            )
+
+
+def _tiles(shape: Sequence[int], parts: Sequence[Part]) -> bool:
+    """Whether parts cover a tensor, each element once.
+
+    Give each corner of a box the sign of its parity. The signed corners of all parts are those of
+    the whole, the rest cancelling out, exactly if the parts add up to it at every element.
+    """
+    if any(len(part.begin) != len(shape) or len(part.shape) != len(shape) for part in parts):
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    whole = ((0,) * len(shape), tuple(shape), -1)
+    for begin, length, sign in (whole, *((part.begin, part.shape, 1) for part in parts)):
+        for upper in product((0, 1), repeat=len(shape)):
+            corner = tuple(b + u * n for b, u, n in zip(begin, upper, length, strict=True))
+            corners[corner] += sign * (-1) ** sum(upper)
+    return not any(corners.values())
+
+
+def _fault(fault: Any) -> str:
+    where = repr(".".join(str(part) for part in fault["loc"]))[1:-1]
+    return f"{where} = {fault['input']!r:.80}: {fault['msg']}"
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_128(text.encode()).hexdigest()
