@@ -1,5 +1,10 @@
 """Every choice of `gradient` learns, in worlds of one process and of many, and both are one."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 from world_runs import Train, assert_same_state, curve
 
@@ -7,6 +12,9 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.spans import SpanClock
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.train.engine import Engine
 
 STEPS = 100
 WORLD = (
@@ -26,27 +34,49 @@ def options_of(method: str) -> tuple[str, ...]:
     return (*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ()))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns(method: str, small_rows: list[str]) -> None:
+def learned(small_rows: list[str], *options: str) -> tuple[Engine, list[float]]:
+    """A world of one process at the end of its run, and its losses by step."""
     # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
     from dlrm_hybrid.config import build, build_engine
     from dlrm_hybrid.data.loader import START
     from dlrm_hybrid.data.shards import open_shards
 
-    config = validate(values_of([*small_rows, *options_of(method), IN_PROCESS]))
+    config = validate(values_of([*small_rows, *options, IN_PROCESS]))
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
-    engine = build_engine.engine(config, shards, STEPS, SpanClock())
+    steps = config.train.steps or STEPS
+    engine = build_engine.engine(config, shards, steps, SpanClock())
     losses: list[float] = []
     at = START
-    for step in range(STEPS):
-        learned, at = engine.learn(step, at)
-        losses.append(learned.loss_sum / learned.rows)
+    for step in range(steps):
+        made, at = engine.learn(step, at)
+        losses.append(made.loss_sum / made.rows)
+    return engine, losses
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method: str, small_rows: list[str]) -> None:
+    engine, losses = learned(small_rows, *options_of(method))
     assert sum(losses[-20:]) < 0.95 * sum(losses[:20])
     counts = engine.compression()
     sent = sum(one["sent"] for name, one in counts.items() if name.startswith("gradient."))
     elements = sum(one["elements"] for name, one in counts.items() if name.startswith("gradient."))
     if METHODS[method].is_sparse:
         assert 0 < sent < elements
+
+
+def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
+    """Where lr · g waits instead of g, the server must not multiply by lr again."""
+    from dlrm_hybrid.train.engine import checkpoint_groups
+
+    options = (*WORLD, "gradient=dct", "gradient.sparsity=0", "optimizer.schedule=linear")
+    engines = [
+        learned(small_rows, *options, "train.steps=6", f"gradient.residual={residual}")[0]
+        for residual in ("gradient", "update")
+    ]
+    of_gradients, of_updates = (checkpoint_groups(one.tensors())["dense"] for one in engines)
+    assert of_gradients.keys() == of_updates.keys()
+    for name, weight in of_gradients.items():
+        np.testing.assert_allclose(of_updates[name].numpy(), weight.numpy(), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -113,6 +113,18 @@ def test_all_send_what_owners_chose_by_the_delegates_budget(trainers: int, dtype
     assert trainers == 1 or len(owners_seen) > 1, "nobody else ever owned anything"
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_every_fragment_is_selected_by_everyone_in_turn(is_exact: bool) -> None:
+    """Trainer i takes the bin (delegate + i) mod trainers: from equal sums one step of each."""
+    owners_SL = []
+    for step in range(4):
+        fresh = group(4, is_exact=is_exact)
+        proposals = [one.propose(0, drawn(0, 0), step) for one in fresh.compressors]
+        owners_SL.append(array_of(proposals[step % 4][0]))
+    for owners_S in np.array(owners_SL).T.tolist():
+        assert sorted(owners_S) == [0, 1, 2, 3]
+
+
 def test_gradients_of_many_trainers_do_not_build_up() -> None:
     world = group(8)
     for step in range(6):

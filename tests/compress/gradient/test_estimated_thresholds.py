@@ -77,6 +77,28 @@ def test_samples_differ_from_draw_to_draw_and_from_trainer_to_trainer() -> None:
     assert DGC.tau(values_N, 5000, DGC.slots()) == taus[0]
 
 
+def test_a_sample_is_as_sure_as_its_size() -> None:
+    """Of S elements a binomial number reaches what a part d should: k̂ / k by √((1 - d) / (d S))."""
+    rule, keep = Dgc(part=0.01, lowest=0.0, highest=np.inf, seed=5), 10_000
+    values_N, memory = drawn(7, 100_000), rule.slots()
+    found = [reaching(values_N, rule.tau(values_N, keep, memory)) / keep for _ in range(80)]
+    assert np.mean(found) == pytest.approx(1, abs=0.05)
+    assert np.std(found) == pytest.approx(np.sqrt(0.9 / (0.1 * 1000)), rel=0.35)
+
+
+@pytest.mark.parametrize("count", [320, 5_000, 50_000])
+@pytest.mark.parametrize("density", [0.1, 0.01])
+@pytest.mark.parametrize("zeros", [0.5, 0.9, 0.99])
+def test_a_sample_of_mostly_zeros_stays_in_bounds(count: int, density: float, zeros: float) -> None:
+    """Half of the samples say 0 where as many elements are not 0 as should leave."""
+    memory, keep = DGC.slots(), int(density * count)
+    for seed in range(12):
+        values_N = drawn(seed, count)
+        values_N[np.random.default_rng(seed).random(count) < zeros] = 0
+        found = reaching(values_N, DGC.tau(values_N, keep, memory))
+        assert min(0.8 * keep, np.count_nonzero(values_N)) <= found <= 1.3 * keep
+
+
 def test_a_second_selection_finds_exactly_as_many() -> None:
     # The sample is all there is, and its threshold is that of twice as many as wanted.
     rule = Dgc(part=1.0, lowest=0.8, highest=1.0, seed=0)
@@ -93,6 +115,9 @@ def test_redsync_bisects_between_mean_and_maximum() -> None:
     assert Redsync(Search.BISECT).tau(values_N, 20, {}) == middle
     upper = np.nextafter(np.float32(50.5 + 0.75 * 49.5), np.float32(200))
     assert Redsync(Search.BISECT).tau(values_N, 10, {}) == upper
+    # Too few everywhere: it ends at the third look, where the interval is an eighth.
+    lowest = np.nextafter(np.float32(50.5 + 0.125 * 49.5), np.float32(200))
+    assert Redsync(Search.BISECT).tau(values_N, 95, {}) == lowest
     trimmed = np.nextafter(np.float32(50.5 + 0.6 * 49.5), np.float32(200))
     assert Redsync(Search.TRIM).tau(values_N, 15, {}) == trimmed
 

@@ -1,16 +1,23 @@
 """A method of gradients has its row, its builder and its configuration; a rule its own."""
 
 import re
+from collections.abc import Mapping
 from typing import get_args
 
+import numpy as np
 import pytest
+import torch
+from gradient_rows import decoded, residual_of
 from method_rows import METHOD_ROWS
+from torch import Tensor
 
-from dlrm_hybrid.config import build_coordination, build_gradient
+from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
+from dlrm_hybrid.config import build_coordination, build_gradient, build_world
 from dlrm_hybrid.config.build_threshold import THRESHOLDS
 from dlrm_hybrid.config.compose import conf_folder, values_of
 from dlrm_hybrid.config.compression_schema import MethodName, RuleName
 from dlrm_hybrid.config.gradient_methods import METHODS, RULE_SECTIONS, sections_read
+from dlrm_hybrid.config.validate import validate
 
 
 def test_no_method_and_no_rule_misses_one_of_its_parts() -> None:
@@ -44,3 +51,46 @@ def test_every_rule_finds_thresholds_that_live_long(rule: str) -> None:
     overrides = ["parallel=hybrid", "gradient=dct", f"gradient.threshold={rule}"]
     gradient = values_of(overrides)["gradient"]
     assert all(gradient[section] is not None for section in RULE_SECTIONS[rule])
+
+
+def compressors(*overrides: str) -> list[GradientCompressor]:
+    """Those of all workers of a world of two stages, in the order of their ranks."""
+    world = ("parallel=hybrid", "parallel.cuts=[bottom.2]", "model=dlrm_small")
+    config = validate(values_of([*world, *overrides]))
+    plan = build_world.layout(config, table_rows=(10,) * 26, steps=10, attempt=0)
+    made = [
+        build_world.compression(config, plan, rank).gradients
+        for rank in range(2 * config.parallel.trainers)
+    ]
+    return [one for one in made if one is not None]
+
+
+def filled(compressor: GradientCompressor, value: float) -> Mapping[str, Tensor]:
+    return {spec.name: torch.full(spec.shape, value) for spec in compressor.specs}
+
+
+def test_the_usual_hard_magnitude_is_that_of_the_whole_model_in_every_stage() -> None:
+    """1 / (2 √k), k = N - ⌊0.9 N⌋ elements of the model: the same for tensors of any size."""
+    stages = compressors("gradient=hard", "gradient.sparsity=0.9", "parallel.trainers=1")
+    counts = [sum(spec.count for spec in one.specs) for one in stages]
+    total = sum(counts)
+    magnitude = 1 / (2 * np.sqrt(total - total * 9 // 10))
+    assert len(set(counts)) == 2, "stages of equal size would not tell"
+    for one in stages:
+        # A tensor of one element is always sent, like everything of which all should leave.
+        names = [spec.name for spec in one.specs if spec.count > 1]
+        for step, (value, leaves) in enumerate(((0.999, 0), (0.002, 1))):
+            sections = one.encode(filled(one, value * magnitude), step)
+            sent = np.concatenate([decoded(sections[name]) for name in names])
+            assert np.count_nonzero(sent) == leaves * sent.size
+
+
+@pytest.mark.parametrize("trainers", [1, 4])
+def test_the_bound_of_the_norm_is_shared_by_trainers(trainers: int) -> None:
+    """Norms of T independent gradients add up like √T, so each is cut at the bound over √T."""
+    options = ("gradient=dgc", "gradient.correction.clip_norm=2", f"parallel.trainers={trainers}")
+    for one in compressors(*options):
+        sections = one.encode(filled(one, 3.0), 0)
+        joined = [decoded(sections[spec.name]) + residual_of(one, spec) for spec in one.specs]
+        norm = np.linalg.norm(np.concatenate(joined).astype(np.float64))
+        assert norm == pytest.approx(2 / np.sqrt(trainers), rel=1e-5)

@@ -135,6 +135,26 @@ def test_the_papers_rule_stays_at_one_stage_under_heavy_tails() -> None:
     assert np.mean(qualities(flipped, draw, density, 40)[-10:]) == pytest.approx(1, abs=0.25)
 
 
+@pytest.mark.parametrize(("density", "most"), [(0.1, 4), (0.01, 7), (0.001, 10)])
+def test_there_are_no_more_stages_than_halvings(density: float, most: int) -> None:
+    """At most ceil(log2(1 / density)), so that no stage but the first keeps more than a half."""
+    values_N = DRAWS["laplace"](np.random.default_rng(3)).astype(np.float32)
+    found = [
+        tau_of(rule_of(adaptation=stages), values_N, int(SIZE * density))
+        for stages in (most - 1, most, most + 1, most + 5)
+    ]
+    assert found[0] != found[1] == found[2] == found[3]
+
+
+@pytest.mark.parametrize(("reaching", "sent"), [(20, 20), (400, 400), (401, 100), (2000, 100)])
+def test_an_estimate_of_more_than_four_times_as_many_is_not_used(reaching: int, sent: int) -> None:
+    """Of 10,000 values some are near 1, all others next to nothing: the fit lies in between."""
+    values_N = np.full(10_000, 1e-6, np.float32)
+    values_N[:reaching] = np.linspace(1, 1.001, reaching)
+    tau = tau_of(rule_of(adaptation=1), values_N, 100)
+    assert np.count_nonzero(values_N >= np.float32(tau)) == sent
+
+
 def test_a_fixed_number_of_stages_stays() -> None:
     rule = rule_of(Distribution.PARETO, 3)
     memory = rule.slots()

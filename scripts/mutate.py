@@ -1,0 +1,217 @@
+"""Plants one-line faults in a copy of the package, and sees that the tests named beside them fail.
+
+    python scripts/mutate.py
+    python scripts/mutate.py --only sidco
+    python scripts/mutate.py --sample 5 --seed 3
+    python scripts/mutate.py --only dgc --tests tests/compress/gradient/test_gradient_laws.py
+
+Prints a Markdown table; exit code 1 if a fault survives its tests, or if the text that it replaces
+is not where it should be, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_hybrid.rng import fold
+from dlrm_hybrid.telemetry import markdown
+
+REPOSITORY = Path(__file__).parents[1]
+TIMEOUT_SECONDS = 600
+FAILED = 1  # exit code of pytest when a test fails
+
+GRADIENT = "dlrm_hybrid/compress/gradient"
+RULES = f"{GRADIENT}/thresholds"
+TESTS = "tests/compress/gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One wrong line, or a few that make sense together only.
+
+    Attributes:
+        what: the behaviour that it breaks.
+        file: of the package.
+        old: text that is there once.
+        new: what it becomes.
+        tests: arguments of pytest; at least one of these tests must fail.
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = (
+    # Nine that lived until November 2026.
+    Fault(
+        "residual=update: the server multiplies by the learning rate again",
+        "dlrm_hybrid/config/build_world.py",
+        "schedule = Constant(base_lr=1.0)",
+        "pass",
+        "tests/train/test_gradient_worlds.py -k updates",
+    ),
+    Fault(
+        "CLT-k: trainer 0 always leads",
+        f"{GRADIENT}/cltk.py",
+        "step % self._options.trainers != self._options.trainer",
+        "self._options.trainer != 0",
+        f"{TESTS}/test_cltk.py",
+    ),
+    Fault(
+        "DEFT: bins are not rotated",
+        f"{GRADIENT}/deft.py",
+        "owners_L = (bins_L - delegate) % trainers",
+        "owners_L = bins_L % trainers",
+        f"{TESTS}/test_deft.py -k every_fragment",
+    ),
+    Fault(
+        "SIDCo: one stage more at most",
+        f"{RULES}/sidco.py",
+        "most = max(1, ceil(log2(nonzero / keep)))",
+        "most = 1 + max(1, ceil(log2(nonzero / keep)))",
+        f"{TESTS}/test_sidco.py -k more_stages",
+    ),
+    Fault(
+        "SIDCo: an estimate is used up to 40 times too many elements",
+        f"{RULES}/sidco.py",
+        "FAR = 4 ",
+        "FAR = 40 ",
+        f"{TESTS}/test_sidco.py -k four_times",
+    ),
+    Fault(
+        "RedSync: the search ends at an interval of 0.1",
+        f"{RULES}/redsync.py",
+        "NEAR = 0.2 ",
+        "NEAR = 0.1 ",
+        f"{TESTS}/test_estimated_thresholds.py -k redsync",
+    ),
+    Fault(
+        "DGC: a tenth of the sample",
+        f"{RULES}/dgc.py",
+        "ceil(count * self.part)",
+        "ceil(count * self.part / 10)",
+        f"{TESTS}/test_estimated_thresholds.py -k as_sure",
+    ),
+    Fault(
+        "hard: the magnitude follows the k of the stage",
+        "dlrm_hybrid/config/build_threshold.py",
+        "keep_count(holder.model_elements, ",
+        "keep_count(sum(spec.count for spec in holder.specs), ",
+        f"{TESTS}/test_gradient_methods.py -k hard",
+    ),
+    Fault(
+        "DGC: the bound of the norm is not divided by √trainers",
+        "dlrm_hybrid/config/build_gradient.py",
+        "trainers=config.parallel.trainers",
+        "trainers=1",
+        f"{TESTS}/test_gradient_methods.py -k bound",
+    ),
+)
+
+
+def main() -> None:
+    """Plant the faults that were asked for, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help="faults of which the text or the file contains this")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", help="arguments of pytest instead of those beside the faults")
+    options = parser.parse_args()
+    chosen = _chosen(options.only, options.sample, options.seed)
+    misplaced = [fault for fault in chosen if not _is_placed(fault)]
+    for fault in misplaced:
+        print(f"{fault.file}: not there, or more than once: {fault.old!r}", file=sys.stderr)
+    if misplaced:
+        sys.exit(1)
+    survivors = 0
+    rows: list[tuple[str, ...]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        _copy_repository(copy)
+        for fault in chosen:
+            since = time.monotonic()
+            with _planted(fault, copy / fault.file):
+                outcome = _outcome(copy, shlex.split(options.tests or fault.tests))
+            survivors += outcome != "killed"
+            seconds = f"{time.monotonic() - since:.0f}"
+            rows.append((fault.what, Path(fault.file).name, outcome, seconds))
+            print(f"{outcome} ({seconds} s): {fault.what}", file=sys.stderr, flush=True)
+    print(markdown.table(("fault", "file", "outcome", "seconds"), rows, (False,) * 3 + (True,)))
+    print(f"\n{len(chosen) - survivors} faults killed, {survivors} not")
+    sys.exit(survivors > 0)
+
+
+def _chosen(only: str | None, sample: int | None, seed: int) -> Sequence[Fault]:
+    found = [one for one in FAULTS if only is None or only.lower() in (one.what + one.file).lower()]
+    if sample is not None:
+        found = sorted(found, key=lambda one: fold(seed, "mutate", one.what))[:sample]
+    return found
+
+
+def _is_placed(fault: Fault) -> bool:
+    path = REPOSITORY / fault.file
+    return path.is_file() and path.read_text(encoding="utf-8").count(fault.old) == 1
+
+
+def _copy_repository(copy: Path) -> None:
+    """Everything that git knows or would add."""
+    command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True).stdout
+    for name in listed.decode().split("\0"):
+        if name and (REPOSITORY / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(REPOSITORY / name, copy / name)
+
+
+@contextmanager
+def _planted(fault: Fault, path: Path) -> Iterator[None]:
+    right = path.read_text(encoding="utf-8")
+    path.write_text(right.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(right, encoding="utf-8")
+
+
+def _outcome(copy: Path, tests: list[str]) -> str:
+    """Of pytest in the copy: `killed`, `SURVIVED`, or why neither can be said."""
+    # Two versions of a file within a second would share their bytecode.
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=copy,
+            env=environ,
+            timeout=TIMEOUT_SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "killed"  # the fault makes it hang
+    if done.returncode == FAILED:
+        return "killed"
+    if done.returncode == 0:
+        return "SURVIVED"
+    return f"NOT RUN: {done.stdout.strip().splitlines()[-1:]}"
+
+
+if __name__ == "__main__":
+    main()
