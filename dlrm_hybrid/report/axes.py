@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -18,6 +18,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 DOTS_PER_INCH = 150
 KEY_LINE_INCHES = 0.24
+KEY_MARK_INCHES, KEY_LETTER_INCHES = 0.6, 0.085
+PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 CROWDED = 400  # the largest value over the smallest: more would set ticks on ticks
 SETTINGS: dict[Any, Any] = {
     "font.size": 11,
@@ -42,10 +45,17 @@ SETTINGS: dict[Any, Any] = {
 @final
 @dataclass(frozen=True, slots=True)
 class AxesText:
-    """What the axes of a panel mean, with units."""
+    """What the axes of a panel mean, with units.
+
+    Attributes:
+        x: below it.
+        y: beside it.
+        x_unit: of the ticks on the x-axis, e.g. B for 12.3 MB; none for 12.3M.
+    """
 
     x: str
     y: str
+    x_unit: str = ""
 
 
 @contextmanager
@@ -71,33 +81,46 @@ def panels(
     for axes, text in zip(placed, texts, strict=True):
         axes.set_xlabel(text.x)
         axes.set_ylabel(text.y)
-        axes.xaxis.set_major_formatter(tick)
+        axes.xaxis.set_major_formatter(ticks(text.x_unit))
+        axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     return figure, placed
 
 
-def logarithmic(axis: Axis) -> None:
+def logarithmic(axis: Axis, unit: str = "") -> None:
     """A scale of powers of ten as it stands, with ticks at 1, 2, 5, 10 as far as there is room."""
     low, high = axis.get_view_interval()
     subs = (1.0, 2.0, 5.0) if high < CROWDED * low else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=8))
-    axis.set_major_formatter(tick)
+    axis.set_major_formatter(ticks(unit))
     axis.set_minor_formatter(NullFormatter())
 
 
+def ticks(unit: str) -> Callable[[float, float], str]:
+    """Writes the numbers of an axis: 12,300 as 12.3k, or with a unit as 12.3 kB."""
+
+    def written(value: float, _: float = 0.0) -> str:
+        number, prefix = tick(value), ""
+        if number[-1] in PREFIXES:
+            number, prefix = number[:-1], number[-1]
+        return f"{number} {prefix}{unit}"
+
+    return written if unit else tick
+
+
 def tick(value: float, _: float = 0.0) -> str:
-    """12,300 as 12.3k."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """12,300 as 12.3k, 0.000012 as 1.2·10⁻⁵."""
+    for prefix, size in PREFIXES.items():
         if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+            return f"{value / size:.3g}{prefix}"
+    number, _, power = f"{value:.3g}".partition("e")
+    return f"{number}·10{str(int(power)).translate(RAISED)}" if power else number
 
 
 def add_key(figure: Figure, columns: int) -> Legend:
     """What the drawn things are called, above them."""
     names = _names(figure)
-    return figure.legend(
-        list(names.values()), list(names), loc="outside upper left", ncols=min(columns, len(names))
-    )
+    columns = _columns(figure, columns)
+    return figure.legend(list(names.values()), list(names), loc="outside upper left", ncols=columns)
 
 
 @contextmanager
@@ -106,7 +129,8 @@ def keyed(figure: Figure, columns: int) -> Generator[None, None, None]:
     width, height = figure.get_size_inches()
     with drawing():
         key = add_key(figure, columns)
-    figure.set_size_inches(width, height + KEY_LINE_INCHES * -(-len(_names(figure)) // columns))
+    lines = -(-len(_names(figure)) // _columns(figure, columns))
+    figure.set_size_inches(width, height + KEY_LINE_INCHES * lines)
     yield
     key.remove()
     figure.set_size_inches(width, height)
@@ -124,6 +148,13 @@ def save(figure: Figure, path: Path) -> None:
     """Write a PNG or SVG file, as its name ends."""
     with drawing():
         figure.savefig(path, dpi=DOTS_PER_INCH)
+
+
+def _columns(figure: Figure, most: int) -> int:
+    """Of a key, as many as there is room for."""
+    names = _names(figure)
+    needed = KEY_MARK_INCHES + KEY_LETTER_INCHES * max(map(len, names))
+    return max(1, min(most, len(names), int(figure.get_figwidth() / needed)))
 
 
 def _names(figure: Figure) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dlrm_hybrid.report import pictures, spans, tables
 from dlrm_hybrid.report.document import Document, Picture, Section, Table
 from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.measures import BYTES
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.trained import trained
 
 COMPARISON = (
     "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
@@ -36,7 +38,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
             tables.comparison(runs, names),
             pictures.quality(runs, names),
         ),
-        _section("Loss", "", None, pictures.losses(runs, names)),
+        _section("Loss", _uncounted(runs), None, pictures.losses(runs, names)),
         _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
         _section("Time", SPANS, spans.table(runs, names), pictures.time_by_span(runs, names)),
         _section(
@@ -52,8 +54,19 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
     return Document(
         title=f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs compared",
         subtitle=subtitle,
+        trained=trained(runs),
         runs=tuple(names),
         sections=tuple(section for section in sections if section.table or section.pictures),
+    )
+
+
+def _uncounted(runs: Sequence[Run]) -> str:
+    """Why there is nothing over bytes, if there is not."""
+    if any(BYTES.pick(run.summary) is not None for run in runs):
+        return ""
+    return (
+        "No picture over bytes: a world of one process sends only a part of what processes would "
+        "send, and parallel=single sends nothing."
     )
 
 

@@ -27,6 +27,8 @@ OUTLIER = 3.0  # times the median of all points; a run that diverges leaves the 
 WIDE_RANGE = 5.0  # the largest over the smallest value: more than that is drawn in powers of ten
 KEY_COLUMNS = 2
 SHORT_NAME = 12  # letters; names of that length stand in one column more
+MAX_LABELS = 12  # points; of more the names would cover each other
+LABEL_POINTS, POINTS_PER_INCH = 11.0, 72.0
 CLOSER = 4  # bars shorter than the longest by that factor are drawn once more, larger
 
 Parts = Mapping[str, Sequence[float]]
@@ -76,7 +78,7 @@ def losses(drawn: Sequence[Line], text: AxesText, *, above_zero: bool) -> Figure
         ends = [curve.x[-1] for curve in curves]
         if above_zero and max(ends) > WIDE_RANGE * min(ends) > 0:
             axes.set_xscale("log")
-            logarithmic(axes.xaxis)
+            logarithmic(axes.xaxis, text.x_unit)
         values = [value for curve in curves for value in curve.y]
         limit = OUTLIER * median(values)
         if max(values) > limit > 0:
@@ -118,15 +120,44 @@ def points(
     styles: Sequence[Style],
     text: AxesText,
 ) -> Figure:
-    """A point for each run, x in powers of ten."""
+    """A point for each run with its label beside it, x in powers of ten."""
     with drawing():
         figure, axes = _one(HEIGHT_INCHES, text)
         for (x, y), label, style in zip(places, labels, styles, strict=True):
             axes.plot([x], [y], style.marker, color=style.color, markersize=9, label=label)
         axes.set_xscale("log")
-        logarithmic(axes.xaxis)
         axes.margins(x=0.15, y=0.15)
+        logarithmic(axes.xaxis, text.x_unit)
+        if len(places) <= MAX_LABELS:
+            _label(figure, axes, places, labels)
         return figure
+
+
+def _label(
+    figure: Figure,
+    axes: Axes,
+    places: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+) -> None:
+    """Names beside points: towards the middle, each below the one above it on the same side."""
+    figure.draw_without_rendering()  # only now it is known where the points are
+    at = [axes.transData.transform(place) * POINTS_PER_INCH / figure.dpi for place in places]
+    middle = axes.bbox.x0 + axes.bbox.width / 2
+    middle *= POINTS_PER_INCH / figure.dpi
+    lowest = {True: float("inf"), False: float("inf")}
+    for number in sorted(range(len(at)), key=lambda number: -at[number][1]):
+        is_left = bool(at[number][0] < middle)
+        y = min(float(at[number][1]), lowest[is_left] - LABEL_POINTS)
+        lowest[is_left] = y
+        axes.annotate(
+            labels[number],
+            places[number],
+            (8 if is_left else -8, y - at[number][1]),
+            textcoords="offset points",
+            ha="left" if is_left else "right",
+            va="center",
+            fontsize=9,
+        )
 
 
 def stacked(labels: Sequence[str], parts: Parts, x_text: str) -> Figure:

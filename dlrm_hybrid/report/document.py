@@ -85,11 +85,13 @@ class Document:
     Attributes:
         title: of the page.
         subtitle: when and by what it was made.
+        trained: what was trained, in a line.
         runs: their labels, in the order of their colours.
         sections: top to bottom.
     """
 
     title: str
     subtitle: str
+    trained: str
     runs: tuple[str, ...]
     sections: tuple[Section, ...]

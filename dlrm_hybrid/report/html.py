@@ -36,6 +36,7 @@ def html(document: Document) -> str:
 <body>
 <h1>{escape(document.title)}</h1>
 <p class="subtitle">{escape(document.subtitle)}</p>
+<p>{escape(document.trained)}</p>
 {body}
 </body>
 </html>

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dlrm_hybrid.report import charts, curves, spans
 from dlrm_hybrid.report.axes import AxesText
-from dlrm_hybrid.report.charts import Line
+from dlrm_hybrid.report.charts import MAX_LABELS, Line
 from dlrm_hybrid.report.curves import Axis, Band, Curve
 from dlrm_hybrid.report.document import Picture
 from dlrm_hybrid.report.measures import BYTES, TEST_LOSS
@@ -39,7 +39,7 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
             for number, (label, run) in enumerate(zip(labels, runs, strict=True))
         ]
         if _something(drawn):
-            text = AxesText(axis.value, "log-loss")
+            text = AxesText(axis.value, "log-loss", "B" if axis is Axis.BYTES else "")
             figure = charts.losses(drawn, text, above_zero=axis is Axis.BYTES)
             yield Picture(f"Loss over {axis.value}", figure, caption, has_key=True)
 
@@ -79,10 +79,10 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
             places,
             [label for *_, label, _ in scored],
             [drawn for *_, drawn in scored],
-            AxesText(BYTES.title, TEST_LOSS.title),
+            AxesText(BYTES.title, TEST_LOSS.title, "B"),
         )
         caption = "Lower is better, further left is cheaper."
-        yield Picture("Quality and bytes", figure, caption, has_key=True)
+        yield Picture("Quality and bytes", figure, caption, has_key=len(scored) > MAX_LABELS)
 
 
 def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:

@@ -18,7 +18,7 @@ def text(document: Document, pictures: str | None) -> str:
         document: of the report.
         pictures: the folder of their files, from where the page lies; None leaves them out.
     """
-    parts = [f"# {document.title}\n\n{document.subtitle}\n"]
+    parts = [f"# {document.title}\n\n{document.subtitle}\n\n{document.trained}\n"]
     parts += [
         _section(section, pictures)
         for section in document.sections

@@ -4,15 +4,19 @@ import base64
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from made_runs import compressed, make_run, plain_events, progress, world_events
+from matplotlib.axis import Axis
+from matplotlib.image import imread
 
 from dlrm_hybrid.report import tables
+from dlrm_hybrid.report.axes import tick, ticks
 from dlrm_hybrid.report.build import build_report
-from dlrm_hybrid.report.document import Document
+from dlrm_hybrid.report.document import Document, Picture
 from dlrm_hybrid.report.html import html
 from dlrm_hybrid.report.runs import read_run
 from dlrm_hybrid.report.show import show
@@ -91,6 +95,98 @@ def test_what_stands_in_the_tables(four: Document) -> None:
     assert "network use" not in rows["run"]  # measured by no run
     assert "| optimizer.lr " in page
     assert "| train.seed " not in page
+
+
+def test_what_was_trained_stands_above_all(four: Document) -> None:
+    for page in (html(four), text(four, None)):
+        head = page.partition("Comparison")[0]
+        assert "Data: synthetic, " in head
+        assert "or one process" in head
+        assert "20 steps of 64 samples" in head
+        assert "7 processes (2 trainers × 3 stages + 1 server)" in head
+
+
+def picture_of(document: Document, title: str) -> Picture:
+    pictures = [one for section in document.sections for one in section.pictures]
+    return next(one for one in pictures if one.title == title)
+
+
+def tick_labels(axis: Axis) -> dict[str, float]:
+    axis.figure.draw_without_rendering()
+    return {
+        label.get_text(): place
+        for label, place in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=True)
+    }
+
+
+def test_bytes_have_units_and_losses_all_their_digits(tmp_path: Path) -> None:
+    for name, loss in (("a", 0.5307), ("b", 0.5436)):
+        make_run(tmp_path / name, [f"name={name}"], world_events(loss))
+    document = report([tmp_path / "a", tmp_path / "b"])
+    (axes,) = picture_of(document, "Loss over bytes sent in training").figure.axes
+    assert all(re.fullmatch(r"[\d.]+ k?B", label) for label in tick_labels(axes.xaxis))
+    (axes,) = picture_of(document, "Quality and bytes").figure.axes
+    assert all(label.endswith("B") for label in tick_labels(axes.xaxis))
+    for label, place in tick_labels(axes.yaxis).items():
+        assert float(label) == pytest.approx(place, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "with_unit"),
+    [
+        *((123, "123", "123 B"), (1.2e8, "120M", "120 MB"), (2.5e9, "2.5G", "2.5 GB")),
+        *((0, "0", "0 B"), (1.2e-5, "1.2·10⁻⁵", "1.2·10⁻⁵ B")),
+    ],
+)
+def test_numbers_at_ticks(value: float, plain: str, with_unit: str) -> None:
+    assert tick(value) == plain
+    assert ticks("B")(value, 0) == with_unit
+
+
+def test_points_have_their_names_beside_them_and_no_two_meet(tmp_path: Path) -> None:
+    for number in range(6):
+        name = f"a_rather_long_name_{number}"
+        make_run(tmp_path / name, [f"name={name}"], world_events(0.5 + 1e-4 * (number % 3)))
+    document = report(sorted(tmp_path.iterdir()))
+    figure = picture_of(document, "Quality and bytes").figure
+    figure.draw_without_rendering()
+    boxes = [one.get_window_extent() for one in figure.axes[0].texts]
+    assert {one.get_text() for one in figure.axes[0].texts} == set(document.runs)
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    for one, other in combinations(boxes, 2):
+        assert not one.overlaps(other)
+
+
+def test_a_key_of_long_names_stays_in_its_picture(tmp_path: Path) -> None:
+    for name in ("one", "another"):
+        make_run(tmp_path / name, [f"name={name}_with_a_very_long_tail_to_it"], world_events())
+    picture = report([tmp_path / "one", tmp_path / "another"]).sections[1].pictures[0]
+    with picture.alone() as figure:
+        figure.draw_without_rendering()
+        assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_the_page_follows_a_dark_screen(four: Document) -> None:
+    css = html(four).partition("<style>")[2].partition("</style>")[0]
+    assert "@media (prefers-color-scheme: dark)" in css
+    definitions, _, rules = css.partition("* { box-sizing")
+    assert not re.search(r":[^;]*#[0-9a-f]{3}", rules), "a colour that is the same in the dark"
+    names = set(re.findall(r"var\((--\w+)\)", rules))
+    assert names
+    assert all(definitions.count(f"{name}:") == 2 for name in names)
+
+
+def test_pictures_as_files_are_on_white(four: Document, tmp_path: Path) -> None:
+    write_pictures(four, tmp_path)
+    for path in tmp_path.iterdir():
+        assert imread(path)[[0, -1], [0, -1]].min() == 1.0, path
+
+
+def test_it_says_so_where_no_bytes_were_counted(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [], plain_events())
+    assert "No picture over bytes" in html(report([tmp_path / "a"]))
+    make_run(tmp_path / "b", ["+experiment=dct_hybrid"], world_events())
+    assert "No picture over bytes" not in html(report([tmp_path / "a", tmp_path / "b"]))
 
 
 def test_every_text_is_escaped(tmp_path: Path) -> None:
