@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +180,7 @@ def _copy_repository(copy: Path) -> None:
 
 
 @contextmanager
-def _planted(fault: Fault, path: Path) -> Iterator[None]:
+def _planted(fault: Fault, path: Path) -> Generator[None, None, None]:
     right = path.read_text(encoding="utf-8")
     path.write_text(right.replace(fault.old, fault.new), encoding="utf-8")
     try:

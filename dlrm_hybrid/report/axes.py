@@ -112,8 +112,11 @@ def tick(value: float, _: float = 0.0) -> str:
     for prefix, size in PREFIXES.items():
         if abs(value) >= size:
             return f"{value / size:.3g}{prefix}"
-    number, _, power = f"{value:.3g}".partition("e")
-    return f"{number}·10{str(int(power)).translate(RAISED)}" if power else number
+    written = f"{value:.3g}"
+    if "e" not in written:
+        return written
+    number, power = written.split("e")
+    return f"{number}·10{str(int(power)).translate(RAISED)}"
 
 
 def add_key(figure: Figure, columns: int) -> Legend:
