@@ -12,7 +12,12 @@ about bytes, and how much is on its way is bounded by what the ranks wait for.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import socket as sockets
+import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +39,10 @@ MAX_MESSAGE_BYTES = 1 << 30
 NO_COPY_BYTES = 1 << 16  # below this a copy costs less than keeping track of the buffer
 HEARTBEATS = 4  # in the time after which silence ends a connection
 NEVER_MILLISECONDS = 24 * 3_600_000
+# Who connects and says nothing is cut off after so long, even while this rank has no descriptor
+# left for those that belong here; well below network.patience_seconds.
+HANDSHAKE_SECONDS = 5.0
+SO_ATTACH_FILTER = 26  # Linux, where Python has no name for it
 
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -55,6 +64,7 @@ class Sockets:
     """
 
     address: str
+    _listener: int
     _context: zmq.Context[_Socket]
     _router: _Socket
     _silence_seconds: float
@@ -83,6 +93,19 @@ class Sockets:
         self._monitors[monitor] = rank
         self._poller.register(monitor, zmq.POLLIN)
         dealer.connect(address)
+
+    def shut(self) -> None:
+        """Nobody else comes in; connections that are up stay so.
+
+        To close the listening socket would end those, too, so the kernel is told to drop whatever
+        comes for it. Linux only; elsewhere strangers may go on to connect.
+        """
+        if sys.platform != "linux":
+            return
+        refuse_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # ret 0
+        program = struct.pack("HP", 1, ctypes.addressof(refuse_all))
+        with sockets.socket(fileno=os.dup(self._listener)) as listener:
+            listener.setsockopt(sockets.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def watch_answers(self) -> None:
         """From now on `wait` wakes up for answers to goodbyes, too."""
@@ -149,11 +172,17 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
         ResourceError: the address is not one of this machine, or no port is free.
     """
     check_listening(address, keys, enclosed)
+    try:
+        listener = sockets.create_server((address, 0))
+    except OSError as error:
+        raise ResourceError(f"network.bind: cannot listen on {address}: {error}") from error
+    port = listener.getsockname()[1]
     context: zmq.Context[_Socket] = zmq.Context(io_threads=1)
     gate = None
     router = _socket(context, zmq.ROUTER)
     router.router_mandatory = True
     router.maxmsgsize = MAX_MESSAGE_BYTES
+    router.handshake_ivl = math.ceil(1000 * HANDSHAKE_SECONDS)
     if keys is not None:
         # Bound before the port: without it ZeroMQ would admit any key.
         gate = _socket(context, zmq.REP)
@@ -163,17 +192,15 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
         router.curve_secretkey = keys.secret
         router.zap_domain = ZAP_DOMAIN
     door = router.get_monitor_socket(_HANDSHAKE_FAILED)
-    try:
-        router.bind(f"tcp://{address}:*")
-    except zmq.ZMQError as error:
-        context.destroy(linger=0)
-        raise ResourceError(f"network.bind: cannot listen on {address}: {error}") from error
-    bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    number = listener.detach()  # ZeroMQ closes it
+    router.setsockopt(zmq.USE_FD, number)
+    bound = f"tcp://{address}:{port}"
+    router.bind(bound)
     poller = zmq.Poller()
     for one in (router, gate, door):
         if one is not None:
             poller.register(one, zmq.POLLIN)
-    return Sockets(bound, context, router, silence_seconds, keys, gate, door, poller)
+    return Sockets(bound, number, context, router, silence_seconds, keys, gate, door, poller)
 
 
 def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:

@@ -145,6 +145,7 @@ class ZmqChannel:
             raise DeadlineError(
                 f"rank {self.rank}: these ranks did not greet within {seconds:g} s: {silent}"
             )
+        self._sockets.shut()
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Handle what happens until `done`; whether that was in time."""

@@ -29,9 +29,11 @@ from channel_rows import (
 from slow_link import SlowLink
 from zmq.utils.monitor import recv_monitor_message
 
+from dlrm_hybrid.comm import sockets
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.curve import CurveKeys
 from dlrm_hybrid.comm.rendezvous import FolderBoard
+from dlrm_hybrid.comm.sockets import Sockets
 from dlrm_hybrid.comm.zmq_channel import ZmqChannel, open_zmq_channel
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
@@ -285,6 +287,42 @@ def foreign(stranger: Stranger) -> list[list[bytes]]:
     ]
 
 
+@pytest.fixture
+def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers come in at any time, as where the kernel cannot keep them out."""
+    monkeypatch.setattr(Sockets, "shut", lambda sockets: None)
+
+
+def test_nobody_else_comes_in_once_all_ranks_are_there(tmp_path: Path) -> None:
+    def program(channel: Channel) -> None:
+        other = 1 - channel.rank
+        address = json.loads((tmp_path / f"{other}.json").read_text())["address"]
+        channel.send(other, frame(channel.rank, 1), 0)  # it has greeted, and shut its door
+        channel.receive(DEADLINE_SECONDS)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=0.2)
+        channel.send(other, frame(channel.rank, 2), 0)
+        assert channel.receive(DEADLINE_SECONDS).step == 2
+        channel.close()
+
+    run_ranks_as_threads(2, opener(tmp_path, 2), program)
+
+
+def test_who_connects_and_says_nothing_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "HANDSHAKE_SECONDS", 0.05)
+    mine = sockets.listen("127.0.0.1", None, enclosed=False, silence_seconds=60.0)
+    try:
+        port = int(mine.address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as silent:
+            while silent.recv(100):  # the greeting of ZeroMQ, then the end
+                pass
+    finally:
+        mine.destroy(0.0)
+
+
+@pytest.mark.usefixtures("open_door")
 def test_messages_of_strangers_are_dropped_counted_and_told_once(
     tmp_path: Path, strangers: list[Stranger]
 ) -> None:
@@ -328,6 +366,7 @@ def test_messages_of_strangers_are_dropped_counted_and_told_once(
     assert told[0].startswith("rank 0: dropped a message that is not of this run: not a frame: ")
 
 
+@pytest.mark.usefixtures("open_door")
 def test_no_frame_gets_in_without_the_keys_of_the_run(
     tmp_path: Path, strangers: list[Stranger]
 ) -> None:
