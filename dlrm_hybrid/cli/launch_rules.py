@@ -1,14 +1,24 @@
-"""Whether the processes that a launcher has started make the world of the configuration."""
+"""Whether the processes that a launcher has started fit together, and make the right world."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from socket import gethostname
 
+import xxhash
+
+import dlrm_hybrid
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.wire.frame import VERSION
+
+LIBRARIES = ("torch", "torchrec", "fbgemm-gpu", "numpy")  # they decide about bits
 
 
 def check_world(config: Config, launch: Launch) -> None:
@@ -18,6 +28,41 @@ def check_world(config: Config, launch: Launch) -> None:
         ConfigError: the world has another number of processes, or its machines cannot meet.
     """
     faults = list(_misfits(config, launch))
+    if faults:
+        raise ConfigError(faults_text(faults))
+
+
+def own_versions() -> dict[str, str]:
+    """What must be the same in all ranks for them to understand each other and learn the same."""
+    sources = xxhash.xxh3_64()
+    root = Path(dlrm_hybrid.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        sources.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return {
+        "dlrm_hybrid": f"{dlrm_hybrid.__version__}, sources {sources.hexdigest()[:8]}",
+        "wire format": str(VERSION),
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        **{name: metadata.version(name) for name in LIBRARIES},
+    }
+
+
+def check_versions(rank: int, own: Mapping[str, str], of_rank_0: Mapping[str, str]) -> None:
+    """Refuse to train beside a rank 0 with another program or other libraries.
+
+    Args:
+        rank: this one.
+        own: its `own_versions`.
+        of_rank_0: those of rank 0.
+
+    Raises:
+        ConfigError: they differ; one line for each.
+    """
+    faults = [
+        f"rank {rank} on {gethostname()} has {name} {own.get(name, 'none')}, rank 0 has "
+        f"{of_rank_0.get(name, 'none')}: all ranks need the same"
+        for name in {**own, **of_rank_0}
+        if own.get(name) != of_rank_0.get(name)
+    ]
     if faults:
         raise ConfigError(faults_text(faults))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import secrets
 import socket
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from dlrm_hybrid.cli import rank_facts, run_folder
-from dlrm_hybrid.cli.launch_rules import check_world
+from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.prepare import prepared_rows
@@ -108,7 +109,7 @@ def open_board(launch: Launch) -> StoreBoard:
     """Where the ranks of this start leave texts for each other; rank 0 may have to serve it.
 
     Raises:
-        ConfigError: other machines could not reach it.
+        ConfigError: other machines could not reach it, or another job uses it.
         ResourceError: it cannot be served.
         DeadlineError: nobody serves it.
     """
@@ -120,8 +121,32 @@ def open_board(launch: Launch) -> StoreBoard:
                 f"MASTER_ADDR = {launch.host}: is loopback on rank 0's machine, where other "
                 "machines do not come; set it to an address of the network between them"
             )
-        return board
-    return reach_board(launch.host, launch.port, prefix, _go_on, CONNECT_SECONDS)
+    else:
+        board = reach_board(launch.host, launch.port, prefix, _go_on, CONNECT_SECONDS)
+    _join(launch, board)
+    return board
+
+
+def _join(launch: Launch, board: StoreBoard) -> None:
+    """Take this rank's place; refuse, without a word on the board, to be one of another job."""
+    mine = {"job": launch.job, "size": launch.size}
+    if launch.rank == 0:
+        board.put("job.json", json.dumps(mine))
+    theirs = json.loads(await_text(board, "job.json", CONNECT_SECONDS))
+    if theirs != mine:
+        found = f"{_job_name(theirs['job'])} with {theirs['size']} processes is there"
+    elif not board.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
+        found = f"rank {launch.rank} has come already"
+    else:
+        return
+    raise ConfigError(
+        f"MASTER_ADDR = {launch.host}, MASTER_PORT = {launch.port}: this is rank {launch.rank} of "
+        f"{launch.size} of {_job_name(launch.job)}, and {found}; give each job a port of its own"
+    )
+
+
+def _job_name(job: str) -> str:
+    return f"job {job}" if job else "a job without a name"
 
 
 def _go_on() -> None:
@@ -142,6 +167,7 @@ def _prepared(
     hopeless = board.for_all_attempts().failure()
     if hopeless is not None:
         raise hopeless
+    _compare_versions(launch, board)
     terminal = Terminal(Console(quiet=True))
     if launch.rank == 0:
         terminal = Terminal()
@@ -165,6 +191,16 @@ def _prepared(
     folder, overrides = Path(announced.run_folder), tuple(announced.overrides)
     request = Request(config, announced.values, folder, overrides)
     return Part(launch=launch, request=request, task=task, board=board)
+
+
+def _compare_versions(launch: Launch, board: StoreBoard) -> None:
+    """Refuse to train beside a rank 0 whose program or libraries are others."""
+    own = own_versions()
+    if launch.rank == 0:
+        board.put("versions.json", json.dumps(own))
+    check_versions(
+        launch.rank, own, json.loads(await_text(board, "versions.json", CONNECT_SECONDS))
+    )
 
 
 def _announce(

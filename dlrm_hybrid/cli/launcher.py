@@ -22,6 +22,7 @@ class Launch:
     """The place of this process among those that a launcher has started.
 
     Attributes:
+        job: what the launcher calls the job; empty where it has no name for one.
         size_key: the variable that says how many there are.
         rank: of this one.
         size: how many there are.
@@ -34,6 +35,7 @@ class Launch:
         restarts: how often the launcher has restarted its processes.
     """
 
+    job: str
     size_key: str
     rank: int
     size: int
@@ -82,6 +84,7 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
     is_local = host == "localhost" or host.startswith("127.")
     local_size = _number(environ, "LOCAL_WORLD_SIZE", size if is_local else 1)
     return Launch(
+        job=environ.get("TORCHELASTIC_RUN_ID", ""),
         size_key="WORLD_SIZE",
         rank=rank,
         size=size,
@@ -102,7 +105,9 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
     own_port = DEFAULT_PORT
     if "SLURM_JOB_ID" in environ:
         own_port = FIRST_PORT + _number(environ, "SLURM_JOB_ID") % NUM_PORTS
+    ids = (environ.get(key, "") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return Launch(
+        job=".".join(part for part in ids if part),
         size_key=size_key,
         rank=rank,
         size=_number(environ, size_key),

@@ -6,8 +6,10 @@ keeps strangers out of a run are the CURVE keys, which never go through it.
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,6 +21,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from dlrm_hybrid.types import ConfigError, DeadlineError, DlrmError, ResourceError, RunFailedError
 
 FAILURE = "failure.json"
+IN_USE = "; another program has it, perhaps another job: give each job a port of its own"
+POLL_SECONDS = 0.05
+LEAST_SECONDS = 1.0
 ALL_ATTEMPTS = "dlrm_hybrid"
 Answer = TypeVar("Answer")
 
@@ -98,7 +103,8 @@ def serve_board(host: str, port: int, prefix: str, check: Callable[[], None]) ->
         listening = socket.create_server((address, port))
     except OSError as error:
         raise ResourceError(
-            f"MASTER_ADDR = {host}, MASTER_PORT = {port}: rank 0 cannot listen there: {error}"
+            f"MASTER_ADDR = {host}, MASTER_PORT = {port}: rank 0 cannot listen there: "
+            f"{error.strerror or error}" + (IN_USE if error.errno == errno.EADDRINUSE else "")
         ) from error
     # By itself a TCPStore listens on every interface, whatever name it is given.
     store = TCPStore(
@@ -115,8 +121,12 @@ def reach_board(
     Raises:
         DeadlineError: nobody serves it.
     """
+    until = time.monotonic() + deadline_seconds
+    while not _is_served(host, port) and time.monotonic() < until:
+        check()
+        time.sleep(POLL_SECONDS)  # a TCPStore that waits heeds no signal
     try:
-        timeout = timedelta(seconds=deadline_seconds)
+        timeout = timedelta(seconds=max(LEAST_SECONDS, until - time.monotonic()))
         store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     except RuntimeError as error:
         raise DeadlineError(
@@ -124,6 +134,14 @@ def reach_board(
             f"{deadline_seconds:g} s: {_first_line(error)}"
         ) from error
     return StoreBoard(PrefixStore(prefix, store), f"{host}:{port}", check)
+
+
+def _is_served(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=LEAST_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def _first_line(error: RuntimeError) -> str:

@@ -1,17 +1,18 @@
 """What the environment of a launcher means, and which worlds it fits."""
 
+import socket
 from collections.abc import Sequence
 
 import pytest
 
-from dlrm_hybrid.cli.launch_rules import check_world
+from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.launcher import Launch, find_launch
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.types import ConfigError, ResourceError
 
 TORCHRUN = {
     "RANK": "5",
@@ -48,6 +49,7 @@ def config(*overrides: str) -> Config:
 
 def test_torchrun_says_who_is_who() -> None:
     assert launch() == Launch(
+        job="",
         size_key="WORLD_SIZE",
         rank=5,
         size=7,
@@ -184,6 +186,45 @@ def test_a_store_on_loopback_is_refused_for_several_machines() -> None:
     assert found is not None
     with pytest.raises(ConfigError, match="MASTER_ADDR = localhost: is loopback"):
         open_board(found)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def member(rank: int, port: int, **changes: str) -> Launch:
+    """Of a job of two processes on this machine, without a launcher's store."""
+    changes = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(port), **changes}
+    found = find_launch({**SLURM, "SLURM_PROCID": str(rank), **changes})
+    assert found is not None
+    return found
+
+
+def test_of_two_jobs_with_one_port_the_second_is_told_and_the_first_not_harmed() -> None:
+    port = free_port()
+    first = open_board(member(0, port))
+    with pytest.raises(ResourceError, match=f"MASTER_PORT = {port}: rank 0 cannot listen there: "):
+        open_board(member(0, port, SLURM_JOB_ID="20007"))
+    told = r"this is rank 1 of 2 of job 20007\.0, and job 10007\.0 with 2 processes is there"
+    with pytest.raises(ConfigError, match=told):
+        open_board(member(1, port, SLURM_JOB_ID="20007"))
+    assert str(open_board(member(1, port))) == str(first)
+    with pytest.raises(ConfigError, match="rank 1 has come already; give each job a port"):
+        open_board(member(1, port))
+    assert first.failure() is None
+
+
+def test_ranks_of_other_versions_are_refused() -> None:
+    own = own_versions()
+    check_versions(3, own, dict(own))
+    other = {**own, "torch": "2.12.0", "wire format": "9"}
+    with pytest.raises(ConfigError) as caught:
+        check_versions(3, own, other)
+    text = str(caught.value)
+    assert "configuration: 2 faults\n" in text
+    assert f"has torch {own['torch']}, rank 0 has 2.12.0: all ranks need the same" in text
+    assert "rank 3 on " in text
 
 
 def test_one_process_of_a_launcher_is_refused_a_world_of_several(
