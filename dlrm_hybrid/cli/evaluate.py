@@ -12,7 +12,7 @@ from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import best_reachable
-from dlrm_hybrid.config.validate import faults_text, validate
+from dlrm_hybrid.config.validate import faults_text, validate_saved
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts
 from dlrm_hybrid.train.rank import Rank
@@ -30,7 +30,7 @@ def run(request: Request) -> int:
         raise ConfigError(faults_text([fault]))
     checkpoint = find(Path(options.checkpoint))
     facts = read_facts(checkpoint)
-    config = validate(facts["config"])
+    config = validate_saved(facts["config"])
     rows = prepared_rows(config, terminal)
     task = EvaluateTask(
         checkpoint=str(checkpoint),

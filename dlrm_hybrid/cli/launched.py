@@ -234,6 +234,7 @@ def _announce(
         terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
     rows = prepared_rows(request.config, terminal)
     terminal.line(f"run folder {request.folder}")
+    run_folder.tell_start(request, resume_from, terminal.line)
     return Announcement(
         values=request.values,
         overrides=request.overrides,

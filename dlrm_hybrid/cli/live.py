@@ -43,6 +43,12 @@ class LiveTraining:
                 f"{values['steps_total']:,} steps of {values['samples_per_step']}"
                 + (f", from step {event.step:,}" if event.step else "")
             )
+            if event.step >= values["steps_total"]:
+                self._terminal.line("no step is left to train; scoring the weights as they are")
+        elif event.kind is Kind.STOPPING:
+            self._terminal.line(
+                f"stopping: saving step {event.step:,} (Ctrl-C again to stop without)"
+            )
         elif event.kind in (Kind.PROGRESS, Kind.TICK):
             self._progress(event)
         elif event.kind is Kind.EVALUATED:

@@ -24,7 +24,7 @@ from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
-from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.config.validate import validate, validate_saved
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
@@ -39,7 +39,7 @@ from dlrm_hybrid.train.checkpoint_commit import clean
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups, piece_groups
 from dlrm_hybrid.train.loop import train
-from dlrm_hybrid.train.parts import Parts, Plan, Progress
+from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.saver import LocalSaver
@@ -72,7 +72,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
         sink.write(started(task, config, shards, plan, progress))
         parts = Parts(
             learn=engine.learn,
-            meet=lambda progress: _meet(progress, plan, engine, stop),
+            meet=lambda progress, is_late: _meet(progress, plan, engine, stop, is_late),
             evaluate=lambda: engine.evaluate(stop.check),
             saver=LocalSaver(
                 commits=commits(task, config, values, shards, f"{RANK_NAME} (rank 0)"),
@@ -113,7 +113,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     task = EvaluateTask(**json.loads(argument))
     folder = Path(task.checkpoint)
     facts = checkpoint_folder.read_facts(folder)
-    config = validate(facts["config"])
+    config = validate_saved(facts["config"])
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if facts["rows"] != rows_identity(shards):
@@ -172,12 +172,14 @@ def open_sink(folder: Path, config: Config, report: Report, first_samples: int) 
     return Fanout(sinks)
 
 
-def _meet(progress: Progress, plan: Plan, engine: Engine, stop: StopWish) -> tuple[Progress, int]:
+def _meet(
+    progress: Progress, plan: Plan, engine: Engine, stop: StopWish, is_late: bool
+) -> tuple[Progress, Decision]:
     """See `Parts.meet`; nobody else is there."""
     severity = stop.severity
-    if severity or plan.anything_due(progress.step):
+    if severity or is_late or plan.anything_due(progress.step):
         progress = progress.plus(Interval(compression=engine.compression()))
-    return progress, severity
+    return progress, Decision(severity, is_late)
 
 
 def started(
@@ -190,6 +192,7 @@ def started(
         "role": "worker",
         "pid": os.getpid(),
         "steps_total": plan.steps,
+        "samples": progress.samples,
         "samples_per_step": plan.samples_per_step,
         "train_rows": len(shards.train_rows),
         "test_rows": len(shards.test_rows(config.data.test_part)),

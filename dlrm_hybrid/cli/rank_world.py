@@ -196,7 +196,7 @@ def _parts(
     )
     return Parts(
         learn=worker.learn,
-        meet=lambda progress: worker.meet(progress, job.plan, stop),
+        meet=lambda progress, is_late: worker.meet(progress, job.plan, stop, is_late),
         evaluate=lambda: worker.evaluate(stop),
         saver=saver,
         sink=sink,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +23,12 @@ from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.train.checkpoint_folder import has_checkpoint
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.train.checkpoint_folder import find, has_checkpoint
+from dlrm_hybrid.train.manifest import MANIFEST_FILE
+from dlrm_hybrid.types import ConfigError, DataError
 
 LOCK_FILE = ".lock"
+ORIGIN_FILE = "origin.json"  # the checkpoint of another run that this one began with
 
 
 @contextmanager
@@ -86,11 +88,33 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
 
 
 def resume_point(request: Request) -> Path | None:
-    """What a run goes on from: its folder once it has saved there, else what it began with."""
-    if has_checkpoint(request.folder):
-        return request.folder
-    resume = request.config.checkpoint.resume
-    return None if resume in FROM_ITSELF else Path(resume)
+    """What a run goes on from: its folder once it has saved there, else what it began with.
+
+    Raises:
+        DataError: it is not there, or no more.
+    """
+    folder, resume = request.folder, request.config.checkpoint.resume
+    if has_checkpoint(folder):
+        return folder
+    if not (folder / ORIGIN_FILE).exists():
+        return None if resume in FROM_ITSELF else find(Path(resume)).absolute()
+    origin = _read(folder / ORIGIN_FILE) or {}
+    began = str(origin.get("checkpoint", f"what a damaged {ORIGIN_FILE} named"))
+    if not (Path(began) / MANIFEST_FILE).is_file():
+        raise DataError(
+            f"hydra.run.dir = {folder}: this run began with the weights of {began} and has saved "
+            "nothing itself; that checkpoint is gone, so it cannot go on"
+        )
+    return Path(began)
+
+
+def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], None]) -> None:
+    """Say what a run begins with, where the command line may have meant something else."""
+    folder, resume = request.folder, request.config.checkpoint.resume
+    if resume_from is not None and resume_from != folder:
+        say(f"begins with the weights of {resume_from}")
+    elif resume_from is None and resume == "auto":
+        say(f"checkpoint.resume=auto: no checkpoint in {folder} yet; begins at step 0")
 
 
 def is_complete(request: Request) -> bool:
@@ -105,10 +129,13 @@ def is_complete(request: Request) -> bool:
 
 
 def write_facts(request: Request) -> None:
-    """`config.json`, `overrides.yaml` and `environment.json`."""
+    """`config.json`, `overrides.yaml`, `environment.json`, and `origin.json` of a new run."""
     folder = request.folder
     environment = {**asdict(describe()), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
     overrides = "".join(f"- {json.dumps(override)}\n" for override in request.overrides)
+    began = resume_point(request)
+    if began is not None and began != folder:
+        write_whole(folder / ORIGIN_FILE, json.dumps({"checkpoint": str(began)}))
     write_whole(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
     write_whole(folder / "overrides.yaml", overrides or "[]\n")
     write_whole(folder / "environment.json", json.dumps(environment, indent=1))

@@ -24,11 +24,11 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.synthetic import teacher_scores
 from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest
+from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest, saved_step
 from dlrm_hybrid.train.restarts import Restarts
 from dlrm_hybrid.train.running import Forwarder
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts
-from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError, StoppedLateError
+from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
@@ -44,7 +44,7 @@ def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
     terminal = Terminal()
     with run_folder.one_run(request.folder):
-        run_folder.claim(request)
+        resume_from = run_folder.claim(request)
         log_losses(request.folder / "log" / TERMINAL_LOG)
         if lost := lost_latest(request.folder):
             terminal.line(lost)
@@ -52,6 +52,7 @@ def run(request: Request) -> int:
             run_folder.write_facts(request)
             rows = prepared_rows(request.config, terminal)
             terminal.line(f"run folder {request.folder}")
+            run_folder.tell_start(request, resume_from, terminal.line)
             # A signal while the summary is made changes nothing: all that it could save is there.
             with Forwarder() as forwarder:
                 outcome = _run_ranks(request, rows, namespaces, terminal, forwarder)
@@ -131,14 +132,14 @@ def best_reachable(config: Config) -> dict[str, float] | None:
 
 def _error(outcome: Outcome, request: Request) -> RunFailedError:
     message = outcome.message
-    if outcome.exit_code == ExitCode.PREEMPTED and has_checkpoint(request.folder):
+    stopped = outcome.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+    if stopped and has_checkpoint(request.folder):
+        with suppress(DataError):
+            message += f"; a checkpoint of step {saved_step(request.folder):,} is saved"
         arguments = [
             *(text for text in request.overrides if not text.startswith("checkpoint.resume=")),
             f"hydra.run.dir={request.folder}",
             "checkpoint.resume=auto",
         ]
-        message += (
-            "; a checkpoint is saved, go on with\n"
-            f"  python -m dlrm_hybrid train {shlex.join(arguments)}"
-        )
+        message += f"; go on with\n  python -m dlrm_hybrid train {shlex.join(arguments)}"
     return RunFailedError(message, outcome.exit_code)

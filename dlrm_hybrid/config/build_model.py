@@ -105,4 +105,5 @@ def plan(config: Config, steps_per_epoch: int) -> Plan:
         report_every=config.telemetry.every,
         evaluate_every=config.train.evaluate_every,
         checkpoint_every=config.checkpoint.every,
+        checkpoint_minutes=config.checkpoint.minutes,
     )

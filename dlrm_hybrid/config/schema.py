@@ -151,6 +151,7 @@ class CheckpointConfig:
     """When to save, how many to keep, where to go on from, and how often after a loss."""
 
     every: Count
+    minutes: Annotated[float, Field(ge=0, le=1e6)]
     keep: Positive
     keep_best: bool
     resume: Path

@@ -13,6 +13,7 @@ from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
 
+ADDED_LATER = {"minutes": 0.0}  # to `checkpoint`; runs before it saved by steps alone
 MOST_CHARACTERS = 500  # of the line for one fault
 
 
@@ -31,6 +32,11 @@ def validate(values: Mapping[str, Any]) -> Config:
     if faults:
         raise ConfigError(faults_text(faults))
     return config
+
+
+def validate_saved(values: Mapping[str, Any]) -> Config:
+    """The configuration of a checkpoint, which may be older than some keys; raises ConfigError."""
+    return validate({**values, "checkpoint": {**ADDED_LATER, **values["checkpoint"]}})
 
 
 def faults_text(faults: Sequence[str]) -> str:

@@ -21,6 +21,8 @@ class Kind(StrEnum):
     SAVED = "saved"
     RANK = "rank"
     FINISHED = "finished"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
     FAILED = "failed"
 
 
@@ -33,8 +35,8 @@ class Event:
         step: training steps done when it happened, over all attempts.
         time_seconds: since 1970.
         values: by kind —
-            started: attempt (starts before this one), rank, role, pid, steps_total,
-                samples_per_step, train_rows, test_rows.
+            started: attempt (starts before this one), rank, role, pid, steps_total, samples (so
+                far), samples_per_step, train_rows, test_rows.
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
                 never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
@@ -51,6 +53,8 @@ class Event:
                 `RankMeter.values`, and where it listens under `strangers` the foreign_messages that
                 it dropped and the refused_connections.
             finished: nothing.
+            stopping: nothing; a signal has stopped the run, which saves now; never recorded.
+            stopped: samples; by a signal, or by values that are not finite.
             failed: exit_code, message, and lost: ranks of which one is gone, and the cause, or
                 nothing; for the supervisor, never recorded.
     """
@@ -99,7 +103,7 @@ def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event
         step: of the checkpoint.
         evaluated_step: of the last evaluation that it knows of, -1 for none.
     """
-    last = {Kind.EVALUATED: evaluated_step, Kind.FINISHED: -1}
+    last = {Kind.EVALUATED: evaluated_step, Kind.FINISHED: -1, Kind.STOPPED: -1}
     return [
         event
         for event in events

@@ -37,12 +37,16 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     compressed = [event.values["of"] for event in record if event.kind is Kind.COMPRESSION]
     attempts = _attempts(record)
     rows, seconds, _ = _timed(points)
-    last = points[-1] if points else None
-    starts = [event.values for event in record if event.kind is Kind.STARTED]
+    steps, samples = _reached(record)
+    starts = [event for event in record if event.kind is Kind.STARTED]
+    saved = [event.step for event in record if event.kind is Kind.SAVED]
     return {
         "status": status,
-        "steps": last.step if last else 0,
-        "samples": last.values["samples"] if last else 0,
+        "steps": steps,
+        "steps_planned": starts[-1].values.get("steps_total") if starts else None,
+        "steps_saved": max(saved, default=None),
+        "first_step": starts[0].step if starts else None,
+        "samples": samples,
         "seconds": seconds or None,
         "samples_per_second": rows / seconds if seconds else None,
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
@@ -55,8 +59,21 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
             "gradient_density": compression.density(compressed, compression.GRADIENT),
             "activation_density": compression.density(compressed, compression.ACTIVATION),
         },
-        "restarts": max((one["attempt"] for one in starts), default=0),
+        "restarts": max((one.values["attempt"] for one in starts), default=0),
     }
+
+
+def _reached(record: Iterable[Event]) -> tuple[int, int]:
+    """Steps and samples at the end of the last attempt, as far as its events know."""
+    step = samples = samples_per_step = 0
+    for event in record:
+        if event.kind is Kind.STARTED:
+            step, samples_per_step = event.step, event.values.get("samples_per_step", 0)
+            samples = event.values.get("samples", step * samples_per_step)
+        elif event.kind is not Kind.RANK and event.step > step:
+            samples += (event.step - step) * samples_per_step
+            samples, step = event.values.get("samples", samples), event.step
+    return step, samples
 
 
 def _timed(points: Sequence[Event]) -> tuple[int, float, float]:

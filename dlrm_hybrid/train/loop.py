@@ -3,9 +3,10 @@
     for every step:
         meet the other processes; put on record what has been saved
         every `report_every`:     a point of the loss curve
-        stop here if a signal asked for it              (SIGTERM: save first)
+        save and stop here if a signal asked for it     (SIGTERM, Ctrl-C)
         every `evaluate_every`:   scores on the test part
-        every `checkpoint_every`: begin a checkpoint, when the last one is valid
+        every `checkpoint_every` steps, or `checkpoint_minutes` after the last one:
+                                  begin a checkpoint, when the last one is valid
         learn from a batch, refuse a loss that is not finite
     at the end: meet, a point, scores, a checkpoint; wait until it is valid
 
@@ -38,19 +39,14 @@ def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
     Raises:
         DivergedError: a loss is not finite, or a value that would be saved.
         PreemptedError: after SIGTERM, with a checkpoint saved.
-        InterruptedRunError: after Ctrl-C, with nothing saved but what was on its way.
+        InterruptedRunError: after Ctrl-C, with a checkpoint saved.
     """
     run = _Run(parts, plan, progress)
     try:
-        run.steps()
-    except PreemptedError:
-        run.save()
-        run.finish()
+        run.to_the_end()
+    except (PreemptedError, InterruptedRunError, DivergedError):
+        run.stopped()
         raise
-    except InterruptedRunError:
-        run.finish()
-        raise
-    run.finish()
     return run.progress
 
 
@@ -66,12 +62,25 @@ class _Run:
         self._spans: Mapping[str, float] = parts.spans()
         self._next_tick = 0.0
         self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
+        self._save_at = self._next_save()
+
+    def to_the_end(self) -> None:
+        """All steps and the last checkpoint; where a signal stops them, a checkpoint first."""
+        try:
+            self.steps()
+        except (PreemptedError, InterruptedRunError):
+            self._parts.live(Event(Kind.STOPPING, self.progress.step, time.time(), {}))
+            self.save()
+            self.finish()
+            raise
+        self.finish()
 
     def steps(self) -> None:
         """All steps that are left, with what falls due between them."""
         plan = self._plan
         while True:
-            self.progress, severity = self._parts.meet(self.progress)
+            is_late = time.monotonic() >= self._save_at
+            self.progress, decision = self._parts.meet(self.progress, is_late)
             step = self.progress.step
             if self._parts.saver.pending and plan.meets(step):
                 self._record(self._parts.saver.poll(), 0.0)
@@ -80,10 +89,11 @@ class _Run:
                 self.report()
             elif time.monotonic() >= self._next_tick:
                 self._tick()
-            obey(severity)
+            obey(decision.severity)
             if at_end or is_due(step, plan.evaluate_every):
                 self.evaluate()
-            if at_end or is_due(step, plan.checkpoint_every) or step == self._saved_step:
+            due = is_due(step, plan.checkpoint_every) or decision.save
+            if at_end or due or step == self._saved_step:
                 self.save()
             if at_end:
                 return
@@ -142,7 +152,12 @@ class _Run:
         else:
             self._parts.saver.save(self.progress)
         self._saved_step, self._saved_evaluated = step, evaluated
+        self._save_at = self._next_save()
         self._stopwatch.resume()
+
+    def stopped(self) -> None:
+        """Put on record how far a run came that did not come to its end."""
+        self._emit(Kind.STOPPED)
 
     def finish(self) -> None:
         """Wait until the checkpoint on its way is valid."""
@@ -152,6 +167,11 @@ class _Run:
             saved = self._parts.saver.finish()
             self._record(saved, time.perf_counter() - start)
             self._stopwatch.resume()
+
+    def _next_save(self) -> float:
+        """When a checkpoint is due by time."""
+        minutes = self._plan.checkpoint_minutes
+        return time.monotonic() + 60 * minutes if minutes else math.inf
 
     def _record(self, saved: Saved | None, waited_seconds: float) -> None:
         if saved is not None:

@@ -67,6 +67,19 @@ class Learned:
     lr: float
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all processes do before a step.
+
+    Attributes:
+        severity: how much somebody wants to stop, a `StopWish.severity`.
+        save: a checkpoint, because the last one is long ago.
+    """
+
+    severity: int = 0
+    save: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Length of the run and what happens every so many steps; 0 is never.
@@ -74,6 +87,8 @@ class Plan:
     Attributes:
         steps: of the whole run, those before a resume included.
         samples_per_step: rows of all trainers.
+        checkpoint_minutes: at most between checkpoints, up to the next step at which processes
+            meet; the leader's clock decides.
     """
 
     steps: int
@@ -81,6 +96,7 @@ class Plan:
     report_every: int
     evaluate_every: int
     checkpoint_every: int
+    checkpoint_minutes: float
 
     def meets(self, step: int) -> bool:
         """Whether processes agree about how to go on before this step, or at the end."""
@@ -132,8 +148,8 @@ class Parts:
     Attributes:
         learn: makes the step with this number from the batch at this position; returns what it
             taught and the position of the next batch.
-        meet: called before every step and at the end; may bring in what other processes know, and
-            says how much somebody wants to stop: a `StopWish.severity`.
+        meet: called before every step and at the end, with whether a checkpoint is due by this
+            process's clock; may bring in what other processes know, and says what all of them do.
         evaluate: scores the model on the test part; None in a process that does not tell them.
         saver: of checkpoints.
         sink: takes the events on record.
@@ -142,7 +158,7 @@ class Parts:
     """
 
     learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
-    meet: Callable[[Progress], tuple[Progress, int]]
+    meet: Callable[[Progress, bool], tuple[Progress, Decision]]
     evaluate: Callable[[], BinaryScores | None]
     saver: Saver
     sink: Sink

@@ -1,7 +1,7 @@
 """Signals as wishes that the training loop asks for between steps.
 
-SIGTERM: save a checkpoint, exit 75. SIGINT: stop without saving, exit 130; a second one ends the
-process at once, unless a supervisor decides about that.
+SIGTERM: save a checkpoint, exit 75. SIGINT: the same, exit 130; a second one ends the process at
+once, unless a supervisor decides about that.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.in_process import stage_inputs
-from dlrm_hybrid.train.parts import AGREE_EVERY, Learned, Plan, Progress
+from dlrm_hybrid.train.parts import AGREE_EVERY, Decision, Learned, Plan, Progress
 from dlrm_hybrid.train.signals import StopWish, obey
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
@@ -96,21 +96,24 @@ class WorkerRank:
         )
         return learned, after
 
-    def meet(self, progress: Progress, plan: Plan, stop: StopWish) -> tuple[Progress, int]:
+    def meet(
+        self, progress: Progress, plan: Plan, stop: StopWish, is_late: bool
+    ) -> tuple[Progress, Decision]:
         """Bring the sums of all workers to the leader; see `Parts.meet`.
 
-        The severity is the same in all workers at the same step.
+        The decision is the same in all workers at the same step; of clocks the leader's counts.
         """
         step = progress.step
         if not plan.meets(step):
-            return progress, 0
+            return progress, Decision()
         progress = progress.plus(self._since_last_met(step, plan.samples_per_step))
         if self.leads:
-            return self._hear_all(progress, stop.severity)
+            return self._hear_all(progress, Decision(stop.severity, is_late))
         report = {"interval": asdict(progress.interval), "severity": stop.severity}
         self.talk.tell(self.leader, step, Topic.REPORT, report)
-        severity: int = self.talk.hear(self.leader, step, Topic.DECISION)["severity"]
-        return replace(progress, interval=Interval()), severity
+        decision = self.talk.hear(self.leader, step, Topic.DECISION)
+        told = Decision(decision["severity"], decision["save"])
+        return replace(progress, interval=Interval()), told
 
     def evaluate(self, stop: StopWish) -> BinaryScores | None:
         """Scores of the master weights, at the leader; see `Parts.evaluate`.
@@ -163,13 +166,14 @@ class WorkerRank:
             severity = self.talk.hear(self.leader, number, Topic.STOP_DECISION)["severity"]
         obey(severity)
 
-    def _hear_all(self, progress: Progress, severity: int) -> tuple[Progress, int]:
+    def _hear_all(self, progress: Progress, own: Decision) -> tuple[Progress, Decision]:
         """The leader's side of an agreement."""
         reports = [self.talk.hear(rank, progress.step, Topic.REPORT) for rank in self._others()]
-        severity = max([severity, *(report["severity"] for report in reports)])
+        severity = max([own.severity, *(report["severity"] for report in reports)])
+        decision = replace(own, severity=severity)
         for rank in self._others():
-            self.talk.tell(rank, progress.step, Topic.DECISION, {"severity": severity})
-        return progress.plus(*(Interval(**report["interval"]) for report in reports)), severity
+            self.talk.tell(rank, progress.step, Topic.DECISION, asdict(decision))
+        return progress.plus(*(Interval(**report["interval"]) for report in reports)), decision
 
     def _since_last_met(self, step: int, samples_per_step: int) -> Interval:
         """What this worker has to add beside the sums over its rows."""

@@ -106,6 +106,22 @@ def test_versions_of_all_servers_make_one_density() -> None:
     assert summary["network"]["pull_density"] is None
 
 
+def test_steps_are_those_of_the_last_attempt() -> None:
+    saved = Event(Kind.SAVED, 12, 215.0, {"seconds": 0.5})
+    stopped = Event(Kind.STOPPED, 13, 216.0, {"samples": 130})
+    names = ("first_step", "steps", "samples", "steps_saved")
+    record = [started(0, 1.0), point(10, 2.0, 0.5)]
+    for more, expected in (
+        ([], (0, 10, 100, None)),
+        ([saved], (0, 12, 120, 12)),
+        ([saved, stopped], (0, 13, 130, 12)),
+        ([saved, started(8, 3.0, attempt=1)], (0, 8, 80, 12)),
+    ):
+        summary = summarise([*record, *more], "failed", cores=2)
+        assert tuple(summary[name] for name in names) == expected
+    assert summary["steps_planned"] is None  # as older runs
+
+
 def test_a_run_that_did_nothing_claims_nothing() -> None:
     summary = summarise([], "failed", cores=2)
     assert (summary["status"], summary["steps"], summary["samples"]) == ("failed", 0, 0)

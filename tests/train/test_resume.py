@@ -11,7 +11,10 @@ from rank_faults import left, plan
 from saved_tensors import saved_tensors
 
 import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.train.checkpoint_folder import find, read_facts
+from dlrm_hybrid.train.manifest import manifest_text
 
 STEPS = 93
 KILLS, RUNS = 20, 4
@@ -153,13 +156,93 @@ def test_sigterm_saves_the_step_it_interrupts(train: Train, struck: None, tmp_pa
     assert (told["status"], told["restarts"], told["samples"]) == ("complete", 1, 5952)
 
 
-def test_ctrl_c_saves_nothing_and_leaves_nobody(train: Train, struck: None, tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_step_it_interrupts(
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("unbroken", "telemetry.every=1")[0] == 0
     folder = tmp_path / "interrupted"
     plan(folder, "SIGINT", 40)
+    capsys.readouterr()
     assert train("interrupted", "telemetry.every=1")[0] == 130
-    assert not (folder / "checkpoints").exists()
+    told = capsys.readouterr()
+    found = summary(folder)
+    step = found["steps"]
+    assert step in (40, 41)
+    assert f"stopping: saving step {step} (Ctrl-C again to stop without)\n" in told.out
+    assert f"stopped by Ctrl-C; a checkpoint of step {step} is saved; go on with\n" in told.err
+    assert f"hydra.run.dir={folder} checkpoint.resume=auto\n" in told.err
     pid = int((folder / "log" / "worker-0.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
+    assert (found["status"], found["samples"]) == ("interrupted", step * 64)
+    assert (found["steps_planned"], found["steps_saved"]) == (STEPS, step)
+    assert train("interrupted", "telemetry.every=1", "checkpoint.resume=auto")[0] == 0
+    assert_equal_runs(tmp_path / "unbroken", folder)
+    assert json.loads((folder / "config.json").read_text())["checkpoint"]["minutes"] == 10
+
+
+def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(
+    train: Train, struck: None, tmp_path: Path
+) -> None:
+    assert train("unbroken", "telemetry.every=1")[0] == 0
+    folder = tmp_path / "timed"
+    plan(folder, "SIGKILL", 60)
+    options = ("telemetry.every=1", "checkpoint.minutes=0.0001", "checkpoint.keep=99")
+    assert train("timed", *options)[0] == 0
+    first, again = starts(folder)
+    assert first == 0 < again < 60
+    assert len(list((folder / "checkpoints").glob("step_*"))) > 2
+    assert_equal_runs(tmp_path / "unbroken", folder)
+
+
+def test_a_new_run_that_saved_nothing_begins_again_with_the_old_weights(
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("telemetry.every=1", "optimizer.lr=0.05")
+    assert train("old", *options, "train.steps=20")[0] == 0
+    old = tmp_path / "old" / "checkpoints" / "step_00000020"
+    resume = f"checkpoint.resume={tmp_path / 'old'}"
+    assert train("straight", *options, resume)[0] == 0
+    folder = tmp_path / "new"
+    plan(folder, "SIGKILL", 30)
+    assert train("new", *options, resume, "checkpoint.max_restarts=0")[0] == 1
+    assert summary(folder)["steps_saved"] is None
+    capsys.readouterr()
+    hidden = old.rename(tmp_path / "hidden")
+    assert train("new", *options, "checkpoint.resume=auto")[0] == 3
+    assert (
+        f"began with the weights of {old} and has saved nothing itself; that checkpoint is gone"
+        in capsys.readouterr().err
+    )
+    hidden.rename(old)
+    assert train("new", *options, "checkpoint.resume=auto")[0] == 0
+    assert f"begins with the weights of {old}\n" in capsys.readouterr().out
+    assert starts(folder) == [20, 20]
+    assert_equal_runs(tmp_path / "straight", folder)
+    found = summary(folder)
+    assert (found["first_step"], found["steps"], found["steps_planned"]) == (20, STEPS, STEPS)
+
+
+def test_a_run_says_that_there_is_nothing_to_go_on_from_or_to_do(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = train("run", "train.steps=10", "checkpoint.resume=auto")
+    assert code == 0
+    told = capsys.readouterr().out
+    assert f"checkpoint.resume=auto: no checkpoint in {folder} yet; begins at step 0\n" in told
+    code, past = train("past", "train.steps=5", f"checkpoint.resume={folder}")
+    assert code == 0
+    assert "no step is left to train" in capsys.readouterr().out
+    found = summary(past)
+    assert (found["steps"], found["steps_planned"]) == (10, 5)
+
+
+def test_a_checkpoint_without_newer_keys_is_scored(train: Train, tmp_path: Path) -> None:
+    assert train("old", "train.steps=10")[0] == 0
+    folder = find(tmp_path / "old")
+    facts = read_facts(folder)
+    del facts["config"]["checkpoint"]["minutes"]
+    (folder / "manifest.json").write_text(manifest_text(facts))
+    assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder}"]) == 0
 
 
 def test_a_longer_run_goes_on_from_an_old_checkpoint(train: Train, tmp_path: Path) -> None:
@@ -200,4 +283,5 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     code, folder = train("diverged", "optimizer.lr=1e30")
     assert code == 4
     assert "step 2: the loss is nan" in capsys.readouterr().err
-    assert (summary(folder)["status"], starts(folder)) == ("diverged", [0])
+    found = summary(folder)
+    assert (found["status"], found["steps"], starts(folder)) == ("diverged", 1, [0])

@@ -7,6 +7,7 @@ import pytest
 from world_runs import Train, assert_same, summary
 
 import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.telemetry import events
 
 STEPS = 20
 WORLD = (
@@ -30,3 +31,19 @@ def test_a_clock_that_jumps_by_a_day_changes_nothing(
     asked = [int(path.read_text()) for path in tmp_path.glob("jumping.asked-*")]
     assert len(asked) == 5
     assert max(asked) > STEPS
+
+
+@pytest.mark.parametrize(
+    ("cut", "saved"),
+    [("top.1", [0, 10, 20]), pytest.param("bottom.1", [20], marks=pytest.mark.slow)],
+)
+def test_the_leaders_clock_decides_when_all_save(
+    cut: str, saved: list[int], train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cut after `top.1` the first worker leads, with one after `bottom.1` the second."""
+    monkeypatch.setattr(cli_train, "WORLD_RANK", "jumping_clock:hasty_world_rank")
+    one = ("parallel.trainers=1", f"parallel.cuts=[{cut}]", "checkpoint.every=0")
+    code, folder = train("hasty", *WORLD, *one, "telemetry.every=100", "checkpoint.keep=9")
+    assert code == 0
+    found = events.read(folder / "events.jsonl")
+    assert [event.step for event in found if event.kind is events.Kind.SAVED] == saved

@@ -38,8 +38,9 @@ def test_a_signal_stops_all_between_the_batches_of_an_evaluation(
     assert evaluated(folder) == []
     assert not any(psutil.pid_exists(pid) for pid in pids(folder).values())
     checkpoint = folder / "checkpoints" / f"step_{STEPS:08d}"
-    assert checkpoint.exists() == (name == "SIGTERM")
-    if checkpoint.exists():
+    assert checkpoint.exists()
+    assert summary(folder)["steps"] == STEPS
+    if name == "SIGTERM":
         code, _ = train("struck", *WORLD, "checkpoint.resume=auto")
         assert (code, evaluated(folder)) == (0, [STEPS])
         code, unbroken = train("unbroken", *WORLD, "parallel.world=in_process")
