@@ -43,6 +43,10 @@ class LiveTraining:
                 f"{values['steps_total']:,} steps of {values['samples_per_step']}"
                 + (f", from step {event.step:,}" if event.step else "")
             )
+            if changed := values.get("changed_arithmetic"):
+                self._terminal.line(
+                    f"bit equality with the unbroken run ends here: {', '.join(changed)}"
+                )
             if event.step >= values["steps_total"]:
                 self._terminal.line("no step is left to train; scoring the weights as they are")
         elif event.kind is Kind.STOPPING:

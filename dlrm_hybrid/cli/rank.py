@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.cli.rank_facts import (
+    changed_arithmetic,
     check_checkpoint,
     commits,
     other_compressors,
@@ -194,6 +195,7 @@ def started(
         "steps_total": plan.steps,
         "samples": progress.samples,
         "samples_per_step": plan.samples_per_step,
+        "changed_arithmetic": changed_arithmetic(task),
         "train_rows": len(shards.train_rows),
         "test_rows": len(shards.test_rows(config.data.test_part)),
     }

@@ -13,6 +13,7 @@ from dlrm_hybrid.config.identity import config_hash, differences, same_compresso
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train import checkpoint_folder
+from dlrm_hybrid.train.arithmetic import arithmetic, changes
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import Commits
@@ -33,6 +34,7 @@ def checkpoint_facts(
         "config": dict(values),
         "config_hash": config_hash(values),
         "rows": rows_identity(shards),
+        "arithmetic": arithmetic(),
         TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
     }
 
@@ -67,6 +69,14 @@ def check_checkpoint(
             f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
         )
     return facts
+
+
+def changed_arithmetic(task: TrainTask) -> list[str]:
+    """What is not as it was when the checkpoint was saved that the run goes on from, if any."""
+    if task.resume_from is None:
+        return []
+    facts = checkpoint_folder.read_facts(checkpoint_folder.find(Path(task.resume_from)))
+    return changes(facts.get("arithmetic", {}), arithmetic())
 
 
 def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:

@@ -36,7 +36,8 @@ class Event:
         time_seconds: since 1970.
         values: by kind —
             started: attempt (starts before this one), rank, role, pid, steps_total, samples (so
-                far), samples_per_step, train_rows, test_rows.
+                far), samples_per_step, train_rows, test_rows, changed_arithmetic (a text for each
+                change since the checkpoint that it resumes from, see `train.arithmetic`).
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
                 never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the

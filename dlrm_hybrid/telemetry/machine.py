@@ -53,7 +53,7 @@ def describe() -> Machine:
     """Look at this machine now; call it before the benchmark adds its own load."""
     return Machine(
         when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1,
@@ -68,7 +68,8 @@ def describe() -> Machine:
     )
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Of the first processor, as the system calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -59,6 +59,11 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
             "gradient_density": compression.density(compressed, compression.GRADIENT),
             "activation_density": compression.density(compressed, compression.ACTIVATION),
         },
+        "arithmetic_changes": [
+            {"step": one.step, "changed": one.values["changed_arithmetic"]}
+            for one in starts
+            if one.values.get("changed_arithmetic")
+        ],
         "restarts": max((one.values["attempt"] for one in starts), default=0),
     }
 

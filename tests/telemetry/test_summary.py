@@ -136,6 +136,10 @@ def test_the_names_of_the_design_are_all_there() -> None:
     assert set(summary) == {
         "status",
         "steps",
+        "steps_planned",
+        "steps_saved",
+        "first_step",
+        "arithmetic_changes",
         "samples",
         "seconds",
         "samples_per_second",

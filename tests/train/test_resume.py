@@ -1,7 +1,10 @@
 """A run that is struck and resumed ends with the weights of one that was not."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from saved_tensors import saved_tensors
 import dlrm_hybrid.cli.train as cli_train
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.train.arithmetic import arithmetic, changes
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts
 from dlrm_hybrid.train.manifest import manifest_text
 
@@ -178,6 +182,41 @@ def test_ctrl_c_saves_the_step_it_interrupts(
     assert train("interrupted", "telemetry.every=1", "checkpoint.resume=auto")[0] == 0
     assert_equal_runs(tmp_path / "unbroken", folder)
     assert json.loads((folder / "config.json").read_text())["checkpoint"]["minutes"] == 10
+
+
+def test_other_arithmetic_is_said_and_recorded(
+    train: Train, small_rows: list[str], struck: None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    plan(folder, "SIGINT", 20)
+    assert train("run", "telemetry.every=1")[0] == 130
+    facts = read_facts(find(folder))
+    saved, step = facts["arithmetic"], facts["step"]
+    assert saved["threads"] == "1"
+    command = [sys.executable, "-m", "dlrm_hybrid", "train", *small_rows, "telemetry.every=1"]
+    command += [f"hydra.run.dir={folder}", "checkpoint.resume=auto", "threads=2"]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    changed = ["threads 1 → 2"]
+    if saved["ATen"] != "DEFAULT":
+        changed.append(f"ATen {saved['ATen']} → DEFAULT")
+    told = f"bit equality with the unbroken run ends here: {', '.join(changed)}\n"
+    assert told in ended.stdout
+    assert summary(folder)["arithmetic_changes"] == [{"step": step, "changed": changed}]
+    assert read_facts(find(folder))["arithmetic"]["threads"] == "2"
+
+
+def test_what_is_not_set_any_more_is_a_change() -> None:
+    now = arithmetic()
+    assert changes(now, now) == []
+    assert changes({}, now) == []  # of an older version of the program
+    before = {**now, "MKL_CBWR": "AVX2", "processor": "another"}
+    assert changes(before, now) == [
+        f"processor another → {now['processor']}",
+        "MKL_CBWR AVX2 → not set",
+    ]
 
 
 def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(

@@ -21,7 +21,7 @@ TRAINERS = 2
 
 KEYS = {
     *("status", "steps", "samples", "seconds", "samples_per_second", "wall_seconds", "restarts"),
-    *("steps_planned", "steps_saved", "first_step"),
+    *("steps_planned", "steps_saved", "first_step", "arithmetic_changes"),
     *("train.loss", "train.accuracy", "test.loss", "test.accuracy", "test.auc"),
     *("test.normalized_entropy", "test.base_rate"),
     *("network.bytes_total", "network.bytes_per_sample", "network.dense_equivalent_bytes"),
