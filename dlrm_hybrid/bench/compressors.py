@@ -17,9 +17,10 @@ from dlrm_hybrid.telemetry.machine import Machine
 SIZES = (260_000, 2_600_000, 26_000_000)
 RULES = """\
 CPU time of the thread, one thread, medians; contestants take turns on the same numbers, other ones
-at every turn. Time is that of finding the threshold alone; topk is `torch.topk` of the magnitudes,
-which it is given; a pass is one `residual.add_(gradient)`. The relative error is the norm of what
-stays to that of all. SIDCo's goal is 2.5 times faster than topk with k̂ / k of 0.8 to 1.2."""
+at every turn. Time is that of finding the threshold alone. topk, kthvalue and partition are
+`torch.topk`, `torch.kthvalue` and `np.partition` of the magnitudes, which they are given; a pass is
+one `residual.add_(gradient)`. Zeros never leave and are not in k̂. The relative error is the norm of
+what stays to that of all. SIDCo's goal is 2.5 times faster than topk with k̂ / k of 0.8 to 1.2."""
 METHODS = """\
 A whole step of one trainer, after 8 others: residual, threshold, selection, sections for the wire;
 methods whose trainers agree first agree with themselves. Settings are those of `conf/gradient/`, so

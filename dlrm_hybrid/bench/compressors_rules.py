@@ -1,4 +1,4 @@
-"""CPU time and quality of every rule that finds a threshold, against torch.topk and one pass.
+"""CPU time and quality of every rule that finds a threshold, against libraries and one pass.
 
 Shapes: N elements of a tensor.
 """
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.bench.kernels_gradient import DENSITIES, SEED, SHIFT, seconds
+from dlrm_hybrid.bench.kernels_gradient import DENSITIES, SEED, SHIFT, libraries, seconds
 from dlrm_hybrid.bench.table import Row
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
@@ -59,13 +59,14 @@ RULES: Mapping[str, ThresholdRule] = {
 DRAWS: Mapping[str, Draw] = {
     "Laplace": lambda rng, size: rng.laplace(size=size),
     "Student-3": lambda rng, size: rng.standard_t(3, size),
+    "9 in 10 zero": lambda rng, size: rng.laplace(size=size) * (rng.random(size) < 0.1),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
     rule: float
-    topk: float
+    others: Mapping[str, float]
     one_pass: float
     quality: float
     error: float
@@ -91,21 +92,21 @@ def _of_values(name: str, draw: Draw, size: int, repeats: int) -> Iterator[Row]:
         for turn in range(turns):
             values_N = stream[SHIFT * turn :][:size]
             counts = turn >= SETTLING
-            shared = _references(values_N, keep) if counts else (0.0, 0.0)
+            others, one_pass = _references(values_N, keep) if counts else ({}, 0.0)
             for label, rule in RULES.items():
                 tau, took = _timed(rule, values_N, keep, memories[label])
                 if counts:
-                    made[label].append(_turn(values_N, keep, tau, took, shared))
+                    quality, error = _kept(values_N, keep, tau)
+                    made[label].append(_Turn(took, others, one_pass, quality, error))
         for label, measured in made.items():
             yield _row(name, size, density, label, measured)
 
 
-def _references(values_N: Float32s, keep: int) -> tuple[float, float]:
-    """Seconds of torch.topk of the magnitudes, and of adding the values to others."""
-    sizes = torch.from_numpy(np.abs(values_N))
+def _references(values_N: Float32s, keep: int) -> tuple[dict[str, float], float]:
+    """Seconds of the libraries' ways to the threshold, and of adding the values to others."""
     residual, values = torch.zeros(values_N.size), torch.from_numpy(values_N.copy())
-    topk = seconds(lambda: torch.topk(sizes, keep, sorted=False))
-    return topk, seconds(lambda: residual.add_(values))
+    others = libraries(np.abs(values_N), keep)
+    return others, seconds(lambda: residual.add_(values))
 
 
 def _timed(
@@ -117,18 +118,19 @@ def _timed(
     return tau, time.thread_time() - start
 
 
-def _turn(
-    values_N: Float32s, keep: int, tau: float, took: float, shared: tuple[float, float]
-) -> _Turn:
-    leaves = np.abs(values_N) >= np.float32(tau)
+def _kept(values_N: Float32s, keep: int, tau: float) -> tuple[float, float]:
+    """What reaches a threshold as a part of k, zeros excepted, and the relative error."""
+    leaves = (np.abs(values_N) >= np.float32(tau)) & (values_N != 0)
     wide_N = values_N.astype(np.float64)
     left = float(np.square(wide_N[~leaves]).sum())
-    error = (left / float(np.square(wide_N).sum())) ** 0.5
-    return _Turn(took, *shared, np.count_nonzero(leaves) / keep, error)
+    return np.count_nonzero(leaves) / keep, (left / float(np.square(wide_N).sum())) ** 0.5
 
 
 def _row(name: str, size: int, density: float, label: str, turns: list[_Turn]) -> Row:
-    speed = median(turn.topk / turn.rule for turn in turns)
+    speeds = {
+        library: median(turn.others[library] / turn.rule for turn in turns)
+        for library in turns[0].others
+    }
     qualities = [turn.quality for turn in turns]
     has_goal = label == WITH_GOAL and size >= GOAL_SIZE and density in GOAL_DENSITIES
     near = NEAR[0] <= median(qualities) <= NEAR[1]
@@ -138,10 +140,10 @@ def _row(name: str, size: int, density: float, label: str, turns: list[_Turn]) -
         "density": density,
         "rule": label,
         "µs": 1e6 * median(turn.rule for turn in turns),
-        "topk / rule": speed,
+        **{f"{library} / rule": speed for library, speed in speeds.items()},
         "rule / pass": median(turn.rule / turn.one_pass for turn in turns),
         "k̂ / k": median(qualities),
         "relative error": median(turn.error for turn in turns),
         "goal": GOAL if has_goal else None,
-        "reached": ("yes" if speed >= GOAL and near else "no") if has_goal else None,
+        "reached": ("yes" if speeds["topk"] >= GOAL and near else "no") if has_goal else None,
     }

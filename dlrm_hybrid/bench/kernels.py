@@ -19,7 +19,8 @@ ratio is taken turn by turn, so load on the machine touches it little. A pass is
 `residual.add_(gradient)`. Selecting adds the gradient, looks for values that are not finite, and
 moves what reaches a given threshold from the residual into indices and values."""
 THRESHOLD = """\
-The threshold that k elements reach, against `torch.topk` of the magnitudes."""
+The threshold that k elements reach, from values, against `torch.topk`, `torch.kthvalue` and
+`np.partition`, which are given magnitudes. The goal is against `torch.topk`."""
 ENCODE = """\
 The paper's 8 layers, 508,753 parameters, sparsity 0.99, on gradients of a plain DLRM that learns
 from random rows, batch 128: add, select, round, encode for the wire."""

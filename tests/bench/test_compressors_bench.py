@@ -25,8 +25,18 @@ def test_every_rule_is_measured_at_every_density() -> None:
     assert [(row["values"], row["density"], row["rule"]) for row in rows] == [
         (name, density, rule) for name in DRAWS for density in DENSITIES for rule in RULES
     ]
-    exact = [row for row in rows if row["rule"] in ("exact", "histogram")]
-    assert {row["k̂ / k"] for row in exact} == {1.0}
+    for row in rows:
+        quality = row["k̂ / k"]
+        assert isinstance(quality, float)
+        # A tenth of the values or a little less is not zero, and no zero counts.
+        lowest = 0.9 if row["values"] == "9 in 10 zero" and row["density"] == 0.1 else 1
+        if row["rule"] in ("exact", "histogram"):
+            assert lowest <= quality <= 1
+        if row["rule"] == "dgc":
+            assert 0.8 * lowest <= quality <= 1.3
+        for library in ("topk", "kthvalue", "partition"):
+            speed = row[f"{library} / rule"]
+            assert isinstance(speed, float) and speed > 0
     assert {row["goal"] for row in rows} == {None}
 
 

@@ -30,6 +30,8 @@ def test_thresholds_let_through_what_they_should() -> None:
     assert len(rows) == 4 * 3 + 1
     assert rows[-1]["values"] == "few"
     assert {row["k̂ / k"] for row in rows} == {1.0}
+    opponents = [column for column in rows[0] if column.endswith(" / threshold")]
+    assert opponents == [f"{name} / threshold" for name in ("topk", "kthvalue", "partition")]
 
 
 def test_gradients_are_those_of_the_papers_layers() -> None:
