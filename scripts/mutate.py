@@ -120,6 +120,132 @@ FAULTS = (
         "trainers=1",
         f"{TESTS}/test_gradient_methods.py -k bound",
     ),
+    Fault(
+        "DCT: a threshold lives on until half as much again has left",
+        f"{GRADIENT}/lifespan.py",
+        "4 * (sent - keep) > 5 * expected",
+        "4 * (sent - keep) > 6 * expected",
+        f"{TESTS}/test_lifespan.py",
+    ),
+    Fault(
+        "drains: all trainers at the same steps",
+        f"{GRADIENT}/drain.py",
+        '"drain", self.trainer, name',
+        '"drain", name',
+        f"{TESTS}/test_drain.py",
+    ),
+    Fault(
+        "SIDCo: the mean of a window is divided by one estimate too many",
+        f"{RULES}/sidco.py",
+        "elements / (estimates * keep)",
+        "elements / ((estimates + 1) * keep)",
+        f"{TESTS}/test_sidco.py -k right_estimate",
+    ),
+    Fault(
+        "GaussianKSGD: up to five thirds of k are near enough",
+        f"{RULES}/gaussian.py",
+        "3 * found <= 4 * keep",
+        "3 * found <= 5 * keep",
+        f"{TESTS}/test_estimated_thresholds.py -k four_thirds",
+    ),
+    Fault(
+        "DEFT: to keep one element of a fragment costs nothing",
+        f"{GRADIENT}/deft_plan.py",
+        "np.maximum(keeps_L, 2)",
+        "np.maximum(keeps_L, 1)",
+        f"{TESTS}/test_deft_plan.py",
+    ),
+    Fault(
+        "CLT-k: the filter keeps the other part",
+        f"{GRADIENT}/cltk.py",
+        "residual_N *= low_pass",
+        "residual_N *= 1 - low_pass",
+        f"{TESTS}/test_cltk.py",
+    ),
+    Fault(
+        "DGC: momentum of what was sent stays",
+        f"{GRADIENT}/correction.py",
+        "if self._options.masking:",
+        "if not self._options.masking:",
+        f"{TESTS}/test_correction.py",
+    ),
+    Fault(
+        "TernGrad: scales are rounded down",
+        f"{GRADIENT}/terngrad.py",
+        "(scales_Q.view(np.uint32) + _DROPPED) & ~_DROPPED",
+        "scales_Q.view(np.uint32) & ~_DROPPED",
+        f"{TESTS}/test_terngrad.py",
+    ),
+    Fault(
+        "union: what rounding took is lost",
+        f"{GRADIENT}/union.py",
+        "[own.indices_K] += own.values_K",
+        "[own.indices_K] = own.values_K",
+        f"{TESTS}/test_union.py",
+    ),
+    Fault(
+        "frames: older versions are read",
+        "dlrm_hybrid/wire/frame.py",
+        "view[4] != VERSION",
+        "view[4] > VERSION",
+        "tests/wire/test_frame.py -k version",
+    ),
+    Fault(
+        "sections: a payload may have a byte an element too many",
+        "dlrm_hybrid/wire/section.py",
+        "dense_bytes + count // 8 + 8",
+        "dense_bytes + count + 8",
+        "tests/wire/test_frame.py -k byte_too_many",
+    ),
+    Fault(
+        "levels: a bit too many in each field",
+        "dlrm_hybrid/wire/levels.py",
+        "return (2 * trainers).bit_length()",
+        "return (2 * trainers + 1).bit_length() + 1",
+        "tests/wire/test_levels.py",
+    ),
+    Fault(
+        "servers: the version of the first push instead of the last",
+        "dlrm_hybrid/parallel/server.py",
+        "version = min(pushed)",
+        "version = max(pushed)",
+        "tests/parallel/test_server.py",
+    ),
+    Fault(
+        "servers: older versions are kept in the wrong order",
+        "dlrm_hybrid/parallel/unit.py",
+        "self._older.rotate()",
+        "self._older.rotate(-1)",
+        "tests/parallel/test_parameter_server.py -k restarted",
+    ),
+    Fault(
+        "servers: replicas are checked a version later than sync.check_every says",
+        "dlrm_hybrid/parallel/parameter_server.py",
+        "version % self._options.check_every == 0",
+        "version % self._options.check_every == 1",
+        "tests/parallel/test_parameter_server.py -k every_so_many",
+    ),
+    Fault(
+        "pulls: what rounding leaves out is taken for published",
+        "dlrm_hybrid/parallel/published.py",
+        "np.add(self.value_N, told_N, out=self.value_N)",
+        "np.copyto(self.value_N, self._weight_N)",
+        "tests/parallel/test_compressed_servers.py",
+    ),
+    Fault(
+        "checkpoints: of equally good ones the oldest is the best",
+        "dlrm_hybrid/train/checkpoint_folder.py",
+        "for folder in reversed(complete(root)):",
+        "for folder in complete(root):",
+        "tests/train/test_checkpoint.py -k best",
+    ),
+    Fault(
+        "checkpoints: one more than keep.newest stays",
+        "dlrm_hybrid/train/checkpoint_commit.py",
+        "found[-keep.newest :]",
+        "found[-keep.newest - 1 :]",
+        "tests/train/test_checkpoint.py -k newest_are_kept",
+    ),
 )
 
 
@@ -134,7 +260,7 @@ def main() -> None:
     parser.add_argument("--tests", help="arguments of pytest instead of those beside the faults")
     options = parser.parse_args()
     chosen = _chosen(options.only, options.sample, options.seed)
-    misplaced = [fault for fault in chosen if not _is_placed(fault)]
+    misplaced = [fault for fault in chosen if not is_placed(fault)]
     for fault in misplaced:
         print(f"{fault.file}: not there, or more than once: {fault.old!r}", file=sys.stderr)
     if misplaced:
@@ -164,7 +290,8 @@ def _chosen(only: str | None, sample: int | None, seed: int) -> Sequence[Fault]:
     return found
 
 
-def _is_placed(fault: Fault) -> bool:
+def is_placed(fault: Fault) -> bool:
+    """Whether the text that a fault replaces is where it should be, once."""
     path = REPOSITORY / fault.file
     return path.is_file() and path.read_text(encoding="utf-8").count(fault.old) == 1
 

@@ -74,6 +74,18 @@ def test_a_version_holds_the_mean_of_the_trainers():
         torch.testing.assert_close(weight.double(), expected, rtol=0, atol=1e-6)
 
 
+def test_every_so_many_versions_carry_a_digest():
+    world = World(1, Sync(), check_every=3)
+    checked: list[int] = []
+    for step in range(7):
+        world.pull(0, step)
+        world.arrive(world.push(0, step))
+        (told,) = world.mail
+        if len(told.frame.sections) > len(SHAPES):
+            checked.append(told.frame.step)
+    assert checked == [3, 6]
+
+
 @given(
     trainers=st.integers(1, 3),
     staleness=st.integers(0, 3),

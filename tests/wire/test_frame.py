@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode, encoded_bytes
 from dlrm_hybrid.wire.frame import sealed as seal
-from dlrm_hybrid.wire.section import FLOATS, Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import FLOATS, Dtype, Encoding, Section, size_fault
 
 ITEM_BYTES = {
     "FLOAT32": 4,
@@ -156,6 +156,7 @@ def test_every_flipped_byte_is_told() -> None:
     [
         (0, b"HTTP", "byte 0: the magic bytes are others"),
         (4, b"\x02", "byte 4: version 2; this program reads version 1"),
+        (4, b"\x00", "byte 4: version 0; this program reads version 1"),
         (5, b"\x00", "byte 5: kind 0 is unknown"),
         (5, b"\x09", "byte 5: kind 9 is unknown"),
         (6, b"\xff\xff", "byte 6: 65535 sections do not fit"),
@@ -179,6 +180,12 @@ def test_a_forged_field_is_named_with_its_place(offset: int, value: bytes, reaso
     with pytest.raises(FrameError, match=reason) as caught:
         decode(sealed(body))
     assert f"byte {caught.value.offset}: {caught.value.reason}" in str(caught.value)
+
+
+def test_a_payload_has_room_for_all_elements_and_a_bitmap_and_no_byte_too_many() -> None:
+    most = 4 * 1000 + 1000 // 8 + 8
+    assert size_fault(Encoding.INDEX32, Dtype.FLOAT32, 1000, most) is None
+    assert size_fault(Encoding.INDEX32, Dtype.FLOAT32, 1000, most + 1) is not None
 
 
 def tolerant(buffer: bytes | bytearray) -> bool:

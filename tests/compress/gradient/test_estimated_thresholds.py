@@ -130,6 +130,17 @@ def test_a_normal_distribution_is_fitted_as_it_is() -> None:
     assert Gaussian(Fit.MAGNITUDE).tau(values_N, 2000, {}) < expected
 
 
+@pytest.mark.parametrize(("large", "is_near"), [(13, True), (14, False), (7, True), (6, False)])
+def test_a_normal_fit_is_near_from_two_thirds_to_four_thirds(large: int, is_near: bool) -> None:
+    """Of 1,000 values some are near 1, as many of either sign, and 10 should leave."""
+    values_N = np.full(1000, 1e-6, np.float32)
+    values_N[:large] = np.linspace(0.99, 1.01, large) * (-1) ** np.arange(large)
+    first = NormalDist().inv_cdf(1 - 0.01 / 2) * float(np.std(values_N.astype(np.float64), ddof=1))
+    assert first < 0.5, "all large values reach the fit"
+    tau = Gaussian(Fit.SIGNED).tau(values_N, 10, {})
+    assert (tau == pytest.approx(first, rel=0.1)) is is_near
+
+
 def test_the_last_correction_is_not_made() -> None:
     # Half of the values are 1, the others grow: every threshold is far too high.
     values_N = np.concatenate([np.ones(990), np.full(10, 1e4)]).astype(np.float32)

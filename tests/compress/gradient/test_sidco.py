@@ -1,6 +1,7 @@
 """SIDCo's fits, stages and their adaptation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp, log
 
 import numpy as np
@@ -153,6 +154,16 @@ def test_an_estimate_of_more_than_four_times_as_many_is_not_used(reaching: int, 
     values_N[:reaching] = np.linspace(1, 1.001, reaching)
     tau = tau_of(rule_of(adaptation=1), values_N, 100)
     assert np.count_nonzero(values_N >= np.float32(tau)) == sent
+
+
+def test_a_right_estimate_changes_nothing() -> None:
+    """The mean is over as many estimates as there were, so exponential values never stray."""
+    rule = replace(rule_of(adaptation=Adaptation.LITERAL), tolerance=0.1)
+    memory = rule.slots()
+    for _ in range(20):
+        rule.tau(EXPONENTIAL, 100, memory)
+    assert memory["stages"].tolist() == [1, 1, 0, 0]
+    assert memory["stage_error"].item() < 0.02
 
 
 def test_a_fixed_number_of_stages_stays() -> None:

@@ -1,0 +1,34 @@
+"""The script that plants faults: where they go, and what it says of one that lives."""
+
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "mutate.py"
+
+
+def test_every_fault_has_its_place() -> None:
+    spec = util.spec_from_file_location("mutate", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    mutate = util.module_from_spec(spec)
+    sys.modules["mutate"] = mutate  # a dataclass looks its module up
+    spec.loader.exec_module(mutate)
+    assert [fault.what for fault in mutate.FAULTS if not mutate.is_placed(fault)] == []
+    assert len({fault.what for fault in mutate.FAULTS}) == len(mutate.FAULTS)
+    assert all(fault.old != fault.new for fault in mutate.FAULTS)
+
+
+def test_a_survivor_is_told_and_ends_with_1() -> None:
+    # Of these tests none fails, for none is run.
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--only",
+        "older versions are read",
+        "--tests=--version",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "SURVIVED" in done.stdout
+    assert "0 faults killed, 1 not" in done.stdout
