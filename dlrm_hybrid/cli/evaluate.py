@@ -1,42 +1,177 @@
-"""The verb `evaluate`: score a checkpoint on the test part of the rows it was trained on."""
+"""The verb `evaluate`: score a checkpoint on the rows it was trained on, or on others.
+
+A checkpoint may be somebody else's: nothing in its configuration decides where anything is written.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 from dlrm_hybrid.cli.closing import tell_scores
 from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
+from dlrm_hybrid.cli.run_folder import one_user, write_whole
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import best_reachable
-from dlrm_hybrid.config.validate import faults_text, validate_saved
+from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config.identity import evaluated
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import faults_text, saved_values, validate
+from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
+from dlrm_hybrid.data.manifest import read as read_rows
+from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import find, read_facts
+from dlrm_hybrid.train.manifest import MANIFEST_FILE
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.supervisor import run_ranks
-from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError
+from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError
 
 EVALUATE_RANK = "dlrm_hybrid.cli.rank:evaluate_rank"
+OUTPUT_KEY = "evaluate.output"
+# The other keys of `data` say which rows they are.
+WHERE_AND_HOW = ("data.prepared", "data.test_part", "data.processes", "data.block_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What is to be scored.
+
+    Attributes:
+        checkpoint: its folder.
+        facts: what it says.
+        values: its configuration with what the command line says of rows and evaluation.
+        config: the same, typed.
+        rows: the folder of prepared rows.
+        shards: these.
+    """
+
+    checkpoint: Path
+    facts: Mapping[str, Any]
+    values: Mapping[str, Any]
+    config: Config
+    rows: Path
+    shards: Shards
+
+    @property
+    def trained_on(self) -> bool:
+        """Whether the checkpoint was trained on these rows."""
+        return self.facts["rows"] == self.shards.manifest.identity
 
 
 def run(request: Request) -> int:
-    """Evaluate `evaluate.checkpoint`; model and data are those in the checkpoint."""
+    """Evaluate `evaluate.checkpoint`; the model is the checkpoint's, so are the rows by default."""
     options, terminal = request.config.evaluate, Terminal()
     if options.checkpoint is None:
         fault = "evaluate.checkpoint = null: name a run folder or one of its checkpoints"
         raise ConfigError(faults_text([fault]))
-    checkpoint = find(Path(options.checkpoint))
+    with ExitStack() as stack:
+        if options.output is not None:
+            path = Path(options.output)
+            lock = path.with_name(f".{path.name}.lock")
+            stack.enter_context(one_user(lock, OUTPUT_KEY, path))
+        scored = _scored(request, Path(options.checkpoint), terminal)
+        event = _scores(scored)
+        _tell(scored, event, terminal)
+        if options.output is not None:
+            values = {**_names(scored), "step": event.step, **event.values}
+            write_whole(Path(options.output), json.dumps(values, indent=1), OUTPUT_KEY)
+    return ExitCode.DONE
+
+
+def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
+    """Checkpoint and rows, checked against each other."""
+    checkpoint = find(path)
     facts = read_facts(checkpoint)
-    config = validate_saved(facts["config"])
-    rows = prepared_rows(config, terminal)
+    saved = _checked(checkpoint, facts["config"])
+    given = compose.given_keys(request.overrides)
+    values, faults = evaluated(saved, request.values, given)
+    if faults:
+        raise ConfigError(faults_text(faults))
+    config = validate(values)
+    rows = _rows(config, checkpoint, given, terminal)
+    # What nobody has asked for is as the rows have it.
+    kept = {
+        key: value
+        for key, value in asdict(read_rows(rows).semantics).items()
+        if not ({"data", f"data.{key}"} & set(given))
+    }
+    values = {**values, "data": {**values["data"], **kept}}
+    config = validate(values)
+    shards = open_shards(rows, build.semantics(config))
+    scored = _Scored(checkpoint, facts, values, config, rows, shards)
+    if not scored.trained_on:
+        _check_vocabulary(scored)
+    return scored
+
+
+def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration in a checkpoint; raises DataError if it is none."""
+    saved = saved_values(values)
+    try:
+        validate(saved)
+        return saved
+    except ConfigError as error:
+        raise DataError(f"{checkpoint / MANIFEST_FILE}: config: {error}") from None
+
+
+def _rows(config: Config, checkpoint: Path, given: Sequence[str], terminal: Terminal) -> Path:
+    """The folder of prepared rows to score.
+
+    Rows are made only in a folder that the command line names, or in the default one.
+
+    Raises:
+        DataError: there are none.
+    """
+    folder = build.prepared_folder(config)
+    there = (folder / ROWS_FILE).is_file()
+    described = any(key.startswith("data") and key not in WHERE_AND_HOW for key in given)
+    if "data.prepared" in given or "data" in given:
+        return folder if there and not described else prepared_rows(config, terminal)
+    synthetic = config.data.name == "synthetic"
+    if there and not (synthetic and described):
+        return folder
+    if synthetic:
+        return prepared_rows(replace(config, data=replace(config.data, prepared=None)), terminal)
+    raise DataError(
+        f"{folder}: no prepared rows here, where {checkpoint} was trained on them; name yours with "
+        "data.prepared=FOLDER"
+    )
+
+
+def _check_vocabulary(scored: _Scored) -> None:
+    """Refuse rows whose ids mean other categories than those the checkpoint has learned.
+
+    Raises:
+        DataError: they do, or nobody knows.
+    """
+    known, found = scored.facts.get("vocabulary"), scored.shards.manifest.vocabulary
+    if known == found:
+        return
+    reason = "the checkpoint does not say which vocabulary it was trained with"
+    if isinstance(known, Mapping):
+        theirs = cast("Mapping[str, Any]", known)
+        keys = [key for key in found if theirs.get(key) != found[key]]
+        reason = "their ids mean other categories: " + "; ".join(
+            f"{key} is {found[key]}, the checkpoint's {theirs.get(key)}" for key in keys
+        )
+    raise DataError(
+        f"{scored.rows}: other rows than {scored.checkpoint} was trained on, and {reason}"
+    )
+
+
+def _scores(scored: _Scored) -> Event:
     task = EvaluateTask(
-        checkpoint=str(checkpoint),
-        prepared=str(rows),
-        batch_size=options.batch_size,
-        masked=request.config.activation.evaluate_masked,
+        checkpoint=str(scored.checkpoint),
+        prepared=str(scored.rows),
+        rows=scored.shards.manifest.identity,
+        values=scored.values,
     )
     found: list[Event] = []
     with TemporaryDirectory(prefix="dlrm_hybrid-") as logs:
@@ -47,10 +182,26 @@ def run(request: Request) -> int:
     if outcome.exit_code != ExitCode.DONE:
         raise RunFailedError(outcome.message, outcome.exit_code)
     (event,) = (event for event in found if event.kind is Kind.EVALUATED)
-    teacher = best_reachable(config)
+    return event
+
+
+def _tell(scored: _Scored, event: Event, terminal: Terminal) -> None:
+    names = _names(scored)
+    other = "" if scored.trained_on else "; not those it was trained on, with the same vocabulary"
+    terminal.line(f"checkpoint {names['checkpoint']}, step {event.step:,}")
+    terminal.line(
+        f"rows {names['data']}, test part `{names['part']}`: {event.values['rows']:,} rows{other}"
+    )
+    teacher = best_reachable(scored.config, scored.shards)
     scores = {**event.values, "loss": event.values["log_loss"]}
-    tell_scores(terminal, f"step {event.step:,}", scores, teacher)
-    if options.output is not None:
-        values = {"checkpoint": str(checkpoint), "step": event.step, **event.values}
-        Path(options.output).write_text(json.dumps(values, indent=1), encoding="utf-8")
-    return ExitCode.DONE
+    tell_scores(terminal, f"{scored.rows.name}, {names['part']}", scores, teacher)
+
+
+def _names(scored: _Scored) -> dict[str, Any]:
+    """Checkpoint, data and part, for the output."""
+    return {
+        "checkpoint": str(scored.checkpoint),
+        "data": str(scored.rows),
+        "part": scored.config.data.test_part,
+        "trained_on": scored.trained_on,
+    }

@@ -25,7 +25,7 @@ from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
-from dlrm_hybrid.config.validate import validate, validate_saved
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
@@ -113,23 +113,18 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     """Load a checkpoint, score it, report the scores."""
     task = EvaluateTask(**json.loads(argument))
     folder = Path(task.checkpoint)
-    facts = checkpoint_folder.read_facts(folder)
-    config = validate_saved(facts["config"])
+    config = validate(task.values)
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
-    if facts["rows"] != rows_identity(shards):
-        raise DataError(f"{folder}: was trained on other rows than {task.prepared} holds")
-    scored = replace(
-        config,
-        parallel=_small_world(config.parallel),
-        activation=replace(config.activation, evaluate_masked=task.masked),
-        evaluate=replace(config.evaluate, batch_size=task.batch_size),
-    )
+    if list(task.rows) != rows_identity(shards):
+        raise DataError(f"{task.prepared}: the rows have changed meanwhile")
+    scored = replace(config, parallel=_small_world(config.parallel))
     engine = build_engine.engine(scored, shards, 1, SpanClock())
     groups = checkpoint_groups(engine.tensors())
     checkpoint.load(folder, {name: groups[name] for name in ("dense", "embeddings")})
     scores = engine.evaluate(stop.check)
-    report(Event(Kind.EVALUATED, facts["step"], time.time(), asdict(scores)))
+    step = checkpoint_folder.read_facts(folder)["step"]
+    report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
 
 
 def _small_world(parallel: ParallelConfig) -> ParallelConfig:

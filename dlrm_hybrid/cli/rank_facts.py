@@ -22,7 +22,7 @@ from dlrm_hybrid.types import DataError
 
 def rows_identity(shards: Shards) -> list[str]:
     """Checksums of the shards: the same rows in the same order, whatever their folder."""
-    return [day.xxh3 for day in shards.manifest.days]
+    return shards.manifest.identity
 
 
 def checkpoint_facts(
@@ -35,6 +35,7 @@ def checkpoint_facts(
         "config_hash": config_hash(values),
         "rows": rows_identity(shards),
         "arithmetic": arithmetic(),
+        "vocabulary": shards.manifest.vocabulary,
         TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
     }
 

@@ -21,6 +21,8 @@ from dlrm_hybrid.report.tables import comparison
 from dlrm_hybrid.report.text import text, write_pictures
 from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
 
+OUTPUT_KEY = "report.output"
+
 
 def run(request: Request) -> int:
     """Compare the runs at `report.runs`."""
@@ -31,8 +33,9 @@ def run(request: Request) -> int:
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
     page = Path(options.output)
-    write_whole(page, html(document))
-    write_whole(page.with_suffix(".md"), text(document, _pictures(document, options, page)))
+    write_whole(page, html(document), OUTPUT_KEY)
+    pictures = _pictures(document, options, page)
+    write_whole(page.with_suffix(".md"), text(document, pictures), OUTPUT_KEY)
     terminal.line(f"report {page}, as Markdown {page.with_suffix('.md')}")
     return ExitCode.DONE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,11 @@ class EvaluateTask:
     Attributes:
         checkpoint: the folder of one checkpoint.
         prepared: the folder of shards.
-        batch_size: rows predicted at once.
-        masked: compress activations as in training.
+        rows: their checksums.
+        values: the configuration to score it with.
     """
 
     checkpoint: str
     prepared: str
-    batch_size: int
-    masked: bool
+    rows: Sequence[str]
+    values: Mapping[str, Any]

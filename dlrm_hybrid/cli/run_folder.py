@@ -196,14 +196,19 @@ def _read(path: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, key: str = RUN_FOLDER_KEY) -> None:
     """A file that is there with all of the text, or as it was before.
+
+    Args:
+        path: of the file.
+        text: all of it.
+        key: of the configuration that says where it lies.
 
     Raises:
         ResourceError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with writing(path, RUN_FOLDER_KEY):
+    with writing(path, key):
         try:
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)

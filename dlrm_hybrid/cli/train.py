@@ -20,8 +20,8 @@ from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.data.synthetic import teacher_scores
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.data.synthetic import raw_name, teacher_scores
 from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest, saved_step
@@ -112,7 +112,8 @@ def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) ->
         with suppress(ResourceError):  # a full disk may be why the run has ended
             run_folder.write_summary(request.folder, status, cores, None)
         raise _error(outcome, request)
-    teacher = best_reachable(request.config)
+    shards = open_shards(build.prepared_folder(request.config), expected=None)
+    teacher = best_reachable(request.config, shards)
     summary = run_folder.write_summary(request.folder, status, cores, teacher)
     tell_scores(terminal, "test part", summary["test"], teacher)
     tell_run(terminal, summary)
@@ -120,12 +121,12 @@ def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) ->
     return ExitCode.DONE
 
 
-def best_reachable(config: Config) -> dict[str, float] | None:
-    """What the teacher of made-up rows reaches on the test part; None for real rows."""
+def best_reachable(config: Config, shards: Shards) -> dict[str, float] | None:
+    """What the teacher of synthetic rows reaches on the test part; None for other rows."""
     rows, seed = config.data.rows, config.data.seed
-    if rows is None or seed is None:
+    sources = [source.name for source in shards.manifest.sources]
+    if rows is None or seed is None or sources != [raw_name(rows, seed, build.profile())]:
         return None
-    shards = open_shards(build.prepared_folder(config), expected=None)
     scores = teacher_scores(shards.test_rows(config.data.test_part), seed, build.profile())
     return {"loss": scores.log_loss, "auc": scores.auc}
 

@@ -36,6 +36,8 @@ Job = Callable[[Mapping[str, Any], Path, Sequence[str]], None]
 UNCHECKED = (ValueError, TypeError, AssertionError)
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 ROOT = "config"
+EXPERIMENT = "experiment"
+NAME = "name"
 
 
 def conf_folder() -> Path:
@@ -108,6 +110,23 @@ def swept_keys(arguments: Sequence[str]) -> list[str]:
     return [
         text.partition("=")[0].lstrip("+") for text in parsed.overrides if len(_choices(text)) != 1
     ]
+
+
+def given_keys(overrides: Sequence[str]) -> list[str]:
+    """Keys and sections that these overrides give a value; of an experiment those in its file."""
+    keys: list[str] = []
+    for text in overrides:
+        key, _, choice = text.lstrip("+~").partition("=")
+        key = key.partition("@")[0].replace("/", ".")
+        keys += _keys_of_experiment(choice) if key == EXPERIMENT else [key]
+    return keys
+
+
+def _keys_of_experiment(choice: str) -> list[str]:
+    path = conf_folder() / EXPERIMENT / f"{choice}.yaml"
+    values = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
+    groups = [key.rpartition("/")[2] for choice in values.pop("defaults", ()) for key in choice]
+    return groups + [key for key in flatten(values) if key != NAME and not key.startswith("hydra.")]
 
 
 def sweep_facts() -> tuple[Path, list[str]]:

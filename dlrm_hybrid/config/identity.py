@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid.config.gradient_methods import METHODS
@@ -35,6 +35,9 @@ FREE_IN_A_NEW_RUN = (
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
     *("gradient", "activation", "pull"),
 )
+# What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
+OF_AN_EVALUATION = ("evaluate", "threads", "activation.evaluate_masked", "data")
+OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
 # What compressors remember belongs to these, each under the name and shape that they give it.
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
 # Which versions of weights a checkpoint holds beside them belongs to these.
@@ -93,6 +96,39 @@ def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ..
         for key in before.keys() | after.keys()
         if _below(key, roots)
     )
+
+
+def evaluated(
+    saved: Mapping[str, Any], now: Mapping[str, Any], given: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What a checkpoint is scored with, and a line for each key that contradicts it.
+
+    Of a command line only what somebody has written there counts, not what it leaves as it is.
+
+    Args:
+        saved: the values the checkpoint was made with.
+        now: the values of the command line.
+        given: keys and sections that stand on it.
+    """
+    before, after = dict(_kept(saved, ())), dict(_kept(now, ()))
+    taken = tuple(
+        key for key in given if _below(key, OF_AN_EVALUATION) and not _below(key, OF_TRAINING)
+    )
+    faults = [
+        f"{key} = {after[key]}: the checkpoint was made with {before.get(key)}"
+        for key in sorted(after)
+        if _below(key, tuple(given)) and not _below(key, taken) and before.get(key) != after[key]
+    ]
+    values = dict(saved)
+    for key, value in after.items():
+        if _below(key, (*taken, "evaluate")):
+            values = _with(values, key, value)
+    return values, faults
+
+
+def _with(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    head, _, rest = key.partition(".")
+    return {**values, head: _with(values[head], rest, value) if rest else value}
 
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -34,9 +34,12 @@ def validate(values: Mapping[str, Any]) -> Config:
     return config
 
 
-def validate_saved(values: Mapping[str, Any]) -> Config:
-    """The configuration of a checkpoint, which may be older than some keys; raises ConfigError."""
-    return validate({**values, "checkpoint": {**ADDED_LATER, **values["checkpoint"]}})
+def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a checkpoint with the keys that it may be older than."""
+    section: Any = values.get("checkpoint")
+    if not isinstance(section, dict):
+        return values
+    return {**values, "checkpoint": {**ADDED_LATER, **cast("dict[str, Any]", section)}}
 
 
 def faults_text(faults: Sequence[str]) -> str:

@@ -81,6 +81,21 @@ class Manifest:
     zero_keys: int
 
     @property
+    def identity(self) -> list[str]:
+        """Checksums of the shards: the same rows in the same order, whatever their folder."""
+        return [day.xxh3 for day in self.days]
+
+    @property
+    def vocabulary(self) -> dict[str, Any]:
+        """What decides which category an id means."""
+        return {
+            "vocabulary_xxh3": self.vocabulary_xxh3,
+            "table_rows": list(self.table_rows),
+            "out_of_vocabulary": self.out_of_vocabulary,
+            "max_ind_range": self.semantics.max_ind_range,
+        }
+
+    @property
     def rows(self) -> int:
         """Records in all days."""
         return sum(day.rows for day in self.days)

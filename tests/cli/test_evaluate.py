@@ -1,0 +1,184 @@
+"""What `evaluate` takes from its own command line, and what it refuses."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.identity import evaluated
+from dlrm_hybrid.disk import locked
+from dlrm_hybrid.train.manifest import manifest_text
+
+Evaluate = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def trained(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    argv = ["dlrm_hybrid", "train", *small_rows, "train.steps=2", f"hydra.run.dir={folder}"]
+    assert run(argv) == 0
+    return folder
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
+    """In an empty folder of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    return lambda checkpoint, *given: run(
+        ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={checkpoint}", *given]
+    )
+
+
+def forged(run_folder: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of a run, with another manifest in its checkpoint."""
+    shutil.copytree(run_folder, target)
+    path = target / "checkpoints" / "step_00000002" / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["format"], values["xxh3"]
+    change(values)
+    path.write_text(manifest_text(values))
+    return target
+
+
+def test_what_contradicts_the_checkpoint_is_refused_with_its_value(
+    trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("model.top=[64,32,16,1]", "train.seed=5", "+experiment=dct_dp", "data.shuffle=false")
+    assert evaluate(trained, *given, "model.bottom=[13,32,16]", "data.test_part=day") == 2
+    told = capsys.readouterr().err
+    for line in (
+        "model.top = [64, 32, 16, 1]: the checkpoint was made with [32, 16, 8, 1]",
+        "train.seed = 5: the checkpoint was made with 0",
+        "gradient.name = dct: the checkpoint was made with none",
+        "parallel.name = hybrid: the checkpoint was made with single",
+        "data.shuffle = False: the checkpoint was made with True",
+    ):
+        assert line in told
+
+
+def test_only_what_somebody_has_written_counts(small_rows: list[str]) -> None:
+    small, paper = (
+        compose.values_of([*small_rows[:-3], model])
+        for model in ("model=dlrm_small", "model=dlrm_paper")
+    )
+    assert evaluated(small, paper, compose.given_keys(["evaluate.checkpoint=x"]))[1] == []
+    _, faults = evaluated(small, paper, compose.given_keys(["model=dlrm_paper"]))
+    assert any(fault.startswith("model.bottom = ") for fault in faults)
+    # The default, but written: it counts, and agrees.
+    assert (
+        evaluated(small, small, compose.given_keys(["model=dlrm_small", "train.seed=0"]))[1] == []
+    )
+    values, _ = evaluated(small, {**paper, "threads": 3}, ["threads"])
+    assert values == {**small, "threads": 3, "evaluate": paper["evaluate"]}
+    values, _ = evaluated(small, paper, ["threads"])
+    assert values["threads"] == small["threads"]
+
+
+def test_the_output_names_checkpoint_data_and_part(
+    trained: Path,
+    evaluate: Evaluate,
+    small_rows: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "scores.json"
+    assert evaluate(trained, "data.test_part=first_half", f"evaluate.output={output}") == 0
+    told, rows = capsys.readouterr().out, small_rows[1].partition("=")[2]
+    checkpoint = trained / "checkpoints" / "step_00000002"
+    assert f"checkpoint {checkpoint}, step 2" in told
+    assert f"rows {rows}, test part `first_half`: 500 rows\n" in told
+    assert "prepared, first_half" in told
+    scores = json.loads(output.read_text())
+    assert scores["checkpoint"] == str(checkpoint)
+    assert (scores["data"], scores["part"], scores["trained_on"]) == (rows, "first_half", True)
+    assert scores["rows"] == 500
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_output_has_one_writer_at_a_time(
+    trained: Path, evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path / ".scores.json.lock"):
+        assert evaluate(trained, f"evaluate.output={tmp_path / 'scores.json'}") == 2
+    told = capsys.readouterr().err
+    assert f"evaluate.output = {tmp_path / 'scores.json'}: in use by process" in told
+    assert f" on {socket.gethostname()}" in told
+    assert evaluate(trained, f"evaluate.output={tmp_path / 'none' / 'scores.json'}") == 5
+    assert "(evaluate.output)" in capsys.readouterr().err
+
+
+def test_other_rows_are_scored_if_their_ids_mean_the_same(
+    trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The same file cut into other days: other test rows, the vocabulary is that of all days.
+    assert evaluate(trained, "data.days=5") == 0
+    told = capsys.readouterr().out
+    assert "test part `day`: 1,400 rows; not those it was trained on, with the same vocab" in told
+    assert "best reachable" in told
+    (folder,) = (Path("data") / "prepared").iterdir()
+    assert evaluate(trained, f"data.prepared={folder}") == 0
+    assert "1,400 rows; not those it was trained on" in capsys.readouterr().out
+    assert evaluate(trained, "data.seed=1") == 3
+    told = capsys.readouterr().err
+    assert "other rows than" in told
+    assert "their ids mean other categories: vocabulary_xxh3 is " in told
+
+
+def test_a_checkpoint_decides_no_path(
+    trained: Path, evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "not" / "mine"
+    own = forged(
+        trained, tmp_path / "own", lambda v: v["config"]["data"].update(prepared=str(target))
+    )
+    assert evaluate(own) == 0
+    assert not target.parent.exists()
+    assert [path.name for path in Path("data").iterdir() if any(path.iterdir())] == ["prepared"]
+    real = {"name": "criteo_kaggle", "rows": None, "seed": None, "raw": "/etc/passwd"}
+    other = forged(
+        trained,
+        tmp_path / "other",
+        lambda v: v["config"]["data"].update(real, prepared=str(target)),
+    )
+    assert evaluate(other) == 3
+    told = capsys.readouterr().err
+    assert f"{target}: no prepared rows here" in told
+    assert "name yours with data.prepared=FOLDER" in told
+    assert not target.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda v: v["config"].update(model=None), "config: configuration: "),
+        (lambda v: v["config"]["data"].update(prepared="\x1b[2J"), "no prepared rows"),
+        (lambda v: v.pop("config"), "does not say config"),
+        (lambda v: v.pop("vocabulary"), "does not say which vocabulary"),
+    ],
+)
+def test_a_checkpoint_of_nonsense_is_refused(
+    change: Callable[[dict[str, Any]], object],
+    told: str,
+    trained: Path,
+    evaluate: Evaluate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = forged(trained, tmp_path / "other", change)
+    code = evaluate(folder, *(["data.days=5"] if "vocabulary" in told else []))
+    message = capsys.readouterr()
+    if "prepared" in told:  # synthetic rows are made anew, under the default folder
+        assert code == 0
+        return
+    assert code == 3
+    assert told in message.err
+    assert message.err.replace("\n", "").isprintable()
