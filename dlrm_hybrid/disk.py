@@ -1,4 +1,4 @@
-"""What a disk refuses, as an error that names file and key; appended lines; locks."""
+"""What a disk refuses, as an error that names file and key; appended lines; locks; plain files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
-from dlrm_hybrid.types import ResourceError
+from pydantic_core import from_json
+
+from dlrm_hybrid.types import DataError, ResourceError
 
 RUN_FOLDER_KEY = "hydra.run.dir"
 NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
 POLL_SECONDS = 0.01
+MOST_JSON_BYTES = 1 << 25
 _REFUSALS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
     *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -152,3 +157,48 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _say_nothing(holder: str) -> None:
     """It has been said before."""
+
+
+def plain_file(folder: Path, file: str, instead: str = "") -> Path:
+    """The path of a file in a folder.
+
+    Raises:
+        DataError: it is not there, is no plain file, or a link leads out of the folder.
+    """
+    path = folder / file
+    try:
+        real = path.resolve(strict=True)
+        inside = real.parent == folder.resolve()
+        plain = stat.S_ISREG(real.stat().st_mode)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}{instead}") from error
+    if not inside:
+        raise DataError(f"{path}: is a link that leads out of its folder, to {real}{instead}")
+    if not plain:
+        raise DataError(f"{path}: is not a plain file{instead}")
+    return path
+
+
+def read_text(folder: Path, file: str, most_bytes: int, instead: str = "") -> str:
+    """The text of a small file in a folder; raises DataError as `plain_file`, or if it is large."""
+    path = plain_file(folder, file, instead)
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise DataError(f"{path}: has more than {most_bytes:,} bytes{instead}")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}{instead}") from error
+
+
+def read_object(folder: Path, file: str) -> dict[str, Any]:
+    """The object in a JSON file of a folder; raises DataError as `read_text`, or if it is none."""
+    text = read_text(folder, file, MOST_JSON_BYTES)
+    try:
+        value: Any = from_json(text)
+    except ValueError as error:
+        raise DataError(f"{folder / file}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{folder / file}: is not an object")
+    return cast("dict[str, Any]", value)

@@ -18,7 +18,7 @@ from dlrm_hybrid.config.identity import (
     same_results,
 )
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, writing
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, read_object, writing
 from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
@@ -123,7 +123,7 @@ def is_complete(request: Request) -> bool:
     return (
         saved is not None
         and summary is not None
-        and summary["status"] == COMPLETE
+        and summary.get("status") == COMPLETE
         and same_results(saved, request.values)
     )
 
@@ -142,9 +142,15 @@ def write_facts(request: Request) -> None:
 
 
 def attempts(folder: Path) -> int:
-    """How often the run in this folder has been started before, as far as its record knows."""
+    """How often the run in this folder has been started before, as far as its record knows.
+
+    Raises:
+        DataError: a line of the record is not as the program writes it; names file, line and field.
+    """
     path = folder / EVENTS_FILE
-    record = events.read(path) if path.exists() else iter(())
+    record, faults = events.check(path) if path.exists() else ([], [])
+    if faults:
+        raise DataError(faults[0])
     started = [one.values["attempt"] for one in record if one.kind is events.Kind.STARTED]
     return max(started, default=-1) + 1
 
@@ -190,10 +196,7 @@ def _fault(text: str) -> ConfigError:
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    return read_object(path.parent, path.name) if path.exists() else None
 
 
 def write_whole(path: Path, text: str, key: str = RUN_FOLDER_KEY) -> None:

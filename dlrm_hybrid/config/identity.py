@@ -133,7 +133,7 @@ def _with(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether what waits is gradients in one of the runs, and finished updates in the other."""
-    methods = [METHODS.get(one.get("gradient.name", "")) for one in (before, after)]
+    methods = [METHODS.get(str(one.get("gradient.name"))) for one in (before, after)]
     keep = all(method is not None and method.is_sparse for method in methods)
     as_updates = {one.get("gradient.residual") == "update" for one in (before, after)}
     return keep and len(as_updates) > 1

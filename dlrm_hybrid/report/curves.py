@@ -110,7 +110,7 @@ def _parts(points: Sequence[Event]) -> list[Sequence[Event]]:
 
 def _mean(points: Sequence[Event]) -> float:
     rows = sum(point.values["rows"] for point in points)
-    return sum(point.values["loss"] * point.values["rows"] for point in points) / rows
+    return sum(point.values["loss"] * point.values["rows"] for point in points) / (rows or 1)
 
 
 def _places(run: Run, axis: Axis) -> Callable[[Event], float] | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dlrm_hybrid.report.runs import Run
 
 MAX_KEYS = 3  # more than that are no name
+MAX_CHARACTERS = 100
+UNNAMED = "unnamed"
 HOW = ("skip_completed", "checkpoint.resume")  # how a run was started, not what it is
 
 
@@ -33,7 +35,7 @@ def short(keys: Sequence[str]) -> dict[str, str]:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """One for each run, all different: its name, what it was started with, or its folder."""
-    names = [str(run.config["name"]) for run in runs]
+    names = [str(run.config.get("name", UNNAMED))[:MAX_CHARACTERS] for run in runs]
     candidates = [
         names,
         _with_overrides(names, [run.overrides for run in runs]),

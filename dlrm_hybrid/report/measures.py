@@ -63,8 +63,8 @@ def mean_spread(values: Sequence[float], places: int, sign: str = "") -> str:
 
 def dense_ratio(summary: Summary) -> float | None:
     """How many times more bytes plain float32 would have been."""
-    sent = summary["network"]["bytes_total"]
-    return summary["network"]["dense_equivalent_bytes"] / sent if sent else None
+    sent, dense = (summary["network"][key] for key in ("bytes_total", "dense_equivalent_bytes"))
+    return dense / sent if sent and dense is not None else None
 
 
 def _at(section: str, name: str) -> Callable[[Summary], float | None]:

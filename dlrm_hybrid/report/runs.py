@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from pydantic_core import from_json
+
+from dlrm_hybrid.disk import MOST_JSON_BYTES, read_object, read_text
+from dlrm_hybrid.report.foreign import plain, read_summary
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import ConfigError, DataError, printable
 
 CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE = "config.json", "events.jsonl", "summary.json"
 MAX_DEPTH = 4  # folders between one that is named and a run below it
@@ -32,6 +35,7 @@ class Run:
         summary: `summary.json`; made from the events, with the status `unfinished`, where a run
             is going on or was killed.
         events: all on record, in order.
+        remarks: what was left out, since it could not be read.
     """
 
     folder: Path
@@ -40,6 +44,7 @@ class Run:
     environment: Mapping[str, Any]
     summary: Mapping[str, Any]
     events: tuple[Event, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def status(self) -> str:
@@ -81,22 +86,30 @@ def is_run(folder: Path) -> bool:
 def read_run(folder: Path) -> Run:
     """Everything on record of one run.
 
+    What is not as the program writes it, in events or summary, is left out and remarked on.
+
     Raises:
-        DataError: a file is missing or damaged; names it.
+        DataError: there is no configuration, or a link leads out of the folder; names the file.
     """
-    config = _json(folder / CONFIG_FILE)
-    record = _events(folder / EVENTS_FILE)
-    environment = _json_if_there(folder / "environment.json") or {}
-    summary = _json_if_there(folder / SUMMARY_FILE)
-    if summary is None:
-        summary = summarise(record, UNFINISHED, cores=environment.get("cores", 1))
+    config = plain(read_object(folder, CONFIG_FILE))
+    remarks: list[str] = []
+    record, faults = _events(folder)
+    if faults:
+        remarks.append(f"{len(faults)} lines of events left out, the first: {faults[0]}")
+    environment = _object(folder, "environment.json", remarks) or {}
+    cores = environment.get("cores")
+    environment["cores"] = cores if isinstance(cores, int) and 0 < cores < 2**20 else 1
+    told = _object(folder, SUMMARY_FILE, remarks)
+    if told is None:
+        told = plain(summarise(record, UNFINISHED, cores=environment["cores"]))
     return Run(
         folder=folder,
         config=config,
-        overrides=_overrides(folder / "overrides.yaml"),
+        overrides=_overrides(folder / "overrides.yaml", remarks),
         environment=environment,
-        summary=summary,
-        events=record,
+        summary=read_summary(told),
+        events=tuple(record),
+        remarks=tuple(printable(remark) for remark in remarks),
     )
 
 
@@ -115,35 +128,33 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _json_if_there(path: Path) -> Mapping[str, Any] | None:
-    return _json(path) if path.exists() else None
-
-
-def _json(path: Path) -> Mapping[str, Any]:
+def _object(folder: Path, file: str, remarks: list[str]) -> dict[str, Any] | None:
+    """What a file says, if it is there; what cannot be read is remarked on."""
+    if not (folder / file).exists():
+        return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: is not an object")
-    return value  # pyright: ignore[reportUnknownVariableType]
+        return plain(read_object(folder, file))
+    except DataError as error:
+        remarks.append(f"left out: {error}")
+        return None
 
 
-def _events(path: Path) -> tuple[Event, ...]:
+def _events(folder: Path) -> tuple[list[Event], list[str]]:
+    path = folder / EVENTS_FILE
     if not path.exists():
-        return ()
-    try:
-        return tuple(events.read(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        return [], []
+    found, faults = events.check(path)
+    return [replace(event, values=plain(event.values)) for event in found], faults
 
 
-def _overrides(path: Path) -> tuple[str, ...]:
+def _overrides(path: Path, remarks: list[str]) -> tuple[str, ...]:
     """A YAML list of quoted strings, one a line, as the program writes it."""
     if not path.exists():
         return ()
-    lines = path.read_text(encoding="utf-8").splitlines()
     try:
-        return tuple(json.loads(line[2:]) for line in lines if line.startswith("- "))
-    except ValueError as error:
-        raise DataError(f"{path}: is not the list that the program wrote: {error}") from error
+        text = read_text(path.parent, path.name, MOST_JSON_BYTES)
+        lines = [line[2:] for line in text.splitlines() if line.startswith("- ")]
+        return tuple(printable(str(from_json(line))) for line in lines)
+    except (ValueError, DataError) as error:
+        remarks.append(f"left out: {path}: is not the list that the program wrote: {error}")
+        return ()

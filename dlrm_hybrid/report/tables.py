@@ -37,10 +37,10 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 def bytes_by_class(summary: Summary) -> dict[str, float]:
     """Bytes per sample of each class of traffic; empty where nothing was counted."""
     network = summary["network"]
-    per_sample = network["bytes_per_sample"]
-    if not per_sample:
+    per_sample, total = network["bytes_per_sample"], network["bytes_total"]
+    if not per_sample or not total:
         return {}
-    samples = network["bytes_total"] / per_sample
+    samples = total / per_sample
     return {
         name.replace("_", " "): tally["bytes"] / samples
         for name, tally in network["by_class"].items()
@@ -111,20 +111,23 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Where the runs are, when, on what and with which words they were started."""
+    remarks = any(run.remarks for run in runs)
+    columns = ("run", "folder", "started", "commit", "restarts", "overrides")
     return Table(
-        ("run", "folder", "started", "commit", "restarts", "overrides"),
+        (*columns, "remarks") if remarks else columns,
         tuple(
             (
                 label,
                 str(run.folder),
                 str(run.environment.get("when", MISSING)),
                 str(run.environment.get("git_sha") or MISSING),
-                str(run.summary["restarts"]),
+                MISSING if (restarts := run.summary["restarts"]) is None else f"{restarts:,}",
                 shlex.join(run.overrides) or MISSING,
+                *(["; ".join(run.remarks) or MISSING] if remarks else []),
             )
             for label, run in zip(labels, runs, strict=True)
         ),
-        num_texts=6,
+        num_texts=len(columns) + remarks,
     )
 
 

@@ -66,7 +66,7 @@ def _ranks(run: Run) -> list[Mapping[str, Any]]:
 
 
 def _mean(series: Sequence[Point]) -> float:
-    return sum(used for *_, used in series) / sum(seconds for _, seconds, _ in series)
+    return sum(used for *_, used in series) / (sum(seconds for _, seconds, _ in series) or 1.0)
 
 
 def _curves(points: Mapping[str, Sequence[Point]]) -> dict[str, Curve]:

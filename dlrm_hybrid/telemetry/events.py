@@ -9,6 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.disk import plain_file
+from dlrm_hybrid.telemetry.event_values import fault_of
+from dlrm_hybrid.types import DataError
+
 
 class Kind(StrEnum):
     """The kinds of events; `values` of each are listed at `Event`."""
@@ -83,13 +87,43 @@ def from_json(line: str | bytes) -> Event:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """All events of a file; a last line cut short, by a kill or for now, is left out."""
+    """All events of a file; a last line cut short, by a kill or for now, is left out.
+
+    Raises:
+        DataError: a line is no event; names file and line.
+    """
+    for number, line in _lines(path):
+        try:
+            yield from_json(line)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: no event: {error!r:.200}") from None
+
+
+def check(path: Path) -> tuple[list[Event], list[str]]:
+    """The events of a file that say what their kind says, and what is wrong with other lines.
+
+    Raises:
+        DataError: it is no plain file, or a link leads out of its folder.
+    """
+    found: list[Event] = []
+    faults: list[str] = []
+    for number, line in _lines(plain_file(path.parent, path.name)):
+        fault = fault_of(line)
+        if fault is None:
+            found.append(from_json(line))
+        else:
+            faults.append(f"{path}:{number}: {fault}")
+    return found, faults
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a file, with their numbers."""
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             # A run that goes on may write its rest meanwhile: that would come as a line too.
             if not line.endswith(b"\n"):
                 return
-            yield from_json(line)
+            yield number, line
 
 
 def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event]:

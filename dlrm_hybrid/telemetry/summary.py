@@ -116,7 +116,7 @@ def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
     tail = [point for point in points if point.step > first_step]
     rows = sum(point.values["rows"] for point in tail)
     return {
-        name: sum(point.values[name] * point.values["rows"] for point in tail) / rows
+        name: sum(point.values[name] * point.values["rows"] for point in tail) / (rows or 1)
         for name in ("loss", "accuracy")
     }
 
@@ -156,7 +156,7 @@ def _leaders_role(record: Sequence[Event], points: Sequence[Event]) -> dict[str,
             "bytes_sent": None,
             "bytes_received": None,
             "seconds_by_span": {
-                span: sum(point.values["seconds_by_span"][span] for point in points)
+                span: sum(point.values["seconds_by_span"].get(span, 0.0) for point in points)
                 for span in Span
             },
             "seconds_by_phase": phases,

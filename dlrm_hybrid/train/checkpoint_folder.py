@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.train.manifest import (
     MANIFEST_FILE,
     PREFIX,
@@ -22,7 +23,6 @@ from dlrm_hybrid.train.manifest import (
     is_name,
     name,
     read_manifest,
-    read_text,
 )
 from dlrm_hybrid.types import DataError
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -21,6 +20,7 @@ import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError
 
 FORMAT = 2
@@ -143,43 +143,10 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     return manifest
 
 
-def plain_file(folder: Path, file: str, instead: str = "") -> Path:
-    """The path of a file in a folder.
-
-    Raises:
-        DataError: it is not there, is no plain file, or a link leads out of the folder.
-    """
-    path = folder / file
-    try:
-        real = path.resolve(strict=True)
-        inside = real.parent == folder.resolve()
-        plain = stat.S_ISREG(real.stat().st_mode)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}{instead}") from error
-    if not inside:
-        raise DataError(f"{path}: is a link that leads out of its folder, to {real}{instead}")
-    if not plain:
-        raise DataError(f"{path}: is not a plain file{instead}")
-    return path
-
-
-def read_text(folder: Path, file: str, most_bytes: int, instead: str = "") -> str:
-    """The text of a small file in a folder; raises DataError as `plain_file`, or if it is large."""
-    path = plain_file(folder, file, instead)
-    try:
-        with path.open("rb") as opened:
-            data = opened.read(most_bytes + 1)
-        if len(data) > most_bytes:
-            raise DataError(f"{path}: has more than {most_bytes:,} bytes{instead}")
-        return data.decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}{instead}") from error
-
-
 def _sealed(path: Path, text: str, instead: str) -> dict[str, Any]:
     """The values of a manifest that is as it was written."""
     try:
-        found: Any = json.loads(text, parse_constant=_no_number)
+        found: Any = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a checkpoint: {error}{instead}") from None
     if not isinstance(found, dict) or "format" not in found:
@@ -196,6 +163,11 @@ def _sealed(path: Path, text: str, instead: str) -> dict[str, Any]:
         raise DataError(f"{path}: changed since it was written{instead}")
     del values["xxh3"]
     return values
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 def _no_number(text: str) -> NoReturn:

