@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.config import build
@@ -81,8 +81,18 @@ def changed_arithmetic(task: TrainTask) -> list[str]:
 
 
 def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
-    """How far a checkpoint has come; a new run that begins with it has evaluated nothing yet."""
-    progress = Progress.from_facts(facts["progress"])
+    """How far a checkpoint has come; a new run that begins with it has evaluated nothing yet.
+
+    Raises:
+        DataError: it does not say so, or what it says cannot be.
+    """
+    source = Path(task.resume_from or "")
+    progress = Progress.from_facts(facts["progress"], source)
+    counts = (progress.samples, *astuple(progress.loader))
+    if progress.step != facts["step"] or not all(0 <= count < 2**63 for count in counts):
+        raise DataError(
+            f"{source}: progress = {facts['progress']}: is none of step {facts['step']}"
+        )
     return progress if task.goes_on else replace(progress, evaluated_step=-1, test_loss=None)
 
 
@@ -95,7 +105,11 @@ def other_compressors(
     """
     if same_compressors(facts["config"], values):
         return None
-    trainers: int = facts["config"]["parallel"]["trainers"]
+    parallel: Any = facts["config"].get("parallel")
+    known = cast("dict[str, Any]", parallel) if isinstance(parallel, dict) else {}
+    trainers = known.get("trainers")
+    if not isinstance(trainers, int) or not 0 < trainers < 2**16:
+        raise DataError(f"{folder}: config.parallel.trainers = {trainers!r}: is no number of them")
     print(
         f"{folder}: made by other compressors; each of parallel.trainers = "
         f"{values['parallel']['trainers']} takes the mean of what waited at {trainers}, where it "

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
 
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.events import Event
@@ -12,6 +16,7 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.train.checkpoint_commit import Saved
+from dlrm_hybrid.types import DataError
 
 AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due
 
@@ -37,13 +42,23 @@ class Progress:
     test_loss: float | None = None
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
-        """Back from the JSON that `asdict` of this class became."""
-        parts: dict[str, Any] = {
-            "loader": LoaderState(**facts["loader"]),
-            "interval": Interval(**facts["interval"]),
-        }
-        return cls(**{**facts, **parts})
+    def from_facts(cls, facts: Mapping[str, Any], source: Path) -> Progress:
+        """Back from the JSON that `asdict` of this class became.
+
+        Args:
+            facts: the JSON.
+            source: of the facts, for messages.
+
+        Raises:
+            DataError: they are something else; names the field.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(facts), strict=True)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in ("progress", *fault["loc"]))
+            told = f"{where!r} is {fault['input']!r:.80}: {fault['msg']}"
+            raise DataError(f"{source}: {told}") from None
 
     def plus(self, *intervals: Interval) -> Progress:
         """With more sums since the last point."""

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_hybrid.cli.rank_facts import resumed
+from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.model.pieces import Piece
 from dlrm_hybrid.train import checkpoint
 from dlrm_hybrid.train.checkpoint_commit import commit
@@ -25,6 +28,7 @@ from dlrm_hybrid.train.checkpoint_folder import (
     read_facts,
 )
 from dlrm_hybrid.train.manifest import manifest_text
+from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.two_phase import Preparing
 from dlrm_hybrid.types import DataError
@@ -150,6 +154,28 @@ def test_only_plain_files_of_the_folder_are_opened(file: str, other: str, tmp_pa
         path.symlink_to("/dev/zero")
     with pytest.raises(DataError, match=file):
         checkpoint.read_all(folder, ("dense",))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"step": 2}, "is none of step 1"),
+        ({"loader": {"epoch": 10**30, "block": 0, "row": 0}}, "is none of step 1"),
+        ({"samples": -1}, "is none of step 1"),
+        ({"loader": None}, "'progress.loader' is None"),
+        ({"interval": {"rows": "1"}}, "'progress.interval.rows' is '1'"),
+        ({"test_loss": []}, "'progress.test_loss' is []"),
+    ],
+)
+def test_progress_that_cannot_be_is_refused(change: Values, told: str) -> None:
+    task = TrainTask(
+        run_folder="run", prepared="", resume_from="run", rank=0, attempt=0, rendezvous=""
+    )
+    facts = {"step": 1, "progress": {**asdict(Progress(step=1)), **change}}
+    with pytest.raises(DataError) as caught:
+        resumed(task, facts)
+    assert told in str(caught.value)
+    assert resumed(task, {**facts, "progress": asdict(Progress(step=1))}) == Progress(step=1)
 
 
 def test_a_manifest_of_any_size_or_depth_is_refused(tmp_path: Path) -> None:
