@@ -1,0 +1,245 @@
+"""Attacks by what lies in folders: two programs in one, files of somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.train.manifest import manifest_text
+
+from .base import SMALL, TIMEOUT_SECONDS, Attack, Ended, expect, program, start, wait
+
+ROUNDS = 5
+RUN = "hydra.run.dir=run"
+STEPS = ("train.steps=20", "checkpoint.every=5", "checkpoint.keep=9")
+LATEST = "run/checkpoints/latest"
+NEWEST = "run/checkpoints/step_00000020"
+Values = dict[str, Any]
+
+
+def _train(folder: Path, *given: str) -> Ended:
+    return program(["train", *SMALL, RUN, *given], folder)
+
+
+def _trained(folder: Path) -> None:
+    """A run of 20 steps in `run` and its rows; trained once for all attacks."""
+    base = folder.parent / ".trained"
+    if not base.exists():
+        training = base.with_name(".training")
+        training.mkdir()
+        ended = _train(training, *STEPS)
+        expect(ended.code == 0, ended.errors)
+        training.rename(base)
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+
+
+def _evaluate(folder: Path, *given: str) -> Ended:
+    return program(["evaluate", "evaluate.checkpoint=run", *given], folder)
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else "nothing"
+
+
+def _both(folder: Path, arguments: list[str]) -> tuple[Ended, Ended, list[int]]:
+    """Two programs with these arguments, started at once in one folder."""
+    places = [folder / name for name in ("one", "two")]
+    for place in places:
+        place.mkdir(exist_ok=True)
+    both = [start(arguments, place) for place in places]
+    one, two = (wait(x, place) for x, place in zip(both, places, strict=True))
+    return one, two, [x.pid for x in both]
+
+
+def _one_wins(one: Ended, two: Ended, pids: list[int]) -> None:
+    codes = sorted((one.code, two.code))
+    expect(codes == [0, 2], f"exit codes {codes}: {one.errors} {two.errors}")
+    winner, loser = (0, two) if one.code == 0 else (1, one)
+    holder = f"in use by process {pids[winner]} on {socket.gethostname()}"
+    told = holder in loser.errors or "is not empty" in loser.errors or "complete" in loser.errors
+    expect(told, loser.errors)
+
+
+def _two_runs(resume: str, folder: Path) -> str:
+    for number in range(ROUNDS):
+        run = f"hydra.run.dir={folder / str(number)}"
+        rows = f"data.prepared={folder / 'rows'}"
+        if number == 0:
+            expect(program(["prepare", *SMALL, rows], folder).code == 0, "prepare")
+        given = ["train", *SMALL, rows, run, "train.steps=20", f"checkpoint.resume={resume}"]
+        _one_wins(*_both(folder, given))
+    return f"{ROUNDS} times one of two went on"
+
+
+def _two_sweeps(folder: Path) -> str:
+    _trained(folder)
+    sweep = [f"hydra.sweep.dir={folder / 'sweep'}", "train.seed=1,2", "train.steps=5"]
+    rows = f"data.prepared={folder / 'rows'}"
+    expect(program(["prepare", *SMALL, rows], folder).code == 0, "prepare")
+    _one_wins(*_both(folder, ["train", "-m", *SMALL, rows, *sweep]))
+    return "one of two went on"
+
+
+def _killed_holder(folder: Path) -> str:
+    running = start(["train", *SMALL, RUN, "checkpoint.every=5"], folder)
+    lock = folder / "run" / ".lock"
+    until = time.monotonic() + TIMEOUT_SECONDS
+    while not (lock.exists() and lock.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    expect(lock.exists(), "the lock file was to be left behind")
+    ended = _train(folder, "checkpoint.every=5", "checkpoint.resume=auto")
+    expect(ended.code == 0, ended.errors)
+    return "the next run took the folder over"
+
+
+def _two_outputs(folder: Path) -> str:
+    _trained(folder)
+    given = [f"evaluate.checkpoint={folder / 'run'}", f"evaluate.output={folder / 'scores.json'}"]
+    given += [f"data.prepared={_rows(folder)}"]
+    one, two, pids = _both(folder, ["evaluate", *given])
+    codes = {one.code, two.code}
+    expect(codes <= {0, 2} and 0 in codes, f"{one.errors} {two.errors}")
+    json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    return f"exit codes {one.code} and {two.code} of {pids}"
+
+
+def _rows(folder: Path) -> Path:
+    return next((folder / "data" / "prepared").iterdir())
+
+
+def _forge(folder: Path, change: Callable[[Values], object]) -> None:
+    path = folder / NEWEST / "manifest.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    del values["format"], values["xxh3"]
+    change(values)
+    path.write_text(manifest_text(values), encoding="utf-8")
+
+
+def _tensor(values: Values) -> Values:
+    return next(iter(values["tensors"].values()))
+
+
+def _lie(change: Callable[[Values], object], field: str, folder: Path) -> str:
+    _trained(folder)
+    _forge(folder, change)
+    ended = _evaluate(folder)
+    expect(ended.code == 3, f"exit code {ended.code}: {ended.errors}")
+    expect("manifest.json: " in ended.errors and field in ended.errors, ended.errors)
+    expect("\x1b" not in ended.errors, "an escape came through")
+    return _last(ended.errors)
+
+
+LIES: dict[str, tuple[Callable[[Values], object], str]] = {
+    "file-above": (lambda v: _tensor(v)["parts"][0].update(file="../../x"), ".file"),
+    "file-absolute": (lambda v: _tensor(v)["parts"][0].update(file="/etc/passwd"), ".file"),
+    "file-with-escape": (lambda v: v["files"].update({"\x1b[2J": {}}), "files"),
+    "part-below-zero": (lambda v: _tensor(v)["parts"][0].update(begin=[-1, 0]), ".begin"),
+    "part-twice": (lambda v: _tensor(v)["parts"].append(_tensor(v)["parts"][0]), ".parts"),
+    "part-missing": (lambda v: _tensor(v)["parts"].clear(), ".parts"),
+    "step-below-zero": (lambda v: v.update(step=-1), "step"),
+    "step-huge": (lambda v: v.update(step=10**40), "step"),
+    "step-of-another": (lambda v: v.update(step=19), "step"),
+    "dtype-unknown": (lambda v: _tensor(v).update(dtype="X8"), ".dtype"),
+    "config-no-object": (lambda v: v.update(config=7), "config"),
+    "config-of-nonsense": (lambda v: v["config"].update(model=None), "config"),
+}
+
+
+def _rows_elsewhere(folder: Path) -> str:
+    _trained(folder)
+    target = folder / "not" / "mine"
+    _forge(folder, lambda values: values["config"]["data"].update(prepared=str(target)))
+    ended = _evaluate(folder)
+    expect(ended.code == 0, ended.errors)
+    expect(not target.parent.exists(), "rows were written where the checkpoint says")
+    return "scored on rows in the default folder"
+
+
+def _lost_latest(text: str | None, folder: Path) -> str:
+    _trained(folder)
+    (folder / "run" / "summary.json").unlink()
+    if text is None:
+        (folder / LATEST).unlink()
+    else:
+        (folder / LATEST).write_text(text, encoding="utf-8")
+    copied = folder / "run" / "checkpoints" / "step_00000250.bak"
+    shutil.copytree(folder / NEWEST, copied)
+    before = sorted(path.name for path in copied.parent.glob("step_*"))
+    ended = _train(folder, *STEPS, "checkpoint.resume=auto")
+    expect(ended.code == 0, ended.errors)
+    expect("the newest is step_00000020" in ended.output, ended.output)
+    after = sorted(path.name for path in copied.parent.glob("step_*"))
+    expect(before == after, f"{before} became {after}")
+    return "found again, nothing removed"
+
+
+def _contradiction(override: str, key: str, folder: Path) -> str:
+    _trained(folder)
+    ended = _evaluate(folder, override)
+    expect(ended.code == 2, f"exit code {ended.code}: {ended.errors}")
+    expect(f"{key} = " in ended.errors and "the checkpoint was made with" in ended.errors, "")
+    return _last(ended.errors)
+
+
+def _odd_report(file: str, text: str, folder: Path) -> str:
+    _trained(folder)
+    path = folder / "run" / file
+    path.write_text(text.replace("…", path.read_text(encoding="utf-8")), encoding="utf-8")
+    ended = program(["report", "report.runs=run"], folder)
+    expect(ended.code in (0, 3), f"exit code {ended.code}: {ended.errors}")
+    expect("\x1b" not in ended.output + ended.errors, "an escape came through")
+    return f"exit code {ended.code} {_last(ended.errors)}"
+
+
+ODD = {
+    "summary-null": ("summary.json", "null"),
+    "summary-empty": ("summary.json", "{}"),
+    "summary-nan": ("summary.json", '{"status": "\\u001b[2J", "steps": NaN, "network": []}'),
+    "summary-cut": ("summary.json", '{"status": "compl'),
+    "events-cut": ("events.jsonl", '…{"kind": "progress", "st'),
+    "events-null": ("events.jsonl", "…null\n[]\n{}\n"),
+    "events-texts": ("events.jsonl", '…{"kind": "progress", "step": "a", "time_seconds": []}\n'),
+    "events-keys": ("events.jsonl", '…{"kind": "evaluated", "step": 1, "time_seconds": 1e999}\n'),
+    "config-list": ("config.json", "[1, 2]"),
+    "config-escape": ("config.json", '{"name": "\\u001b]0;x\\u0007"}'),
+}
+CONTRADICTIONS = {
+    "model": ("model=dlrm_paper", "model.name"),
+    "seed": ("train.seed=5", "train.seed"),
+    "experiment": ("+experiment=dct_hybrid", "gradient.name"),
+}
+ATTACKS = (
+    *(
+        Attack(f"two-runs-{resume}", "one goes on, the other exits 2", partial(_two_runs, resume))
+        for resume in ("never", "auto")
+    ),
+    Attack("two-sweeps", "one goes on, the other exits 2", _two_sweeps),
+    Attack("two-outputs", "one at a time writes", _two_outputs),
+    Attack("killed-holder", "the lock ends with its process", _killed_holder),
+    *(
+        Attack(f"manifest-{name}", "exit 3, file and field", partial(_lie, *lie))
+        for name, lie in LIES.items()
+    ),
+    Attack("rows-elsewhere", "a checkpoint decides no path", _rows_elsewhere),
+    Attack("latest-removed", "found again", partial(_lost_latest, None)),
+    Attack("latest-damaged", "found again", partial(_lost_latest, "../../step_00000009\x1b")),
+    *(
+        Attack(f"evaluate-other-{name}", "exit 2, key and value", partial(_contradiction, *given))
+        for name, given in CONTRADICTIONS.items()
+    ),
+    *(
+        Attack(f"report-{name}", "a report, or exit 3", partial(_odd_report, *odd))
+        for name, odd in ODD.items()
+    ),
+)
