@@ -107,8 +107,21 @@ def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
     shards = open_shards(rows, build.semantics(config))
     scored = _Scored(checkpoint, facts, values, config, rows, shards)
     if not scored.trained_on:
+        if not _asks_for_rows(given):
+            raise DataError(
+                f"{rows}: other rows than {checkpoint} was trained on; data.prepared={rows} "
+                "scores it on them, if their vocabulary is the same"
+            )
         _check_vocabulary(scored)
     return scored
+
+
+def _asks_for_rows(given: Sequence[str]) -> bool:
+    return "data.prepared" in given or _describes_rows(given)
+
+
+def _describes_rows(given: Sequence[str]) -> bool:
+    return any(key.partition(".")[0] == "data" and key not in WHERE_AND_HOW for key in given)
 
 
 def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,7 +144,7 @@ def _rows(config: Config, checkpoint: Path, given: Sequence[str], terminal: Term
     """
     folder = build.prepared_folder(config)
     there = (folder / ROWS_FILE).is_file()
-    described = any(key.startswith("data") and key not in WHERE_AND_HOW for key in given)
+    described = _describes_rows(given)
     if "data.prepared" in given or "data" in given:
         return folder if there and not described else prepared_rows(config, terminal)
     synthetic = config.data.name == "synthetic"
@@ -157,9 +170,10 @@ def _check_vocabulary(scored: _Scored) -> None:
     reason = "the checkpoint does not say which vocabulary it was trained with"
     if isinstance(known, Mapping):
         theirs = cast("Mapping[str, Any]", known)
-        keys = [key for key in found if theirs.get(key) != found[key]]
         reason = "their ids mean other categories: " + "; ".join(
-            f"{key} is {found[key]}, the checkpoint's {theirs.get(key)}" for key in keys
+            f"{key} is {value!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
+            for key, value in found.items()
+            if theirs.get(key) != value
         )
     raise DataError(
         f"{scored.rows}: other rows than {scored.checkpoint} was trained on, and {reason}"

@@ -117,7 +117,7 @@ def test_an_output_has_one_writer_at_a_time(
 
 
 def test_other_rows_are_scored_if_their_ids_mean_the_same(
-    trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+    trained: Path, evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The same file cut into other days: other test rows, the vocabulary is that of all days.
     assert evaluate(trained, "data.days=5") == 0
@@ -131,6 +131,14 @@ def test_other_rows_are_scored_if_their_ids_mean_the_same(
     told = capsys.readouterr().err
     assert "other rows than" in told
     assert "their ids mean other categories: vocabulary_xxh3 is " in told
+
+    # Rows that have changed since, and that nobody has asked for.
+    def move(values: dict[str, Any]) -> None:
+        values["config"]["data"]["prepared"] = str(folder.absolute())
+
+    changed = forged(trained, tmp_path / "changed", move)
+    assert evaluate(changed) == 3
+    assert f"data.prepared={folder.absolute()} scores it on them" in capsys.readouterr().err
 
 
 def test_a_checkpoint_decides_no_path(
