@@ -1,20 +1,20 @@
 """Imported once by the forkserver, before any rank is forked from it.
 
-Brings the slow imports, so that a rank starts in milliseconds, and ties the forkserver's life to
-the supervisor's: this module is the one place of the program where an import does something.
+Ties the forkserver to the supervisor's life, and brings the slow imports, so that a rank starts in
+milliseconds: this module is the one place of the program where an import does something.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
-import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-import zmq  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-import dlrm_hybrid.model.sharded_embeddings  # pyright: ignore[reportUnusedImport]
-import dlrm_hybrid.train.loop  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from dlrm_hybrid.kernels.jit import import_numba
 from dlrm_hybrid.process import die_with_parent
 
-die_with_parent(os.getppid())
+SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.loop")
+
+die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
+for name in SLOW:
+    import_module(name)
 import_numba()
