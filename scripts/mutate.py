@@ -235,8 +235,8 @@ FAULTS = (
     Fault(
         "checkpoints: of equally good ones the oldest is the best",
         "dlrm_hybrid/train/checkpoint_folder.py",
-        "for folder in reversed(complete(root)):",
-        "for folder in complete(root):",
+        "= {}\n    for folder in reversed(complete(root)):",
+        "= {}\n    for folder in complete(root):",
         "tests/train/test_checkpoint.py -k best",
     ),
     Fault(
