@@ -18,8 +18,8 @@ def main() -> int:
 
     with harmless_output():
         code = run(sys.argv)
-    for number in (signal.SIGTERM, signal.SIGINT):  # all is done, and the code says how it went
-        signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):  # all is done, and the code says how it went
+            signal.signal(number, signal.SIG_IGN)
     return code
 
 

@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_nothing_and_leaves_nothing(small_rows: list[str], tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_leaves_nothing_running(small_rows: list[str], tmp_path: Path) -> None:
     folder, namespaces_before = tmp_path / "run", network_namespaces()
     long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
     process = start((), *small_rows, *EMULATED, *long)
@@ -112,6 +112,7 @@ def test_ctrl_c_saves_nothing_and_leaves_nothing(small_rows: list[str], tmp_path
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     text, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130, text
+    assert (folder / "checkpoints" / "latest").exists()
     assert network_namespaces() <= namespaces_before
 
 

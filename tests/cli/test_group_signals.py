@@ -64,3 +64,26 @@ def test_a_signal_to_the_group_is_one_to_the_program(
     assert left == []
     if name == "SIGTERM":
         assert (folder / "checkpoints" / "latest").exists()
+
+
+LEAVING = """
+import contextlib, os, signal, sys
+from dlrm_hybrid.cli import main, output
+def run(argv):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return 77
+@contextlib.contextmanager
+def harmless_output():
+    yield
+    os.kill(os.getpid(), signal.SIGINT)
+main.run, output.harmless_output = run, harmless_output
+from dlrm_hybrid.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_second_ctrl_c_while_the_program_leaves_changes_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (77, "")

@@ -1,17 +1,28 @@
-"""Attacks on weights and checkpoints: rates that are too high."""
+"""Attacks on weights and on resuming: rates too high, NaN in files, Ctrl-C, other arithmetic."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import safetensors.torch
 import torch
 
-from .base import SMALL, Attack, expect, program
+from dlrm_hybrid.train import checkpoint_folder
+from dlrm_hybrid.train.manifest import manifest_text
+from dlrm_hybrid.train.tensor_file import write_tensors
 
+from .base import SMALL, TIMEOUT_SECONDS, Attack, expect, program, start, wait, wait_gone
+
+LONG = (*SMALL, "telemetry.every=1", "train.epochs=3", "hydra.run.dir=run")
 PAPER = (*SMALL, "model=dlrm_paper", "checkpoint.every=7", "hydra.run.dir=run")
 WORLD = ("parallel=hybrid", "parallel.world=in_process")
 RATES = ("10", "1e2", "1e3", "1e4", "1e5")
@@ -59,4 +70,81 @@ def _rates() -> list[Attack]:
     return [Attack(name, expected, _diverges(*overrides)) for name, overrides in rows.items()]
 
 
-ATTACKS = (*_rates(),)
+def _saved_nan(folder: Path) -> str:
+    """A checkpoint with right checksums and one NaN."""
+    program(["train", *SMALL, "train.steps=10", "hydra.run.dir=run"], folder)
+    saved = checkpoint_folder.find(folder / "run")
+    facts = dict(checkpoint_folder.read_facts(saved))
+    path = saved / "dense.worker-0.safetensors"
+    tensors = cast(dict[str, torch.Tensor], cast(Any, safetensors.torch).load_file(path))
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # the file is mapped
+    tensors["top.1.weight"][0, 0] = float("nan")
+    facts["files"][path.name] = asdict(write_tensors(path, tensors))
+    (saved / "manifest.json").write_text(manifest_text(facts), encoding="utf-8")
+    told = f"{path.name}: top.1.weight holds values that are not finite"
+    for verb in (
+        ["evaluate", "evaluate.checkpoint=run"],
+        ["train", *SMALL, "checkpoint.resume=run", "hydra.run.dir=new"],
+    ):
+        ended = program(verb, folder)
+        expect(ended.code == 3 and told in ended.errors, f"{ended.code}: {ended.errors}")
+    return ended.errors.strip()
+
+
+def _begin(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    """A long run that has made its first steps."""
+    run = start(["train", *LONG, *overrides], folder)
+    record, until = folder / "run" / "events.jsonl", time.monotonic() + TIMEOUT_SECONDS
+    while not (record.exists() and '"progress"' in record.read_text()):
+        expect(time.monotonic() < until and run.poll() is None, "the run makes no step")
+        time.sleep(0.05)
+    return run
+
+
+def _ctrl_c(folder: Path) -> str:
+    run = _begin(folder)
+    os.killpg(run.pid, signal.SIGINT)
+    ended = wait(run, folder)
+    told = "stopped by Ctrl-C; a checkpoint of step"
+    expect(ended.code == 130 and told in ended.errors, f"{ended.code}: {ended.errors}")
+    step = json.loads((folder / "run" / "summary.json").read_text())["steps"]
+    expect(f"step {step:,} is saved" in ended.errors, ended.errors)
+    resumed = program(
+        ["train", *LONG, "checkpoint.resume=auto"], folder, {"MKL_CBWR": "COMPATIBLE"}
+    )
+    expect(resumed.code == 0, resumed.errors)
+    told = "bit equality with the unbroken run ends here: MKL_CBWR not set → COMPATIBLE"
+    expect(told in resumed.output, resumed.output)
+    return ended.errors.splitlines()[0]
+
+
+def _two_ctrl_c(folder: Path) -> str:
+    run = _begin(folder)
+    for _ in range(2):
+        os.killpg(run.pid, signal.SIGINT)
+        time.sleep(0.2)
+    ended = wait(run, folder, seconds=10.0)
+    expect(ended.code == 130, f"{ended.code}: {ended.errors}")
+    return ended.errors.splitlines()[0]
+
+
+def _old_weights_gone(folder: Path) -> str:
+    """A run from old weights that is killed before it saves, and then has nothing to begin with."""
+    program(["train", *SMALL, "train.steps=10", "hydra.run.dir=old"], folder)
+    run = _begin(folder, "checkpoint.resume=old")
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_gone(run.pid)
+    shutil.rmtree(folder / "old")
+    ended = program(["train", *LONG, "checkpoint.resume=auto"], folder)
+    expect(ended.code == 3 and "has saved nothing itself" in ended.errors, ended.errors)
+    return ended.errors.strip()
+
+
+ATTACKS = (
+    *_rates(),
+    Attack("saved-nan", "exit 3, file and tensor", _saved_nan),
+    Attack("ctrl-c", "exit 130 with a checkpoint; resumed: other arithmetic is said", _ctrl_c),
+    Attack("two-ctrl-c", "exit 130 within seconds", _two_ctrl_c),
+    Attack("old-weights-gone", "exit 3, never from step 0", _old_weights_gone),
+)
