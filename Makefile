@@ -1,9 +1,7 @@
-# Two commands: `make train` trains a hybrid world on made-up Criteo rows, everything it sends
+# Two commands: `make train` trains a hybrid world on synthetic Criteo rows, everything it sends
 # compressed; `make test` runs everything that must pass.
-# A machine with a GPU: make FBGEMM= train
 PYTHON ?= python3
 VENV := .venv
-FBGEMM ?= ./packaging/fbgemm-gpu-cpu
 STAMP := $(VENV)/installed
 
 .PHONY: train test test-all install clean
@@ -22,7 +20,8 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt packaging/fbgemm-gpu-cpu/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet $(FBGEMM) --editable '.[dev]' --constraint constraints.txt
+	$(VENV)/bin/python -m pip install --quiet ./packaging/fbgemm-gpu-cpu --editable '.[dev]' --constraint constraints.txt
+	$(VENV)/bin/python -m dlrm_hybrid doctor doctor.action=compile
 	touch $@
 
 clean:

@@ -72,7 +72,10 @@ def train(small_rows: list[str], tmp_path: Path) -> Callable[..., tuple[int, Pat
     def train_here(name: str, *overrides: str) -> tuple[int, Path]:
         folder = tmp_path / name
         argv = ["dlrm_hybrid", "train", *small_rows, f"hydra.run.dir={folder}", *overrides]
-        return run(argv), folder
+        code = run(argv)
+        logs = "".join(path.read_text() for path in (folder / "log").glob("*.log"))
+        assert "not compiled ahead" not in logs  # see `kernels.needs`
+        return code, folder
 
     return train_here
 

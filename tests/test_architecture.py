@@ -86,6 +86,7 @@ def test_kernels_call_no_kernel_of_another_file() -> None:
     imports = [
         (path.name, node.module)
         for path in (PACKAGE / "kernels").glob("*.py")
+        if path.stem not in ("ahead", "cache", "jit", "needs")  # these compile, and hold no kernel
         for node in ast.walk(TREES[path])
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").startswith("dlrm_hybrid.kernels")

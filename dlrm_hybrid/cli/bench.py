@@ -6,10 +6,12 @@ import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.kernels import ahead
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.types import ExitCode, ResourceError
 
@@ -25,6 +27,7 @@ def run(request: Request) -> int:
         "kernels": _kernels,
         "compressors": _compressors,
     }[options.what]
+    compile_ahead(ahead.ALL, terminal)  # so that nothing measured is a compiler
     page = measure(request.config, command, terminal)
     terminal.line(page)
     if options.output is not None:

@@ -1,21 +1,29 @@
-"""The verb `doctor`: checks of this machine, or a file of keys for several."""
+"""The verb `doctor`: checks of this machine, a file of keys for several, compiled kernels."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.curve import make_key_file
 from dlrm_hybrid.doctor.checks import Level, run_checks
+from dlrm_hybrid.kernels.cache import kernel_folder
+from dlrm_hybrid.kernels.needs import ALL
 from dlrm_hybrid.types import ExitCode
 
 
 def run(request: Request) -> int:
     """Do what `doctor.action` says."""
-    if request.config.doctor.action == "keys":
-        return _make_keys(Path(request.config.doctor.output), Terminal())
-    return _check(Terminal())
+    action, terminal = request.config.doctor.action, Terminal()
+    if action == "keys":
+        return _make_keys(Path(request.config.doctor.output), terminal)
+    if action == "compile":
+        compile_ahead(ALL, terminal)
+        terminal.line(f"all kernels are compiled, in {kernel_folder().path}")
+        return ExitCode.DONE
+    return _check(terminal)
 
 
 def _check(terminal: Terminal) -> int:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from dlrm_hybrid.cli.closing import tell_scores
+from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.prepare import prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
 from dlrm_hybrid.cli.run_folder import one_user, write_whole
@@ -95,6 +96,7 @@ def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
     if faults:
         raise ConfigError(faults_text(faults))
     config = validate(values)
+    compile_for(config, terminal)
     rows = _rows(config, checkpoint, given, terminal)
     # What nobody has asked for is as the rows have it.
     kept = {

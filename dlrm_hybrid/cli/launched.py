@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from dlrm_hybrid.cli import rank_facts, run_folder
+from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
@@ -232,6 +233,7 @@ def _announce(
     if own:
         step = saved_step(resume_from)
         terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
+    compile_for(request.config, terminal)
     rows = prepared_rows(request.config, terminal)
     terminal.line(f"run folder {request.folder}")
     run_folder.tell_start(request, resume_from, terminal.line)
@@ -275,6 +277,7 @@ def _same_rows(
     name = f"rows-{launch.node}.json"
     rows = build.prepared_folder(config)
     if launch.local_rank == 0:
+        compile_for(config, terminal)  # the others wait for the rows, so they do not compile too
         rows = prepared_rows(config, terminal)
         board.put(name, json.dumps(str(rows)))
     await_text(board, name, PREPARE_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
@@ -24,6 +25,7 @@ BYTES_PER_MB = 1e6
 def run(request: Request) -> int:
     """Prepare raw rows and say what they are."""
     config, terminal = request.config, Terminal()
+    compile_for(config, terminal, trains=False)
     folder = build.prepared_folder(config)
     if config.data.name == "synthetic":
         prepared_rows(config, terminal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -27,6 +28,7 @@ from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.kernels.ahead import unforeseen
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
 from dlrm_hybrid.telemetry import events
@@ -87,7 +89,14 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
         meter.begin(progress.step)
         with telling(report, meter, 0, "worker", None):
             progress = train(metered(parts, meter), plan, progress)
+        note_late_kernels(config)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+
+
+def note_late_kernels(config: Config) -> None:
+    """Put in the log of this rank which kernels it may have had to compile while others waited."""
+    if late := unforeseen(build.kernel_files(config, trains=True)):
+        print(f"kernels that are not compiled ahead: {', '.join(late)}", file=sys.stderr)
 
 
 @contextmanager

@@ -119,6 +119,7 @@ def be_rank(
                 _serve(job, role.index)
             else:
                 _work(job, report, stop)
+        ranks.note_late_kernels(config)
 
 
 def _serve(job: _Job, index: int) -> None:

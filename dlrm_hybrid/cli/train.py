@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.attempts import Attempts
 from dlrm_hybrid.cli.closing import tell_run, tell_scores
+from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
@@ -50,6 +51,7 @@ def run(request: Request) -> int:
             terminal.line(lost)
         with rank_namespaces(request.config, terminal) as namespaces:
             run_folder.write_facts(request)
+            compile_for(request.config, terminal)
             rows = prepared_rows(request.config, terminal)
             terminal.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, terminal.line)

@@ -11,10 +11,11 @@ from dlrm_hybrid.comm.emulation.plan import Plan, host_of, num_hosts
 from dlrm_hybrid.comm.emulation.units import bits_per_second, seconds
 from dlrm_hybrid.config.rules import raw_files
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.manifest import Semantics
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.data.profile import Profile, builtin
 from dlrm_hybrid.data.synthetic import raw_name
+from dlrm_hybrid.kernels.needs import needed
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.train.checkpoint_folder import Keeping
 
@@ -88,6 +89,22 @@ def host(config: Config, rank: int) -> int:
     """Which host of an emulated network a rank is on."""
     assert config.network.ranks_per_host is not None
     return host_of(rank, config.network.ranks_per_host)
+
+
+def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
+    """The files whose kernels are compiled before a verb calls them.
+
+    Args:
+        config: of the run.
+        trains: the verb is `train` or `evaluate`, not `prepare`.
+    """
+    rows_missing = not (prepared_folder(config) / MANIFEST_FILE).is_file()
+    world = config.gradient.name if config.parallel.name == "hybrid" else ""
+    return needed(
+        prepares=rows_missing or not trains,
+        is_synthetic=config.data.name == "synthetic",
+        world=world if trains else None,
+    )
 
 
 def topology(config: Config) -> Topology:

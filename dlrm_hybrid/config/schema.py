@@ -188,9 +188,9 @@ class BenchConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DoctorConfig:
-    """What the verb `doctor` does: `check` this machine, or make CURVE `keys`."""
+    """What the verb `doctor` does: `check` this machine, make CURVE `keys`, `compile` kernels."""
 
-    action: Literal["check", "keys"]
+    action: Literal["check", "keys", "compile"]
     output: Path
 
 

@@ -18,6 +18,7 @@ from dlrm_hybrid.comm.emulation.plan import Plan
 from dlrm_hybrid.types import ResourceError
 
 GIB = 2**30
+MB = 1e6
 VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
 LEAST_MEMORY_BYTES = 1 * GIB
 KAGGLE_MEMORY_BYTES = 4 * GIB
@@ -158,13 +159,30 @@ def _fbgemm() -> Check:
 
 
 def _kernels() -> Check:
-    """Compile or load one kernel, and say where compiled ones are kept."""
-    from dlrm_hybrid.data.order import permutation
-    from dlrm_hybrid.kernels.jit import cache_directory
+    """What is compiled, for which processor, where it is kept and how big it is."""
+    from dlrm_hybrid.kernels import ahead
+    from dlrm_hybrid.kernels.cache import kernel_folder, processor
+    from dlrm_hybrid.kernels.needs import ALL
 
-    if sorted(permutation(1, 100).tolist()) != list(range(100)):
-        return Check("kernels", Level.FAIL, "a compiled kernel gives a wrong result")
-    return Check("kernels", Level.OK, f"compiled, kept in {cache_directory()}")
+    found = kernel_folder()
+    why = "; ".join(found.refused)
+    if found.path is None:
+        return Check("kernels", Level.NOTE, f"cannot be kept, each process compiles its own: {why}")
+    state = ahead.look(found.path, ALL)
+    damaged = "".join(f"; {line}; removed" for line in state.damaged)
+    detail = (
+        f"{state.compiled} of {state.kernels} compiled for {processor().split()[0]}, "
+        f"{state.num_bytes / MB:.1f} MB in {found.path}{damaged}"
+    )
+    if others := ahead.other_folders(found.path):
+        num_bytes = sum(size for _, size in others)
+        detail += f"; {len(others)} folders of other versions beside it, {num_bytes / MB:.1f} MB"
+    if why:
+        return Check("kernels", Level.NOTE, f"{detail}; {why}")
+    if state.missing:
+        advice = "the first run compiles the rest, or now: doctor doctor.action=compile"
+        return Check("kernels", Level.NOTE, f"{detail}; {advice}")
+    return Check("kernels", Level.OK, detail)
 
 
 def _emulation() -> Check:

@@ -83,7 +83,9 @@ def lay_out(
     offsets[0] = 0
     for table in range(tables):
         bag = 0
-        source = counts_TL[0, :table].sum()
+        source = np.int64(0)
+        for earlier in range(table):
+            source += counts_TL[0, earlier]
         for trainer in range(trainers):
             for _ in range(counts_TL[trainer, table]):
                 bag_ids_K[laid] = ids_K[source]
@@ -93,8 +95,10 @@ def lay_out(
                 laid += 1
                 offsets[table * bags + bag] = laid
             if trainer + 1 < trainers:
-                source += counts_TL[trainer, table + 1 :].sum()
-                source += counts_TL[trainer + 1, :table].sum()
+                for later in range(table + 1, tables):
+                    source += counts_TL[trainer, later]
+                for earlier in range(table):
+                    source += counts_TL[trainer + 1, earlier]
         while bag < bags:
             bag += 1
             offsets[table * bags + bag] = laid

@@ -39,7 +39,8 @@ SAMPLED_FROM = 8192  # elements; below, all of them are counted
 @kernel
 def _find(bits_M: UInt32s, shift: np.uint32, rank: int, bins_H: UInt32s) -> tuple[int, int]:
     """The bin of the element of this rank from the top, and its rank inside the bin."""
-    bins_H[:] = 0
+    for place in range(BINS):
+        bins_H[place] = 0
     for bits in bits_M:
         bins_H[(bits >> shift) & np.uint32(BINS - 1)] += np.uint32(1)
     place = BINS - 1

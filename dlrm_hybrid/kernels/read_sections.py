@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import load64, store64, trailing_zeros
-from dlrm_hybrid.kernels.jit import kernel
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -111,7 +111,7 @@ def _read_bitmap(data: Bytes, count: int, indices_K: Int32s) -> bool:
 
 
 @kernel
-def decode(data: Bytes, first: int, parameter: int, count: int, indices_K: Int32s) -> int:
+def decode(data: ReadOnlyBytes, first: int, parameter: int, count: int, indices_K: Int32s) -> int:
     """Read K Golomb-Rice codes that begin at byte `first`.
 
     Returns:
@@ -197,13 +197,14 @@ def _copy_to_upper_halves(data: Bytes, words: Bytes) -> None:
             store64(words, 16 * quad + 8 * two, word)
             four >>= np.uint64(32)
     for half in range(4 * quads, data.size // 2):
-        words[4 * half : 4 * half + 2] = 0
-        words[4 * half + 2 : 4 * half + 4] = data[2 * half : 2 * half + 2]
+        words[4 * half] = words[4 * half + 1] = 0
+        words[4 * half + 2] = data[2 * half]
+        words[4 * half + 3] = data[2 * half + 1]
 
 
 @kernel
 def read_sections(
-    data: Bytes,
+    data: ReadOnlyBytes,
     heads_T3: Int64s,
     width: int,
     value_bytes: int,

@@ -22,7 +22,7 @@ from dlrm_hybrid.kernels.bits import (
     population,
     trailing_zeros,
 )
-from dlrm_hybrid.kernels.jit import kernel
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
@@ -67,7 +67,9 @@ def encode_rows(
     """
     x_BN = carray(floats_at(x), (rows, width))
     blocks = width // BLOCK * BLOCK
-    upper_N = np.full((width + BLOCK - 1) // BLOCK * BLOCK, np.int16(-1), np.int16)
+    upper_N = np.empty((width + BLOCK - 1) // BLOCK * BLOCK, np.int16)
+    for i in range(width, upper_N.size):
+        upper_N[i] = -1
     lower_M = np.empty(width, np.int32)
     tau_bits_B = tau_B.view(np.uint32)
     kept = 0
@@ -103,17 +105,19 @@ def encode_rows(
 def decode_rows(indices_K: Int32s, values_K: Float32s, out: int, count: int) -> None:
     """Write values to their places, 0 to all others, of `count` elements at address `out`."""
     out_N = carray(floats_at(out), count)
-    out_N[:] = np.float32(0)
+    for i in range(count):
+        out_N[i] = np.float32(0)
     for k in range(indices_K.size):
         out_N[indices_K[k]] = values_K[k]
 
 
 @kernel
-def decode_rows_of_halves(indices_K: Int32s, halves: Bytes, out: int, count: int) -> None:
+def decode_rows_of_halves(indices_K: Int32s, halves: ReadOnlyBytes, out: int, count: int) -> None:
     """As `decode_rows` of bfloat16, two bytes each."""
     out_N = carray(floats_at(out), count)
     words_N = out_N.view(np.uint32)
-    out_N[:] = np.float32(0)
+    for i in range(count):
+        out_N[i] = np.float32(0)
     for k in range(indices_K.size):
         high = np.uint32(halves[2 * k + 1]) << np.uint32(24)
         words_N[indices_K[k]] = high | np.uint32(halves[2 * k]) << HALF

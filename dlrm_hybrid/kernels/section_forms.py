@@ -54,11 +54,11 @@ def _likely(indices_K: Int32s) -> int:
     size = indices_K.size
     stride = (size + _SAMPLE - 1) // _SAMPLE
     gaps = np.empty((size + stride - 1) // stride, np.int64)
-    gaps[0] = indices_K[0]
+    # No code is shorter with more low bits than the largest gap has.
+    gaps[0] = largest = np.int64(indices_K[0])
     for k in range(1, gaps.size):
         gaps[k] = np.int64(indices_K[k * stride]) - np.int64(indices_K[k * stride - 1]) - 1
-    # No code is shorter with more low bits than the largest gap has.
-    largest = gaps.max()
+        largest = max(largest, gaps[k])
     best = 0
     fewest = np.int64(0)
     parameter = 0

@@ -49,8 +49,9 @@ def keep_first_ties(
         equal = 0
         tau = np.float32(0)
         if surplus > 0:
-            tau = taus_T[begin:end].max()
             surplus = -keeps_U[unit]
+            for tensor in range(begin, end):
+                tau = max(tau, taus_T[tensor])
             for tensor in range(begin, end):
                 low = first if tensor == begin else bounds_E[tensor]
                 for k in range(low, bounds_E[tensor + 1]):

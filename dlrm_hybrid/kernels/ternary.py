@@ -115,7 +115,8 @@ def ternarise_bits(values_N: Float32s, limit: float, scale: float, key: int, out
     for first in range(0, values_N.size, _BLOCK):
         count = min(_BLOCK, values_N.size - first)
         filled = (count + 3) // 4 * 4
-        codes[count:filled] = 1
+        for i in range(count, filled):
+            codes[i] = 1
         own_K = values_N[first : first + count]
         _draw(own_K, first, np.float32(limit), np.float32(scale), key, codes)
         words = codes[:filled].view(np.uint32)
@@ -139,7 +140,8 @@ def ternarise_trits(values_N: Float32s, limit: float, scale: float, key: int, ou
         for trit in range(TRITS):
             first = trit * planes + start
             count = max(0, min(packed.size, values_N.size - first))
-            codes[count : packed.size] = 1
+            for i in range(count, packed.size):
+                codes[i] = 1
             own_K = values_N[first : first + count]
             _draw(own_K, first, np.float32(limit), np.float32(scale), key, codes)
             for j in range(packed.size):

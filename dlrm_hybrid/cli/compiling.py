@@ -1,0 +1,79 @@
+"""Kernels are compiled before they are needed, on all cores, and a person is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config import build
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.workers import Workers
+from dlrm_hybrid.disk import locked
+from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.kernels.cache import kernel_folder
+
+MOST_PROCESSES = 8  # each takes 200 MB; with more of them the longest file decides
+LOCK_FILE = "compiling.lock"
+
+
+def compile_for(config: Config, terminal: Terminal, *, trains: bool = True) -> None:
+    """Compile what the verbs `train`, `evaluate` and `prepare` need for this configuration."""
+    compile_ahead(build.kernel_files(config, trains=trains), terminal)
+
+
+def compile_ahead(names: Iterable[str], terminal: Terminal) -> None:
+    """Compile the kernels of these files that are not in the cache yet; most often none.
+
+    Where they cannot be kept a line says so, and every process will compile its own.
+    """
+    found = kernel_folder()
+    for line in found.refused:
+        terminal.line(f"kernel cache: {line}")
+    if found.path is None:
+        terminal.line("compiled kernels cannot be kept: every process will compile its own")
+        return
+    if found.refused:
+        terminal.line(f"kernel cache: {found.path} is used instead")
+    wanted = frozenset(names)
+    if not _missing(found.path, wanted, terminal):
+        return
+    try:
+        with locked(
+            found.path / LOCK_FILE,
+            lambda holder: terminal.line(f"kernels are being compiled by {holder}: waiting for it"),
+        ):
+            ahead.tidy(found.path)
+            _compile(found.path, _missing(found.path, wanted, terminal), terminal)
+    except OSError as error:
+        terminal.line(f"kernel cache: {found.path} cannot be used ({error.strerror})")
+
+
+def _missing(folder: Path, names: frozenset[str], terminal: Terminal) -> tuple[str, ...]:
+    state = ahead.look(folder, names)
+    for line in state.damaged:
+        terminal.line(f"kernel cache: {line}; removed, to be compiled again")
+    return state.missing
+
+
+def _compile(folder: Path, missing: tuple[str, ...], terminal: Terminal) -> None:
+    if not missing:
+        return
+    processes = min(len(os.sched_getaffinity(0)), len(missing), MOST_PROCESSES)
+    cores = "1 core" if processes == 1 else f"{processes} cores"
+    terminal.line(
+        f"compiling kernels for this processor on {cores}, once; they are kept in {folder}"
+    )
+    done = 0
+    with terminal.bar("compile") as bar, Workers(processes) as workers:
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(done, len(missing), f"{done} of {len(missing)} files")
+
+        report(0)
+        # Results come in order, reports at once: so all tasks may be drawn.
+        for _ in workers.run(ahead.compile_file, missing, report, window=len(missing), queued=1):
+            pass
