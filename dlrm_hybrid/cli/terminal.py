@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,9 @@ from dlrm_hybrid.types import printable
 PLAIN_LINE_SECONDS = 5.0
 MAX_WIDTH = 1000
 ROOM_COLUMNS = 120
+FULL_COLUMNS = 100
+ETA_WINDOW_SECONDS = 20.0
+ETA_AFTER_SECONDS = 1.0
 
 
 class Bar(Protocol):
@@ -39,6 +43,11 @@ class Terminal:
     def has_room(self) -> bool:
         """Whether a line may be long: in a wide terminal, in a file or a pipe."""
         return not self.console.is_terminal or self.console.width >= ROOM_COLUMNS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a line has room for every figure, if not for every unit's name."""
+        return not self.console.is_terminal or self.console.width >= FULL_COLUMNS
 
     def line(self, text: str) -> None:
         """One line, above a bar if there is one."""
@@ -66,6 +75,35 @@ class Terminal:
         return _PlainBar(self, label)
 
 
+class Eta:
+    """The time to the end, at the speed of the last seconds.
+
+    What lies before the first look, such as a start, a first step or steps of an earlier attempt,
+    says nothing about the speed. Work that begins anew, as another stage, is measured anew.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._total: float | None = None
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def update(self, done: float, total: float | None) -> str:
+        """As `1:23:45` or `1:23`; `-:--` while it is not known."""
+        if total != self._total or (self._seen and done < self._seen[-1][1]):
+            self._seen.clear()
+            self._total = total
+        now = self._clock()
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= ETA_WINDOW_SECONDS:
+            self._seen.popleft()
+        seconds, progress = now - self._seen[0][0], done - self._seen[0][1]
+        if total is not None and done >= total:
+            return duration(0)
+        if total is None or progress <= 0 or seconds < ETA_AFTER_SECONDS:
+            return "-:--"
+        return duration((total - done) * seconds / progress)
+
+
 class _RichBar:
     def __init__(self, console: Console, label: str, bar_columns: int) -> None:
         self._stack = ExitStack()
@@ -73,12 +111,12 @@ class _RichBar:
             TextColumn("{task.description}"),
             BarColumn(bar_width=bar_columns),
             TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("ETA {task.fields[eta]}"),
             console=console,
             refresh_per_second=4,
         )
-        self._task: TaskID = self._progress.add_task(label, total=None, text="")
+        self._task: TaskID = self._progress.add_task(label, total=None, text="", eta="-:--")
+        self._eta = Eta()
 
     def __enter__(self) -> Bar:
         self._stack.enter_context(self._progress)
@@ -93,7 +131,8 @@ class _RichBar:
         self._stack.close()
 
     def update(self, done: float, total: float | None, text: str) -> None:
-        self._progress.update(self._task, completed=done, total=total, text=text)
+        eta = self._eta.update(done, total)
+        self._progress.update(self._task, completed=done, total=total, text=text, eta=eta)
 
 
 class _PlainBar:
@@ -105,7 +144,8 @@ class _PlainBar:
         self._terminal = terminal
         self._label = label
         self._clock = clock
-        self._start = self._shown = clock()
+        self._shown = clock()
+        self._eta = Eta(clock)
         self._pending = ""
 
     def __enter__(self) -> Bar:
@@ -118,15 +158,15 @@ class _PlainBar:
     def update(self, done: float, total: float | None, text: str) -> None:
         now = self._clock()
         share = done / total if total else 0.0
-        self._pending = f"{self._label} {share:4.0%}  {text}"
-        if share > 0:
-            self._pending += f"  ETA {_duration((now - self._start) * (1 - share) / share)}"
+        eta = self._eta.update(done, total)
+        self._pending = f"{self._label} {share:4.0%}  {text}" + (f"  ETA {eta}" if total else "")
         if now - self._shown >= PLAIN_LINE_SECONDS:
             self._terminal.line(self._pending)
             self._shown, self._pending = now, ""
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as `1:23:45` or `1:23`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,8 +1,22 @@
+import time
 from io import StringIO
 
+import pytest
 from rich.console import Console
+from rich.text import Text
 
-from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.terminal import Eta, Terminal
+from dlrm_hybrid.telemetry.events import Event, Kind
+
+
+class Clock:
+    """Stands until it is set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_a_table_shows_every_character_however_narrow_the_terminal() -> None:
@@ -13,3 +27,64 @@ def test_a_table_shows_every_character_however_narrow_the_terminal() -> None:
     _, head, _, body, _ = file.getvalue().splitlines()
     assert [cell.strip() for cell in head.split("┃")[1:-1]] == columns
     assert [cell.strip() for cell in body.split("│")[1:-1]] == row
+
+
+def test_the_eta_knows_nothing_of_a_slow_start_and_of_steps_done_before() -> None:
+    clock = Clock()
+    eta = Eta(clock)
+    clock.now += 60  # ranks start, kernels load
+    assert eta.update(5000, 6000) == "-:--"  # a resumed run: these steps took no time
+    clock.now += 2
+    assert eta.update(5020, 6000) == "1:38"  # 980 steps at 10 a second
+
+
+def test_the_eta_goes_by_the_speed_of_the_last_seconds() -> None:
+    clock = Clock()
+    eta = Eta(clock)
+    for second in range(100):  # one step a second, then ten
+        clock.now += 1
+        eta.update(second, 2000)
+    for _ in range(30):
+        clock.now += 1
+        second += 10
+        shown = eta.update(second, 2000)
+    assert second == 399
+    assert shown == "2:40"  # 1,601 steps at 10 a second
+
+
+def test_the_eta_of_another_stage_is_its_own() -> None:
+    clock = Clock()
+    eta = Eta(clock)
+    eta.update(0, 1000)
+    clock.now += 10
+    assert eta.update(1000, 1000) == "0:00"
+    assert eta.update(0, 50) == "-:--"
+    clock.now += 10
+    assert eta.update(10, 50) == "0:40"
+
+
+@pytest.mark.parametrize(
+    ("width", "wanted"),
+    [
+        (80, ("1,234", "loss 0.4893", "12,346/s", "MB/s", "ETA")),
+        (100, ("1,234/46,870", "loss 0.4893", "acc 77.71%", "12,346/s", "MB/s", "20.1×", "ETA")),
+        (140, ("step 1,234/46,870", "accuracy 77.71%", "12,346 samples/s", "20.1× less", "ETA")),
+    ],
+)
+def test_a_terminal_shows_every_figure_it_has_columns_for(
+    width: int, wanted: tuple[str, ...]
+) -> None:
+    file = StringIO()
+    console = Console(file=file, width=width, force_terminal=True, soft_wrap=True)
+    rows = {"train_rows": 6_000_000, "test_rows": 1000, "steps_total": 46_870}
+    told = {"sent_bytes": 1000, "sent_rows": 1, "dense_equivalent_bytes": 20_100}
+    told |= {"loss": 0.4893, "accuracy": 0.7771}
+    with LiveTraining(Terminal(console)) as live:
+        live.show(Event(Kind.STARTED, 0, time.time(), {**rows, "samples_per_step": 128}))
+        live.show(Event(Kind.TICK, 1000, 10.0, {**told, "samples": 0}))
+        live.show(Event(Kind.TICK, 1234, 11.0, {**told, "samples": 12_346}))
+    shown = Text.from_ansi(file.getvalue()).plain.splitlines()
+    last = [line for line in shown if "loss" in line][-1]
+    assert len(last.rstrip()) <= width
+    for text in wanted:
+        assert text in last
