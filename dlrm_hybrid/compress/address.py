@@ -10,8 +10,10 @@ def address_of(tensor: Tensor) -> int:
     """Where a float32 tensor lies, element behind element; it must outlive the use.
 
     Raises:
-        ValueError: its elements are of another type, or not in a row.
+        ValueError: its elements are of another type, not contiguous, or not in the CPU's memory.
     """
+    if tensor.device.type != "cpu":  # the address means nothing to a kernel, or something else
+        raise ValueError(f"tensor on {tensor.device}: kernels read the CPU's memory, use .cpu()")
     if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
         raise ValueError(f"{tensor.dtype} {list(tensor.shape)} is not float32 in a row")
     return tensor.data_ptr()

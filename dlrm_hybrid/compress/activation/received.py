@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Sections
+from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.kernels.rows import decode_rows, decode_rows_of_halves
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
@@ -50,7 +51,7 @@ def scattered(
 ) -> Tensor:
     """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
     tensor = torch.empty(shape)
-    decode_rows(indices_K, values_K, tensor.data_ptr(), tensor.numel())
+    decode_rows(indices_K, values_K, address_of(tensor), tensor.numel())
     return tensor
 
 
@@ -59,7 +60,7 @@ def scattered_section(indices_K: NDArray[np.int32], section: Section, shape: tor
     if section.dtype is not Dtype.BFLOAT16:
         return scattered(indices_K, values_of(section), shape)
     tensor = torch.empty(shape)
-    decode_rows_of_halves(indices_K, payload_of(section), tensor.data_ptr(), tensor.numel())
+    decode_rows_of_halves(indices_K, payload_of(section), address_of(tensor), tensor.numel())
     return tensor
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.compress.gradient.aim import Aim
 from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
@@ -95,7 +96,7 @@ class Sparsifier:
         states = self._states
         self._warm_up(step)
         given = self._given(gradients, step)
-        addresses = [gradient.data_ptr() for gradient in given]
+        addresses = [address_of(gradient) for gradient in given]
         flushed = self._drain(step)
         # In a warm-up all of a tensor may leave that has no threshold yet.
         taus = [0.0 if math.isnan(tau) else tau for tau in states.taus_T.tolist()]
