@@ -43,6 +43,12 @@ class LiveTraining:
                 f"{values['steps_total']:,} steps of {values['samples_per_step']}"
                 + (f", from step {event.step:,}" if event.step else "")
             )
+            speed = values.get("bfloat16_speed")
+            if speed is not None and speed < 1:
+                self._terminal.line(
+                    f"precision=bfloat16: its matrix products run at {speed:.2f} times the speed "
+                    "of float32 here; precision=float32 is faster"
+                )
             if changed := values.get("changed_arithmetic"):
                 self._terminal.line(
                     f"bit equality with the unbroken run ends here: {', '.join(changed)}"

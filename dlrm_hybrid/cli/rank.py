@@ -200,6 +200,7 @@ def started(
         "samples": progress.samples,
         "samples_per_step": plan.samples_per_step,
         "changed_arithmetic": changed_arithmetic(task),
+        "bfloat16_speed": build_model.measured_bfloat16(config, shards.table_rows),
         "train_rows": len(shards.train_rows),
         "test_rows": len(shards.test_rows(config.data.test_part)),
     }

@@ -17,6 +17,7 @@ from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.cli.prepare import prepared_rows
+from dlrm_hybrid.cli.remarks import remarks
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
@@ -51,6 +52,8 @@ def run(request: Request) -> int:
             terminal.line(lost)
         with rank_namespaces(request.config, terminal) as namespaces:
             run_folder.write_facts(request)
+            for remark in remarks(request.config):
+                terminal.line(remark)
             compile_for(request.config, terminal)
             rows = prepared_rows(request.config, terminal)
             terminal.line(f"run folder {request.folder}")

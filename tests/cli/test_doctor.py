@@ -30,7 +30,9 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
     assert found["vector instructions"].level is Level.FAIL
     assert found["vector instructions"].detail == "OSError: no such device"
     assert found["memory"].level is not Level.FAIL
-    assert len(found) == 11
+    assert len(found) == 12
+    assert "times the speed of float32" in found["bfloat16"].detail
+    assert "compiled for" in found["kernels"].detail
 
 
 def test_keys_are_made_once_and_for_this_user_only(

@@ -88,3 +88,13 @@ def test_a_terminal_shows_every_figure_it_has_columns_for(
     assert len(last.rstrip()) <= width
     for text in wanted:
         assert text in last
+
+
+@pytest.mark.parametrize(("speed", "lines"), [(None, 1), (2.1, 1), (0.46, 2)])
+def test_a_bfloat16_that_loses_is_told(speed: float | None, lines: int) -> None:
+    file = StringIO()
+    rows = {"train_rows": 1, "test_rows": 1, "steps_total": 1, "samples_per_step": 1}
+    with LiveTraining(Terminal(Console(file=file, width=200))) as live:
+        live.show(Event(Kind.STARTED, 0, 1.0, {**rows, "bfloat16_speed": speed}))
+    assert len(file.getvalue().splitlines()) == lines
+    assert ("0.46 times the speed of float32" in file.getvalue()) == (lines == 2)
