@@ -1,0 +1,118 @@
+"""Attacks on the cache of compiled kernels: damaged, foreign, full, in a bad place."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - what a stranger would plant
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from .base import SMALL, Attack, expect, program, start, wait
+
+# The smallest run there is: it needs few kernels.
+RUN = ("train", *SMALL, "train.steps=3", "checkpoint.minutes=0")
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(folder / "cache"), "NUMBA_CACHE_DIR": ""}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("cache/dlrm_hybrid/kernels-*/*.kernel"))
+
+
+class _Evil:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return Path.touch, (self._path,)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def _plant(path: Path) -> None:
+    path.write_bytes(pickle.dumps(_Evil(path.with_name("evil"))))
+
+
+def _harm_files(harm: Callable[[Path], None], folder: Path) -> str:
+    """Every file is harmed: the next run says so of each that it needs, and mends them."""
+    first = program(RUN, folder, _environ(folder))
+    expect(first.code == 0, f"exit code {first.code}: {first.errors}")
+    files = _files(folder)
+    expect(bool(files), "nothing was kept")
+    for path in files:
+        harm(path)
+    second = program(RUN, folder, _environ(folder))
+    expect(second.code == 0, f"exit code {second.code}: {second.errors}")
+    told = [line for line in second.output.splitlines() if "compiled again" in line]
+    expect(bool(told), f"{len(files)} harmed, none told")  # rows are ready: it needs not all
+    expect(not list(folder.rglob("evil")), "a planted pickle was read")
+    third = program(RUN, folder, _environ(folder))
+    expect(third.code == 0 and "compil" not in third.output, "not mended")
+    return f"{len(files)} files harmed, {len(told)} of them needed, told and mended"
+
+
+def _bad_place(environ: dict[str, str], folder: Path) -> str:
+    """The home folder cannot be used: the run says which folder it takes instead."""
+    own = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": "", "TMPDIR": str(folder)}
+    ended = program(RUN, folder, {**own, **environ})
+    expect(ended.code == 0, f"exit code {ended.code}: {ended.errors}")
+    told = [line for line in ended.output.splitlines() if line.endswith("is used instead")]
+    expect(len(told) == 1, ended.output)
+    return told[0]
+
+
+def _writable_by_others(folder: Path) -> str:
+    expect(program(RUN, folder, _environ(folder)).code == 0, "the first run failed")
+    _files(folder)[0].parent.chmod(0o777)
+    ended = program(RUN, folder, _environ(folder) | {"TMPDIR": str(folder)})
+    expect(ended.code == 0, f"exit code {ended.code}: {ended.errors}")
+    expect("may be written by others" in ended.output, ended.output)
+    return "not used, and said"
+
+
+def _two_at_once(folder: Path) -> str:
+    """Both start with an empty cache; one compiles, the other waits for it or finds it done."""
+    places = [folder / name for name in ("one", "two")]
+    for place in places:
+        place.mkdir()
+    rows = f"data.prepared={folder / 'rows'}"
+    expect(program(("prepare", *SMALL, rows), folder, None).code == 0, "no rows")
+    both = [start((*RUN, rows), place, _environ(folder)) for place in places]
+    ended: Sequence[str] = []
+    for one, place in zip(both, places, strict=True):
+        found = wait(one, place)
+        expect(found.code == 0, f"exit code {found.code}: {found.errors}")
+        ended = [*ended, found.output]
+    compiled = sum("compiling kernels" in output for output in ended)
+    expect(compiled == 1, f"{compiled} of 2 compiled")
+    return "one compiled, the other did not"
+
+
+ATTACKS = (
+    *(
+        Attack(f"kernels-{name}", "a line each, compiled again", partial(_harm_files, harm))
+        for name, harm in (("cut", _cut), ("flipped", _flip), ("planted-pickle", _plant))
+    ),
+    Attack(
+        "kernels-home-not-writable",
+        "the temporary folder is used and named",
+        partial(_bad_place, {"HOME": "/proc/nobody"}),
+    ),
+    Attack(
+        "kernels-home-is-a-file",
+        "the temporary folder is used and named",
+        partial(_bad_place, {"HOME": "/dev/null"}),
+    ),
+    Attack("kernels-writable-by-others", "not used, and said", _writable_by_others),
+    Attack("kernels-two-at-once", "one compiles, both train", _two_at_once),
+)
