@@ -20,6 +20,7 @@ from launched_runs import (
 )
 
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, read
+from dlrm_hybrid.disk import locked
 
 Train = Callable[..., tuple[int, Path]]
 
@@ -63,6 +64,18 @@ def test_a_world_of_another_size_is_refused_by_all(small_rows: list[str], tmp_pa
         "parallel.servers = 1 make 5 processes\n"
     )
     assert tasks[1].text == ""
+
+
+@pytest.mark.slow
+def test_a_folder_in_use_is_refused_by_all(small_rows: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    two = ("parallel.trainers=1", "parallel.cuts=[]")
+    with locked(folder / ".lock"):
+        tasks = run(*small_rows, *WORLD, *two, f"hydra.run.dir={folder}", size=2)
+    assert [task.code for task in tasks] == [2, 2]
+    assert f"hydra.run.dir = {folder}: in use by process {os.getpid()} on " in tasks[0].text
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
