@@ -109,11 +109,15 @@ def check(path: Path) -> tuple[list[Event], list[str]]:
     found: list[Event] = []
     faults: list[str] = []
     for number, line in _lines(plain_file(path.parent, path.name)):
-        fault = fault_of(line)
-        if fault is None:
-            found.append(from_json(line))
-        else:
+        try:
+            fault = fault_of(line)
+            event = None if fault else from_json(line)
+        except ValueError as error:
+            fault, event = f"kind: {error}", None
+        if event is None:
             faults.append(f"{path}:{number}: {fault}")
+        else:
+            found.append(event)
     return found, faults
 
 
