@@ -26,6 +26,13 @@ def shielded() -> Generator[None, None, None]:
     process waits until the end of the block.
     """
     resource_tracker.ensure_running()  # multiprocessing would start it inside, and undo the mask
+    with masked():
+        yield
+
+
+@contextmanager
+def masked() -> Generator[None, None, None]:
+    """As `shielded`, for processes that multiprocessing does not start."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

@@ -1,29 +1,37 @@
-"""Worker processes that die with their parent and whose death is noticed."""
+"""Worker processes that die with their parent and whose death is noticed.
+
+Each is a process group of its own: when its parent is gone the kernel wakes it if it has been
+stopped (SIGHUP and SIGCONT to a group that has become an orphan), so that it can die. Processes of
+multiprocessing would bring a resource tracker, which cannot.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
-from dlrm_hybrid.process import die_with_parent, shielded
+from dlrm_hybrid.process import die_with_parent, masked
 from dlrm_hybrid.types import DlrmError, ResourceError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Report = Callable[[int], None]  # rows finished since the last call
 _JOIN_SECONDS = 10
+_PROGRAM = "from dlrm_hybrid.data.workers import serve; serve(*{arguments})"
 
 
-def _serve(connection: Connection, parent_pid: int) -> None:
+def serve(descriptor: int, parent_pid: int) -> None:
     """Body of a worker: tasks in, reports and results out, until the parent hangs up."""
     die_with_parent(parent_pid)
+    connection = Connection(descriptor)
 
     def report(rows: int) -> None:
         connection.send(("report", None, rows))
@@ -45,7 +53,7 @@ def _serve(connection: Connection, parent_pid: int) -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    process: SpawnProcess
+    process: subprocess.Popen[bytes]
     connection: Connection
     queued: int = 0
 
@@ -81,15 +89,12 @@ class Workers:
     def __init__(self, processes: int) -> None:
         self.processes = processes
         self._workers: list[_Worker] = []
-        if processes > 1:
-            context = multiprocessing.get_context("spawn")
-            for _ in range(processes):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-                with shielded():
-                    process.start()
-                theirs.close()  # or the end of the worker would not end the connection
-                self._workers.append(_Worker(process, ours))
+        try:
+            for _ in range(processes if processes > 1 else 0):
+                self._workers.append(_start())
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Workers:
         return self
@@ -98,7 +103,7 @@ class Workers:
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
-            worker.process.join(_JOIN_SECONDS)
+            worker.process.wait(_JOIN_SECONDS)
             worker.connection.close()
 
     def run(
@@ -182,9 +187,32 @@ class Workers:
             run.results[index] = value
 
 
+def _start() -> _Worker:
+    ours, theirs = Pipe()
+    program = _PROGRAM.format(arguments=(theirs.fileno(), os.getpid()))
+    # Tasks name functions of modules that only this process may know how to find.
+    path = os.pathsep.join(folder or os.curdir for folder in sys.path)
+    with theirs, masked():  # with it open the end of the worker would not end the connection
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except OSError as error:
+            ours.close()
+            raise ResourceError(
+                f"cannot start a worker process: {error.strerror}; try data.processes=1"
+            ) from error
+    return _Worker(process, ours)
+
+
 def _lost(worker: _Worker) -> ResourceError:
-    worker.process.join(_JOIN_SECONDS)
-    code = worker.process.exitcode
+    with suppress(subprocess.TimeoutExpired):
+        worker.process.wait(_JOIN_SECONDS)
+    code = worker.process.returncode
     if code is not None and code < 0:
         return ResourceError(
             f"worker process {worker.process.pid} was killed by signal {-code}; too little memory "

@@ -6,9 +6,10 @@ it writes the process ids of its workers and waits for a line.
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from pathlib import Path
+
+import psutil
 
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareOptions, prepare
@@ -23,7 +24,7 @@ def main() -> int:
         nonlocal halted
         if stage == halt_in and done and not halted:
             halted = True
-            pids = " ".join(str(child.pid) for child in multiprocessing.active_children())
+            pids = " ".join(str(child.pid) for child in psutil.Process().children())
             sys.stdout.write(f"{pids}\n")
             sys.stdout.flush()
             sys.stdin.readline()
@@ -37,10 +38,15 @@ def main() -> int:
         on_bad_row="error",
     )
     options = PrepareOptions(
-        semantics=semantics, max_bad_rows=0, processes=int(processes), block_bytes=20_000
+        semantics=semantics,
+        max_bad_rows=0,
+        processes=int(processes),
+        block_bytes=20_000,
+        overwrite=False,
+        advice="",
     )
     try:
-        prepare([Path(raw)], Path(output), options, progress)
+        prepare([Path(raw)], Path(output), options, progress, print)
     except DlrmError as error:
         sys.stderr.write(f"{error}\n")
         return int(error.exit_code)

@@ -58,8 +58,10 @@ def main() -> None:
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
 
+    from worker_tasks import hang as task  # workers know no functions of __main__
+
     with Workers(2) as workers:
-        list(workers.run(hang, [0, 1], show, window=2, queued=1))
+        list(workers.run(task, [0, 1], show, window=2, queued=1))
 
 
 if __name__ == "__main__":
