@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from dlrm_hybrid.bench.prepare_run import Memory, PrepareRun, run_prepare, watch_prepare
 from dlrm_hybrid.bench.table import Row, render, section, spread
 from dlrm_hybrid.data import synthetic
+from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.loader import Loader, LoaderState
-from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.data.profile import Profile
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.telemetry.machine import Machine

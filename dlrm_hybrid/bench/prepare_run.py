@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.data.folder import PrepareOptions
+from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.types import DlrmError
 
 SAMPLE_SECONDS = 0.05
@@ -99,7 +100,7 @@ def _run(
 def _child(connection: Connection, raw: Path, output: Path, options: PrepareOptions) -> None:
     before, started = _cpu_seconds(), time.perf_counter()
     try:
-        manifest = prepare([raw], output, options, lambda stage, done, total: None).manifest
+        manifest = prepare([raw], output, options, _nothing, _nothing).manifest
     except DlrmError as error:
         connection.send(error)
         return
@@ -113,6 +114,10 @@ def _child(connection: Connection, raw: Path, output: Path, options: PrepareOpti
             ids=sum(manifest.table_rows),
         )
     )
+
+
+def _nothing(*_: object) -> None:
+    """Nobody looks at the progress."""
 
 
 def _cpu_seconds() -> float:

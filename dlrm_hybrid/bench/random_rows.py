@@ -1,4 +1,4 @@
-"""Made-up rows for benchmarks: Criteo's shape and table sizes, ids by a power law, no meaning.
+"""Random rows for benchmarks: Criteo's shape and table sizes, ids by a power law, no meaning.
 
 Shapes: R rows, I = 13 integer features, F = 26 categorical features, W = 40 words of a record.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from dlrm_hybrid.data import manifest as manifests
+from dlrm_hybrid.data.checksum import ShardChecksums
 from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, NUM_DENSE, RECORD_WORDS
 from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
 
@@ -48,8 +48,8 @@ def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) ->
     floats_RW[:, FIRST_DENSE_WORD:FIRST_ID_WORD] = np.log1p(rows.counts_RI, dtype=np.float32)
     records_RW.view(np.int32)[:, FIRST_ID_WORD:] = rows.ids_RF
     days = [
-        _write_day(folder / "train.bin", records_RW[:-1]),
-        _write_day(folder / "test.bin", records_RW[-1:]),
+        _write_day(folder / "day_0.bin", records_RW[:-1]),
+        _write_day(folder / "day_1.bin", records_RW[-1:]),
     ]
     semantics = Semantics(
         days=2,
@@ -66,7 +66,7 @@ def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) ->
         days=tuple(days),
         table_rows=table_rows,
         out_of_vocabulary=False,
-        vocabulary_xxh3="",
+        vocabulary_xxh3=32 * "0",
         bad_rows=0,
         zero_keys=0,
     )
@@ -74,11 +74,7 @@ def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) ->
 
 
 def _write_day(path: Path, records_RW: npt.NDArray[np.uint32]) -> Shard:
-    content = records_RW.tobytes()
-    path.write_bytes(content)
-    return Shard(
-        file=path.name,
-        rows=len(records_RW),
-        clicks=int(records_RW.view(np.float32)[:, 0].sum()),
-        xxh3=xxhash.xxh3_128_hexdigest(content),
-    )
+    path.write_bytes(records_RW.data)
+    checksums = ShardChecksums()
+    checksums.update(records_RW)
+    return checksums.shard(path.name, int(records_RW.view(np.float32)[:, 0].sum()))

@@ -73,7 +73,7 @@ def _prepare(config: Config, command: str, terminal: Terminal) -> str:
         bench = PrepareBench(
             rows=config.bench.rows,
             repeats=config.bench.repeats,
-            options=build.prepare_options(config),
+            options=build.prepare_options(config, advice=""),
             profile=build.profile(),
             loader=LoaderSizes(
                 block_rows=config.data.shuffle_block_rows,

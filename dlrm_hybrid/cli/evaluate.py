@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from dlrm_hybrid.cli.closing import tell_scores
 from dlrm_hybrid.cli.compiling import compile_for
-from dlrm_hybrid.cli.prepare import prepared_rows
+from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
 from dlrm_hybrid.cli.run_folder import one_user, write_whole
 from dlrm_hybrid.cli.terminal import Terminal
@@ -97,7 +97,8 @@ def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
         raise ConfigError(faults_text(faults))
     config = validate(values)
     compile_for(config, terminal)
-    rows = _rows(config, checkpoint, given, terminal)
+    command = Command("evaluate", request.overrides)
+    rows = _rows(config, checkpoint, given, terminal, command)
     # What nobody has asked for is as the rows have it.
     kept = {
         key: value
@@ -136,7 +137,9 @@ def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise DataError(f"{checkpoint / MANIFEST_FILE}: config: {error}") from None
 
 
-def _rows(config: Config, checkpoint: Path, given: Sequence[str], terminal: Terminal) -> Path:
+def _rows(
+    config: Config, checkpoint: Path, given: Sequence[str], terminal: Terminal, command: Command
+) -> Path:
     """The folder of prepared rows to score.
 
     Rows are made only in a folder that the command line names, or in the default one.
@@ -148,12 +151,13 @@ def _rows(config: Config, checkpoint: Path, given: Sequence[str], terminal: Term
     there = (folder / ROWS_FILE).is_file()
     described = _describes_rows(given)
     if "data.prepared" in given or "data" in given:
-        return folder if there and not described else prepared_rows(config, terminal)
+        return folder if there and not described else prepared_rows(config, terminal, command)
     synthetic = config.data.name == "synthetic"
     if there and not (synthetic and described):
         return folder
     if synthetic:
-        return prepared_rows(replace(config, data=replace(config.data, prepared=None)), terminal)
+        named = replace(config, data=replace(config.data, prepared=None))
+        return prepared_rows(named, terminal, command)
     raise DataError(
         f"{folder}: no prepared rows here, where {checkpoint} was trained on them; name yours with "
         "data.prepared=FOLDER"

@@ -26,7 +26,7 @@ from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
-from dlrm_hybrid.cli.prepare import prepared_rows
+from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.request import Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
@@ -234,7 +234,8 @@ def _announce(
         step = saved_step(resume_from)
         terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
     compile_for(request.config, terminal)
-    rows = prepared_rows(request.config, terminal)
+    command = Command("train", request.overrides)
+    rows = prepared_rows(request.config, terminal, command)
     terminal.line(f"run folder {request.folder}")
     run_folder.tell_start(request, resume_from, terminal.line)
     return Announcement(
@@ -278,7 +279,7 @@ def _same_rows(
     rows = build.prepared_folder(config)
     if launch.local_rank == 0:
         compile_for(config, terminal)  # the others wait for the rows, so they do not compile too
-        rows = prepared_rows(config, terminal)
+        rows = prepared_rows(config, terminal, Command("train", announced.overrides))
         board.put(name, json.dumps(str(rows)))
     await_text(board, name, PREPARE_SECONDS)
     found = rank_facts.rows_identity(open_shards(rows, build.semantics(config)))

@@ -1,9 +1,14 @@
-"""The verb `prepare`, and the preparing that `train` does for made-up rows."""
+"""The verb `prepare`, and the preparing that `train` does where rows are missing."""
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.request import Request
@@ -11,70 +16,112 @@ from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest
+from dlrm_hybrid.data import folder as folders
+from dlrm_hybrid.data.folder import Generated, Raw
+from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.data.manifest import read as read_manifest
-from dlrm_hybrid.data.parquet import export_parquet
-from dlrm_hybrid.data.prepare import PrepareResult, prepare
-from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.data.synthetic import generate
+from dlrm_hybrid.data.raw_file import file_xxh3
+from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.data.prepare import PrepareResult
 
 BYTES_PER_MB = 1e6
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What was typed, for messages that say what to type instead."""
+
+    verb: str
+    overrides: Sequence[str]
+
+    def with_(self, *more: str) -> str:
+        """The same command with other values of some keys."""
+        keys = [text.partition("=")[0] for text in more]
+        kept = [text for text in self.overrides if text.partition("=")[0] not in keys]
+        return f"python -m dlrm_hybrid {self.verb} {shlex.join([*kept, *more])}"
+
+
 def run(request: Request) -> int:
-    """Prepare raw rows and say what they are."""
+    """Prepare raw rows and say what they are, or check those that are there."""
     config, terminal = request.config, Terminal()
     compile_for(config, terminal, trains=False)
     folder = build.prepared_folder(config)
-    if config.data.name == "synthetic":
-        prepared_rows(config, terminal)
-    else:
-        _prepare(config, folder, terminal)
+    if config.prepare.check:
+        return _check(config, folder, terminal)
+    raw = _raw(config, terminal)
+    if not raw:
+        fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
+        raise ConfigError(faults_text([fault]))
+    found = _prepare(config, raw, Command("prepare", request.overrides), terminal)
+    if found is not None:
+        terminal.line(f"{folder} is up to date: {found.rows:,} rows")
     if config.data.parquet is not None:
         _export(folder, Path(config.data.parquet), terminal)
     return ExitCode.DONE
 
 
-def prepared_rows(config: Config, terminal: Terminal) -> Path:
-    """The folder of prepared rows for this configuration; made-up rows are made if need be.
+def prepared_rows(config: Config, terminal: Terminal, command: Command) -> Path:
+    """The folder of prepared rows for this configuration, made where they are missing.
+
+    Args:
+        config: what the rows must be.
+        terminal: for progress, and for what a person should know.
+        command: what was typed.
 
     Raises:
-        DataError: real rows that nobody has prepared yet.
+        DataError: there are no rows and no raw files, or they were made from something else.
     """
-    folder = build.prepared_folder(config)
-    if (folder / MANIFEST_FILE).is_file():
-        _refuse_other_rows(config, folder)
+    folder, raw = build.prepared_folder(config), _raw(config, terminal)
+    if raw and not _are_gone(raw, folder, terminal):
+        _prepare(config, raw, command, terminal)
         return folder
-    if config.data.name != "synthetic":
+    fix = command.with_(f"data.raw={_raw_names(folder)}", "prepare.overwrite=true")
+    advice = f"to replace it, where data.raw names the raw rows:\n  {fix}"
+    options = replace(build.prepare_options(config, advice), overwrite=False)
+    if folders.current(folder, None, options, terminal.line) is None:
         raise DataError(
-            f"data.prepared = {folder}: no prepared rows here; first run\n"
-            f"  python -m dlrm_hybrid prepare data={config.data.name} data.raw=train.txt "
-            f"data.prepared={folder}"
+            f"data.prepared = {folder}: no prepared rows here; name the raw rows (train.txt, .gz "
+            f"or .zst) to prepare them first:\n  {command.with_('data.raw=train.txt')}"
         )
-    _generate(config, terminal)
-    _prepare(config, folder, terminal)
-    (raw,) = build.raw_paths(config)
-    raw.unlink()  # the same bytes can be made again
     return folder
 
 
-def _refuse_other_rows(config: Config, folder: Path) -> None:
-    if config.data.name != "synthetic":
-        return
-    (wanted,) = build.raw_paths(config)
-    made_from = [source.name for source in read_manifest(folder).sources]
-    if made_from != [wanted.name]:
-        raise DataError(
-            f"data.prepared = {folder}: was made from {', '.join(made_from)}, the configuration "
-            f"says {wanted.name}; name another folder"
-        )
+def _raw(config: Config, terminal: Terminal) -> Raw:
+    """Where the raw rows come from; empty if nobody has said it."""
+    if config.data.name == "synthetic":
+        return Generated(build.synthetic_name(config), partial(_generate, config, terminal))
+    return build.raw_paths(config)
 
 
-def _generate(config: Config, terminal: Terminal) -> None:
-    (path,) = build.raw_paths(config)
-    if path.exists():
-        return
+def _are_gone(raw: Raw, folder: Path, terminal: Terminal) -> bool:
+    """Whether raw files are not there any more, but the rows prepared from files of these names."""
+    if isinstance(raw, Generated) or all(path.exists() for path in raw):
+        return False
+    if _raw_names(folder) != _joined([path.name for path in raw]):
+        return False
+    missing = next(path for path in raw if not path.exists())
+    terminal.line(f"{missing}: no such file any more; taking the rows prepared from it ({folder})")
+    return True
+
+
+def _raw_names(folder: Path) -> str:
+    """What to write after `data.raw=` for the files that a folder was made from."""
+    try:
+        return _joined([source.stamp.name for source in read_manifest(folder).sources])
+    except DataError:
+        return "train.txt"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"[{','.join(names)}]"
+
+
+def _generate(config: Config, terminal: Terminal, path: Path) -> None:
+    from dlrm_hybrid.data.synthetic import generate  # numba takes a second
+
     rows, seed = config.data.rows, config.data.seed
     assert rows is not None and seed is not None
     with terminal.bar("generate") as bar:
@@ -88,14 +135,42 @@ def _generate(config: Config, terminal: Terminal) -> None:
         )
 
 
-def _prepare(config: Config, folder: Path, terminal: Terminal) -> None:
-    raw = build.raw_paths(config)
-    if not raw:
-        fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
-        raise ConfigError(faults_text([fault]))
+def _prepare(config: Config, raw: Raw, command: Command, terminal: Terminal) -> Manifest | None:
+    """Prepare what is not there; returns what was there before."""
+    folder = build.prepared_folder(config)
+    fix = command.with_("prepare.overwrite=true")
+    advice = f"name another folder with data.prepared, or replace it:\n  {fix}"
+    options = build.prepare_options(config, advice)
+    # Before numba is imported, and where nobody may write: what is there may do.
+    found = folders.current(folder, raw, options, terminal.line)
+    if isinstance(found, Manifest):
+        return found
+    from dlrm_hybrid.data.prepare import prepare
+
+    files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))
+    terminal.line(f"preparing {files} as {folder}")
     with terminal.bar("prepare") as bar:
-        result = prepare(raw, folder, build.prepare_options(config), _Stages(bar))
+        result = prepare(raw, folder, options, _Stages(bar), terminal.line)
+    if result.up_to_date:
+        return result.manifest
     _tell(result, folder, terminal)
+    return None
+
+
+def _check(config: Config, folder: Path, terminal: Terminal) -> int:
+    """Read everything that was prepared, and the raw files where they are named."""
+    shards = open_shards(folder, build.semantics(config))
+    rows = shards.manifest.rows
+    with terminal.bar("check") as bar:
+        start = time.perf_counter()
+        verify(shards, lambda done: bar.update(done, rows, _rate(done, start, "rows", 1)))
+    told = f"{folder}: {rows:,} rows, all checksums and values are right"
+    raw = build.raw_paths(config)
+    for path, source in zip(raw, shards.manifest.sources, strict=False):
+        if file_xxh3(path) != source.xxh3:
+            raise DataError(f"{path}: not the bytes that {folder} was prepared from (data.raw)")
+    terminal.line(f"{told}; prepared from these raw files" if raw else told)
+    return ExitCode.DONE
 
 
 class _Stages:
@@ -118,9 +193,6 @@ class _Stages:
 
 def _tell(result: PrepareResult, folder: Path, terminal: Terminal) -> None:
     manifest = result.manifest
-    if result.up_to_date:
-        terminal.line(f"{folder} is up to date: {manifest.rows:,} rows")
-        return
     rows, clicks = manifest.rows, sum(day.clicks for day in manifest.days)
     terminal.line(
         f"{folder}: {rows:,} rows in {len(manifest.days)} days, {clicks / rows:.2%} clicks, "
@@ -143,6 +215,8 @@ def _remarks(manifest: Manifest) -> list[str]:
 
 
 def _export(folder: Path, target: Path, terminal: Terminal) -> None:
+    from dlrm_hybrid.data.parquet import export_parquet
+
     shards = open_shards(folder, expected=None)
     rows = shards.manifest.rows
     with terminal.bar("parquet") as bar:

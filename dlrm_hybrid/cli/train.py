@@ -16,14 +16,14 @@ from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
-from dlrm_hybrid.cli.prepare import prepared_rows
+from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.remarks import remarks
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.data.synthetic import raw_name, teacher_scores
 from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest, saved_step
@@ -55,7 +55,8 @@ def run(request: Request) -> int:
             for remark in remarks(request.config):
                 terminal.line(remark)
             compile_for(request.config, terminal)
-            rows = prepared_rows(request.config, terminal)
+            command = Command("train", request.overrides)
+            rows = prepared_rows(request.config, terminal, command)
             terminal.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, terminal.line)
             # A signal while the summary is made changes nothing: all that it could save is there.
@@ -129,9 +130,11 @@ def close(request: Request, outcome: Outcome, cores: int, terminal: Terminal) ->
 def best_reachable(config: Config, shards: Shards) -> dict[str, float] | None:
     """What the teacher of synthetic rows reaches on the test part; None for other rows."""
     rows, seed = config.data.rows, config.data.seed
-    sources = [source.name for source in shards.manifest.sources]
+    sources = [source.stamp.name for source in shards.manifest.sources]
     if rows is None or seed is None or sources != [raw_name(rows, seed, build.profile())]:
         return None
+    from dlrm_hybrid.data.synthetic import teacher_scores  # numba takes a second
+
     scores = teacher_scores(shards.test_rows(config.data.test_part), seed, build.profile())
     return {"loss": scores.log_loss, "auc": scores.auc}
 

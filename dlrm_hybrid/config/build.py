@@ -11,10 +11,9 @@ from dlrm_hybrid.comm.emulation.plan import Plan, host_of, num_hosts
 from dlrm_hybrid.comm.emulation.units import bits_per_second, seconds
 from dlrm_hybrid.config.rules import raw_files
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
-from dlrm_hybrid.data.prepare import PrepareOptions
-from dlrm_hybrid.data.profile import Profile, builtin
-from dlrm_hybrid.data.synthetic import raw_name
+from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.kernels.needs import needed
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.train.checkpoint_folder import Keeping
@@ -40,14 +39,23 @@ def semantics(config: Config) -> Semantics:
     )
 
 
-def prepare_options(config: Config) -> PrepareOptions:
-    """How `prepare` works on this machine."""
+def prepare_options(config: Config, advice: str) -> PrepareOptions:
+    """How `prepare` works on this machine.
+
+    Args:
+        config: of the command.
+        advice: what to do about a folder that was made from something else, for a message.
+    """
     data = config.data
+    # A name that says all that decides the rows is the program's own, and so is what is in it.
+    has_own_name = data.name == "synthetic" and data.prepared is None
     return PrepareOptions(
         semantics=semantics(config),
         max_bad_rows=data.max_bad_rows,
         processes=data.processes or _processes(config),
         block_bytes=data.block_bytes,
+        overwrite=config.prepare.overwrite or has_own_name,
+        advice=advice,
     )
 
 
@@ -119,26 +127,25 @@ def topology(config: Config) -> Topology:
 
 
 def profile() -> Profile:
-    """What made-up rows look like."""
+    """What synthetic rows look like."""
     return builtin(PROFILE)
 
 
 def raw_paths(config: Config) -> tuple[Path, ...]:
-    """The raw files; for made-up rows the one file that is generated."""
-    if config.data.name == "synthetic":
-        return (RAW_FOLDER / _synthetic_name(config),)
+    """The raw files that are named; none for synthetic rows."""
     return tuple(Path(name) for name in raw_files(config))
 
 
 def prepared_folder(config: Config) -> Path:
-    """The folder of shards; for made-up rows named after all that decides their bytes."""
+    """The folder of shards; for synthetic rows named after all that decides their bytes."""
     if config.data.prepared is not None:
         return Path(config.data.prepared)
     rules = hashlib.blake2b(repr(astuple(semantics(config))).encode(), digest_size=4).hexdigest()
-    return PREPARED_FOLDER / f"{Path(_synthetic_name(config)).stem}-{rules}"
+    return PREPARED_FOLDER / f"{Path(synthetic_name(config)).stem}-{rules}"
 
 
-def _synthetic_name(config: Config) -> str:
+def synthetic_name(config: Config) -> str:
+    """Of the raw file of synthetic rows, after all that decides its bytes."""
     rows, seed = config.data.rows, config.data.seed
     assert rows is not None and seed is not None, "validate() lets no such synthetic data pass"
     return raw_name(rows, seed, profile())

@@ -11,7 +11,7 @@ from dlrm_hybrid.config.gradient_methods import METHODS
 
 # What changes nothing that a run's summary says.
 WITHOUT_EFFECT = (
-    *("name", "skip_completed", "evaluate", "telemetry", "report", "bench", "doctor"),
+    *("name", "skip_completed", "prepare", "evaluate", "telemetry", "report", "bench", "doctor"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),

@@ -138,6 +138,14 @@ class TrainConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class PrepareConfig:
+    """What the verb `prepare` does with rows that are there; see conf/config.yaml."""
+
+    check: bool
+    overwrite: bool
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class EvaluateConfig:
     """What the verb `evaluate` reads, and the batch of every evaluation."""
 
@@ -213,6 +221,7 @@ class Config:
     embedding: EmbeddingConfig
     optimizer: OptimizerConfig
     network: NetworkConfig
+    prepare: PrepareConfig
     train: TrainConfig
     evaluate: EvaluateConfig
     checkpoint: CheckpointConfig

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
+from dlrm_hybrid.data.checksum import ShardChecksums
 from dlrm_hybrid.data.format import (
     FIRST_ID_WORD,
     NUM_CATEGORICAL,
@@ -25,7 +25,6 @@ from dlrm_hybrid.data.spill import (
     WORD_BYTES,
     Segment,
     Spill,
-    bytes_of,
     opened,
     pieces,
     read_at,
@@ -65,7 +64,7 @@ def assemble(task: ShardTask, report: Report) -> Shard:
     words = np.empty((_PIECE_ROWS, FIRST_ID_WORD), np.uint32)
     ids = np.empty((NUM_CATEGORICAL, _PIECE_ROWS), np.uint32)
     records = np.empty((_PIECE_ROWS, RECORD_WORDS), np.uint32)
-    digest = xxhash.xxh3_128()
+    checksums = ShardChecksums()
     rows = clicks = 0
     with ExitStack() as stack:
         columns = [
@@ -81,8 +80,8 @@ def assemble(task: ShardTask, report: Report) -> Shard:
             records_RW = records[: piece.rows]
             clicks += interleave(words, ids, records_RW)
             write_at(shard_fd, records_RW, rows * RECORD_BYTES)
-            digest.update(bytes_of(records_RW))
+            checksums.update(records_RW)
             rows += piece.rows
             report(piece.rows)
         os.fsync(shard_fd)
-    return Shard(file=task.shard.name, rows=rows, clicks=clicks, xxh3=digest.hexdigest())
+    return checksums.shard(task.shard.name, clicks)

@@ -3,37 +3,77 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.format import RECORD_BYTES
-from dlrm_hybrid.data.manifest import Manifest, Semantics, SourceFile
+from dlrm_hybrid.data import manifest, raw_file
+from dlrm_hybrid.data.format import RECORD_BYTES, VOCABULARY_FOLDER
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest, Semantics
 from dlrm_hybrid.data.spill import Spill
+from dlrm_hybrid.disk import locked
 from dlrm_hybrid.types import DataError, ResourceError
 
+QUARANTINE_FILE = "bad_rows.txt"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OWN = re.compile(
+    rf"day_[0-9]+\.bin|{re.escape(MANIFEST_FILE)}|{VOCABULARY_FOLDER}|{re.escape(QUARANTINE_FILE)}"
+)
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the output must have been made from to be current."""
+class Generated:
+    """Raw rows that can be made at any time.
+
+    Attributes:
+        name: of the file; it says which bytes are inside.
+        write: makes the file.
+    """
+
+    name: str
+    write: Callable[[Path], None]
+
+
+Raw = Sequence[Path] | Generated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOptions:
+    """How to prepare.
+
+    Attributes:
+        semantics: what the rows mean.
+        max_bad_rows: bad rows to leave out at most, unless each is an error.
+        processes: workers; 1 runs everything in the caller's process.
+        block_bytes: text parsed at a time.
+        overwrite: replace an output that was made from something else.
+        advice: what to do about such an output, for a person; the end of a message.
+    """
 
     semantics: Semantics
-    sources: Sequence[SourceFile]
+    max_bad_rows: int
+    processes: int
+    block_bytes: int
+    overwrite: bool
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """An output of prepare that is not what was asked for and may be replaced; says why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """`<output>.partial`, locked. Its two folders have new names each time, so that a late write
-    of a dying worker of an earlier run cannot reach them.
-    """
+    """`<output>.partial`, locked."""
 
     folder: Path
     output: Path
@@ -41,102 +81,145 @@ class Partial:
     spill: Spill
 
     def publish(self) -> None:
-        """Make the result the output, atomically.
+        """Make the result the output; an output that is there, and nothing but that, is replaced.
 
         Raises:
             DataError: something else took its place in the meantime.
         """
         flush(self.result)
+        replaced = self.folder / "replaced"
         try:
+            if (self.output / MANIFEST_FILE).exists():
+                self.output.rename(replaced)
             self.result.rename(self.output)
         except OSError as error:
+            if replaced.exists():
+                replaced.rename(self.output)
             raise DataError(f"{self.output}: cannot be put in place: {error}") from error
         flush(self.output.parent)
 
 
-def current(output: Path, request: Request) -> Manifest | None:
-    """The manifest of an output that is what `request` asks for; None if there is no output yet.
+def current(
+    output: Path, raw: Raw | None, options: PrepareOptions, say: Say
+) -> Manifest | Stale | None:
+    """The manifest of an output that was made in this way; None if there is no output yet.
+
+    Args:
+        output: the folder.
+        raw: what it must have been made from; None takes any files.
+        options: how.
+        say: told before a raw file is read as a whole.
 
     Raises:
-        DataError: the folder is foreign, incomplete or made from something else.
+        DataError: prepare has made it in another way, and `overwrite` is not set; or not all that
+            is in it was made by prepare; or a raw file cannot be read.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
-    advice = "remove it or choose another data.prepared"
+    _refuse_foreign(output)
+    found = _read(output, raw, options, say)
+    if isinstance(found, Stale) and not options.overwrite:
+        raise DataError(f"{found.reason}; {options.advice}")
+    return found
+
+
+def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> Manifest | Stale:
     try:
         found = manifest.read(output)
     except DataError as error:
-        raise DataError(f"{output} was not made by prepare ({error}): {advice}") from error
-    differences = list(_differences(found, request))
+        return Stale(str(error))
+    differences = list(_differences(found, raw, options.semantics, say))
     if differences:
-        raise DataError(
-            f"{output} was made from something else: {'; '.join(differences)}: {advice}"
-        )
+        return Stale(f"{output} was made from something else: {'; '.join(differences)}")
     for day in found.days:
         path = output / day.file
         wanted_bytes = day.rows * RECORD_BYTES
         if not path.is_file() or path.stat().st_size != wanted_bytes:
-            raise DataError(f"{path}: not {wanted_bytes} bytes: the folder is damaged: {advice}")
+            return Stale(f"{path}: not {wanted_bytes} bytes: the folder is damaged")
     return found
 
 
-def _differences(found: Manifest, request: Request) -> Iterator[str]:
-    wanted = asdict(request.semantics)
+def _refuse_foreign(output: Path) -> None:
+    advice = "choose another folder (data.prepared)"
+    if not output.is_dir():
+        raise DataError(f"{output}: is no folder; {advice}")
+    if not (output / MANIFEST_FILE).is_file():
+        raise DataError(
+            f"{output} was not made by prepare: it has files, and no {MANIFEST_FILE}; {advice}"
+        )
+    foreign = sorted(path.name for path in output.iterdir() if not _OWN.fullmatch(path.name))
+    if foreign:
+        raise DataError(f"{output}: holds {foreign[0]!a}, which prepare did not write; {advice}")
+
+
+def _differences(found: Manifest, raw: Raw | None, semantics: Semantics, say: Say) -> Iterator[str]:
+    wanted = asdict(semantics)
     for name, value in asdict(found.semantics).items():
         if value != wanted[name]:
             yield f"data.{name} is {wanted[name]!r}, there it was {value!r}"
-    if tuple(found.sources) != tuple(request.sources):
-        names = ", ".join(source.name for source in found.sources)
-        same = names == ", ".join(source.name for source in request.sources)
-        yield f"data.raw holds other {'bytes' if same else 'files'}, there it was {names}"
+    if raw is None:
+        return
+    names = [source.stamp.name for source in found.sources]
+    wanted_names = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
+    if names != wanted_names:
+        yield f"it holds the rows of {_some(names)}, not those of {_some(wanted_names)}"
+    elif not isinstance(raw, Generated):
+        for path, source in zip(raw, found.sources, strict=True):
+            if not _same_file(path, source, say):
+                yield f"{path} has changed since it was prepared (data.raw)"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _same_file(path: Path, source: manifest.SourceFile, say: Say) -> bool:
+    """Whether a raw file holds the bytes it was prepared from."""
+    now, before = raw_file.stamp(path), source.stamp
+    if now == before:
+        return True
+    if (now.num_bytes, now.sample_xxh3) != (before.num_bytes, before.sample_xxh3):
+        return False
+    # A copy, or a file that was touched; a change between the sampled pieces looks the same.
+    say(f"{path}: not the file that was prepared, or touched since; comparing all its bytes")
+    return raw_file.file_xxh3(path) == source.xxh3
 
 
 @contextmanager
-def partial(output: Path) -> Generator[Partial, None, None]:
+def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
     """Take the lock beside `output`, clear what a killed run left; removed again at the end.
 
+    Args:
+        output: the folder to make; a link to a folder stands for that one.
+        say: told who holds the lock, before waiting for it.
+
     Raises:
-        ResourceError: another prepare holds the lock, or the folder cannot be made.
+        ResourceError: the folder cannot be made.
     """
-    folder = output.parent / f"{output.name}.partial"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
-    except OSError as error:
-        raise ResourceError(f"{folder} cannot be made: {error} (data.prepared)") from error
-    try:
-        for leftover in folder.iterdir():
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    named = output
+    output = Path(os.path.realpath(output))
+    folder = output.with_name(f"{output.name}.partial")
+    lock = output.with_name(f"{output.name}.lock")
+
+    def waiting(holder: str) -> None:
+        say(f"{named}: {holder} is preparing these rows; waiting for it")
+
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, waiting))
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        except OSError as error:
+            raise ResourceError(f"{folder} cannot be made: {error} (data.prepared)") from error
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        # New names each time: no late write of a dying worker of an earlier run reaches them.
         token = secrets.token_hex(4)
         result, spill = folder / f"result-{token}", folder / f"spill-{token}"
         result.mkdir()
         spill.mkdir()
         yield Partial(folder, output, result, Spill(spill))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int:
-    """A descriptor of `folder` that holds its lock until closed or the process ends."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # its owner has just finished
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), folder.stat()):
-                return fd
-        except BlockingIOError:
-            os.close(fd)
-            raise ResourceError(
-                f"another prepare is at work in {folder}: wait, or choose another data.prepared"
-            ) from None
-        except FileNotFoundError:
-            pass
-        os.close(fd)
 
 
 def flush(folder: Path) -> None:

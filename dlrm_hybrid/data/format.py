@@ -20,5 +20,7 @@ FIRST_DENSE_WORD = 1
 FIRST_ID_WORD = 1 + NUM_DENSE
 RECORD_WORDS = NUM_COLUMNS
 RECORD_BYTES = 4 * RECORD_WORDS
+BLOCK_ROWS = 1 << 13  # of a shard have a checksum of their own in the manifest
 
 MISSING_KEY = 0  # as facebookresearch/dlrm: an empty categorical reads as hexadecimal 0
+VOCABULARY_FOLDER = "vocabulary"

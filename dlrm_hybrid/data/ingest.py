@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import xxhash
 
 from dlrm_hybrid.data import reader
 from dlrm_hybrid.data.parser import BadRow, column_name, parse
@@ -43,10 +44,11 @@ class BadRowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What lies in the spill: segments in file order, good rows of each file, counts."""
+    """What lies in the spill, in file order; good rows and checksum of each raw file; counts."""
 
     segments: tuple[Segment, ...]
     file_rows: tuple[int, ...]
+    file_xxh3: tuple[str, ...]
     bad_rows: int
     zero_keys: int
 
@@ -98,7 +100,8 @@ def ingest(
     limit = 1 if policy.stop else policy.max_rows + 1
     window = _WINDOW_PER_WORKER * workers.processes
     origins: deque[_Origin] = deque()
-    blocks = reader.blocks(raw, block_bytes)
+    digests = [xxhash.xxh3_128() for _ in raw]
+    blocks = reader.blocks(raw, block_bytes, digests)
     tasks = _tasks(blocks, spill, window, limit, origins)
     segments: list[Segment] = []
     file_rows = [0] * len(raw)
@@ -113,7 +116,13 @@ def ingest(
             file_rows[origin.file] += result.rows
             zero_keys += result.zero_keys
             on_bytes(origin.raw_bytes)
-    return Ingested(joined(segments), tuple(file_rows), bad_rows.count, zero_keys)
+    return Ingested(
+        segments=joined(segments),
+        file_rows=tuple(file_rows),
+        file_xxh3=tuple(digest.hexdigest() for digest in digests),
+        bad_rows=bad_rows.count,
+        zero_keys=zero_keys,
+    )
 
 
 def _tasks(

@@ -135,6 +135,7 @@ class Loader:
         self._skip = trainer * batch_size
         self._global_rows = global_rows
         self._rows = rows
+        self._table_rows_F = np.array(shards.table_rows, np.int64)
         self._buffer_RW: Words = np.empty(
             (self._run_rows * self._runs_per_block, RECORD_WORDS), np.uint32
         )
@@ -147,7 +148,8 @@ class Loader:
         """The batch at `state` and the state of the batch after it.
 
         Raises:
-            DataError: `state` points past the rows; it belongs to other data or options.
+            DataError: `state` points past the rows; it belongs to other data or options. Or a row
+                is none that `prepare` writes.
         """
         epoch, used = self._position(state)
         if self._rows - used < self._global_rows:  # saved with a smaller global batch
@@ -159,7 +161,9 @@ class Loader:
         while filled < self._batch_size:
             block = self._load(epoch, number)
             order_B = block.order_R[row : row + self._batch_size - filled]
-            _gather(block.records_RW, order_B, filled, batch)
+            if not _gather(block.records_RW, order_B, filled, batch, self._table_rows_F):
+                rows = [self._row(epoch, number, int(row)) for row in order_B]
+                raise self._shards.fault(rows)
             filled += len(order_B)
             number, row = number + 1, 0
         if self._rows - used - self._global_rows < self._global_rows:
@@ -192,16 +196,28 @@ class Loader:
         block = self._block
         if block is None or (block.epoch, block.number) != (epoch.number, number):
             self._block = None  # its records are overwritten now
-            first_run = number * self._runs_per_block
             at = 0
-            for run in epoch.runs[first_run : first_run + self._runs_per_block].tolist():
-                first = run * self._run_rows
-                rows = range(first, min(first + self._run_rows, self._rows))
+            for rows in self._runs(epoch, number):
                 self._shards.copy_into(rows, self._buffer_RW[at:])
                 at += len(rows)
             order_R = self._order(at, epoch.number, number)
             block = self._block = _Block(epoch.number, number, self._buffer_RW, order_R)
         return block
+
+    def _runs(self, epoch: _Epoch, number: int) -> Iterator[range]:
+        """The rows of a block, run after run."""
+        first_run = number * self._runs_per_block
+        for run in epoch.runs[first_run : first_run + self._runs_per_block].tolist():
+            first = run * self._run_rows
+            yield range(first, min(first + self._run_rows, self._rows))
+
+    def _row(self, epoch: _Epoch, number: int, row: int) -> int:
+        """The row of all days that is row `row` of a block."""
+        for rows in self._runs(epoch, number):
+            if row < len(rows):
+                return rows[row]
+            row -= len(rows)
+        raise IndexError(f"block {number} has no such row")
 
     def _order(self, count: int, epoch: int, name: str | int) -> npt.NDArray[np.uint32]:
         if not self._shuffle:
@@ -210,14 +226,20 @@ class Loader:
 
 
 def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator[Batch]:
-    """Consecutive rows in file order, all of them; the last batch may be smaller."""
+    """Consecutive rows in file order, all of them; the last batch may be smaller.
+
+    Raises:
+        DataError: a row is none that `prepare` writes.
+    """
     order_B = np.arange(batch_size, dtype=np.uint32)
+    table_rows_F = np.array(shards.table_rows, np.int64)
     for start in range(rows.start, rows.stop, batch_size):
         stop = min(start + batch_size, rows.stop)
         batch = _empty_batch(stop - start)
         filled = 0
         for piece_RW in shards.pieces(range(start, stop)):
-            _gather(piece_RW, order_B[: len(piece_RW)], filled, batch)
+            if not _gather(piece_RW, order_B[: len(piece_RW)], filled, batch, table_rows_F):
+                raise shards.fault(range(start, stop))
             filled += len(piece_RW)
         yield batch
 
@@ -230,8 +252,14 @@ def _empty_batch(rows: int) -> Batch:
     )
 
 
-def _gather(records_RW: Words, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> None:
-    gather(
+def _gather(
+    records_RW: Words,
+    order_B: npt.NDArray[np.uint32],
+    first: int,
+    batch: Batch,
+    table_rows_F: npt.NDArray[np.int64],
+) -> bool:
+    return gather(
         records_RW.view(np.float32),
         records_RW.view(np.int32),
         order_B,
@@ -239,4 +267,5 @@ def _gather(records_RW: Words, order_B: npt.NDArray[np.uint32], first: int, batc
         batch.dense_BI,
         batch.ids_FB,
         batch.label_B,
+        table_rows_F,
     )

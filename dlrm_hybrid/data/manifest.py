@@ -6,12 +6,19 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Final, Literal, cast
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
+FORMAT: Final = 2
+MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of block checksums
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Xxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_BlockXxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +46,51 @@ class Semantics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
-    """A raw file as it was read: name without folder, size and a hash of its first and last MiB."""
+class FileStamp:
+    """What is seen of a raw file without reading all of it.
+
+    Attributes:
+        name: without its folder.
+        num_bytes: its size.
+        mtime_ns: time of the last change of its bytes, which programs may set.
+        ctime_ns: time of the last change of bytes, name or rights, which only the system sets.
+        inode: its number in the file system.
+        sample_xxh3: xxh3-128 of its first and last MiB and of pieces between.
+    """
 
     name: str
-    num_bytes: int
-    xxh3: str
+    num_bytes: _Count
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    sample_xxh3: _Xxh3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A raw file as it was read: its stamp, and the xxh3-128 of all its bytes."""
+
+    stamp: FileStamp
+    xxh3: _Xxh3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One day: `rows` records of `format.RECORD_BYTES` in `file`; xxh3-128 over the whole file."""
+    """One day of records.
+
+    Attributes:
+        file: name in the folder: `day_0.bin` …
+        rows: records of `format.RECORD_BYTES`.
+        clicks: rows with label 1.
+        xxh3: xxh3-128 over the whole file.
+        blocks: xxh3-64 of each block of `format.BLOCK_ROWS` rows, the last one shorter.
+    """
 
     file: str
-    rows: int
-    clicks: int
-    xxh3: str
+    rows: _Count
+    clicks: _Count
+    xxh3: _Xxh3
+    blocks: tuple[_BlockXxh3, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +106,18 @@ class Manifest:
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
     """
 
-    format: int
+    format: Literal[2]
     semantics: Semantics
     sources: tuple[SourceFile, ...]
     days: tuple[Shard, ...]
-    table_rows: tuple[int, ...]
+    table_rows: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31)], ...],
+        Field(min_length=NUM_CATEGORICAL, max_length=NUM_CATEGORICAL),
+    ]
     out_of_vocabulary: bool
-    vocabulary_xxh3: str
-    bad_rows: int
-    zero_keys: int
+    vocabulary_xxh3: _Xxh3
+    bad_rows: _Count
+    zero_keys: _Count
 
     @property
     def identity(self) -> list[str]:
@@ -116,23 +155,57 @@ def read(folder: Path) -> Manifest:
     """Read the manifest of a prepared folder.
 
     Raises:
-        DataError: there is none, or it is not one of ours; the message names the file.
+        DataError: there is none, or it is not one that `write` has written; the message names the
+            file and the field.
     """
     path = folder / MANIFEST_FILE
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(
+                f"{path}: not a manifest of prepared rows: more than {MOST_BYTES} bytes"
+            )
+        content = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE})") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(raw, dict) or cast(dict[str, Any], raw).get("format") != FORMAT:
-        raise DataError(f"{path}: not a manifest of format {FORMAT}")
-    fields = cast(dict[str, Any], raw)
+        raise DataError(f"{folder}: no prepared rows here (no {MANIFEST_FILE})") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        fields["semantics"] = Semantics(**fields["semantics"])
-        fields["sources"] = tuple(SourceFile(**source) for source in fields["sources"])
-        fields["days"] = tuple(Shard(**day) for day in fields["days"])
-        fields["table_rows"] = tuple(fields["table_rows"])
-        return Manifest(**fields)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a manifest of format {FORMAT}: {error}") from error
+        found = TypeAdapter(Manifest).validate_json(content, strict=True)
+    except ValidationError as error:
+        if _format_of(content) == 1:
+            raise DataError(
+                f"{path}: prepared by an older version of this program, without checksums of "
+                f"blocks (format 1, now {FORMAT}); prepare the rows again"
+            ) from error
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DataError(
+            f"{path}: not a manifest of prepared rows: {field or 'file'}: {first['msg']}"
+        ) from error
+    if fault := _contradiction(found):
+        raise DataError(f"{path}: {fault}")
+    return found
+
+
+def _format_of(content: bytes) -> object:
+    try:
+        values: Any = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, Any], values).get("format") if isinstance(values, dict) else None
+
+
+def _contradiction(manifest: Manifest) -> str | None:
+    """What of a manifest does not fit the rest of it."""
+    if len(manifest.days) != manifest.semantics.days:
+        return (
+            f"days: lists {len(manifest.days)} shards, semantics.days is {manifest.semantics.days}"
+        )
+    for number, day in enumerate(manifest.days):
+        if day.file != f"day_{number}.bin":
+            return f"days.{number}.file: {day.file!r} instead of 'day_{number}.bin'"
+        if day.clicks > day.rows:
+            return f"days.{number}.clicks: {day.clicks} of {day.rows} rows"
+        if len(day.blocks) != -(-day.rows // BLOCK_ROWS):
+            return f"days.{number}.blocks: {len(day.blocks)} checksums for {day.rows} rows"
+    return None

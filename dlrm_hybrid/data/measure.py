@@ -17,11 +17,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import xxhash
 
 from dlrm_hybrid.data import curves
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
-from dlrm_hybrid.data.reader import Block, blocks, describe
+from dlrm_hybrid.data.raw_file import stamp
+from dlrm_hybrid.data.reader import Block, blocks
 from dlrm_hybrid.types import DataError
 
 BLOCK_BYTES = 1 << 26
@@ -61,8 +63,8 @@ def count(paths: Sequence[Path], progress: Callable[[int], None]) -> Counts:
     none = np.zeros(0, np.int64)
     seen = Counts(0, 0, np.zeros((width, width), np.int64), [none] * width, [none] * width)
     for path in paths:
-        describe(path)  # refuses what is not there
-    for block in blocks(paths, BLOCK_BYTES):
+        stamp(path)  # refuses what is not there
+    for block in blocks(paths, BLOCK_BYTES, [xxhash.xxh3_128() for _ in paths]):
         _check_columns(block, paths[block.file])
         try:
             _add(seen, _columns(block))

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import xxhash
 
-from dlrm_hybrid.data import folder, manifest, reader
+from dlrm_hybrid.data import folder, manifest, raw_file, reader
 from dlrm_hybrid.data.assemble import assemble_days
+from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, RECORD_BYTES
 from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
-from dlrm_hybrid.data.manifest import Manifest, Semantics, SourceFile
+from dlrm_hybrid.data.manifest import FileStamp, Manifest, Semantics, SourceFile
 from dlrm_hybrid.data.spill import cut
 from dlrm_hybrid.data.vocabulary import number_columns, shares_id
 from dlrm_hybrid.data.workers import Workers
 from dlrm_hybrid.types import ConfigError, DataError
 
-QUARANTINE_FILE = "bad_rows.txt"
 _SPILL_AND_SHARD_BYTES = 2 * RECORD_BYTES
 _SPACE_MARGIN = 1.05
 _CHOICES = {
@@ -40,25 +40,8 @@ rows for `vocabulary`, rows for `assemble`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareOptions:
-    """How to prepare.
-
-    Attributes:
-        semantics: what the rows mean.
-        max_bad_rows: bad rows to leave out at most, unless each is an error.
-        processes: workers; 1 runs everything in the caller's process.
-        block_bytes: text parsed at a time.
-    """
-
-    semantics: Semantics
-    max_bad_rows: int
-    processes: int
-    block_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """What is there now; `rows_per_second` is 0 when it was up to date already."""
+    """What is there now; the times are 0 when it was up to date already."""
 
     manifest: Manifest
     up_to_date: bool
@@ -67,50 +50,52 @@ class PrepareResult:
 
 
 def prepare(
-    raw: Sequence[Path],
-    output: Path,
-    options: PrepareOptions,
-    progress: Progress,
+    raw: Raw, output: Path, options: PrepareOptions, progress: Progress, say: Say
 ) -> PrepareResult:
     """Turn raw files into a folder of shards, or find that they are there already.
+
+    Args:
+        raw: the files, or how to make the one there is; that one is removed again.
+        output: the folder.
+        options: how.
+        progress: told how far it is.
+        say: told what a person should know: whom it waits for, what it replaces.
 
     Raises:
         ConfigError: the days do not fit the files.
         DataError: a bad row, a damaged file, or an output made from something else.
-        ResourceError: no room, no right to write, another prepare at work, or a killed worker.
+        ResourceError: no room, no right to write, or a killed worker.
     """
     started = time.perf_counter()
     _check(raw, options)
-    sources = tuple(reader.describe(path) for path in raw)
-    request = folder.Request(options.semantics, sources)
-    found = folder.current(output, request)
-    if found is None:
-        with folder.disk_errors(output), folder.partial(output) as partial:
-            found = folder.current(output, request)  # another prepare may just have made it
-            if found is None:
-                made = _make(raw, request, partial, options, progress)
-                seconds = time.perf_counter() - started
-                return PrepareResult(
-                    manifest=made,
-                    up_to_date=False,
-                    seconds=seconds,
-                    rows_per_second=made.rows / seconds,
-                )
+    with folder.disk_errors(output), folder.partial(output, say) as partial:
+        found = folder.current(output, raw, options, say)
+        if isinstance(found, Manifest):
+            return PrepareResult(manifest=found, up_to_date=True, seconds=0.0, rows_per_second=0.0)
+        if found is not None:
+            say(f"{found.reason}; replacing it")
+        made = _make(raw, partial, options, progress)
     seconds = time.perf_counter() - started
-    return PrepareResult(manifest=found, up_to_date=True, seconds=seconds, rows_per_second=0.0)
+    return PrepareResult(
+        manifest=made, up_to_date=False, seconds=seconds, rows_per_second=made.rows / seconds
+    )
 
 
 def _make(
-    raw: Sequence[Path],
-    request: folder.Request,
-    partial: folder.Partial,
-    options: PrepareOptions,
-    progress: Progress,
+    raw: Raw, partial: folder.Partial, options: PrepareOptions, progress: Progress
 ) -> Manifest:
     semantics = options.semantics
-    folder.check_space(partial.result, _needed_bytes(raw, request.sources))
+    generated = isinstance(raw, Generated)
+    if generated:
+        path = partial.folder / raw.name
+        raw.write(path)
+        raw = (path,)
+    stamps = [raw_file.stamp(path) for path in raw]
+    folder.check_space(partial.result, _needed_bytes(raw, stamps))
     with Workers(options.processes) as workers:
-        ingested = _parse(raw, request.sources, partial, options, workers, progress)
+        ingested = _parse(raw, stamps, partial, options, workers, progress)
+        if generated:
+            raw[0].unlink()  # the same bytes can be made again
         days = cut(ingested.segments, _day_rows(ingested, raw, semantics))
         rows = sum(ingested.file_rows)
         report = _counter(progress, "vocabulary", NUM_CATEGORICAL * rows)
@@ -120,7 +105,10 @@ def _make(
     made = Manifest(
         format=manifest.FORMAT,
         semantics=semantics,
-        sources=tuple(request.sources),
+        sources=tuple(
+            SourceFile(stamp=stamp, xxh3=xxh3)
+            for stamp, xxh3 in zip(stamps, ingested.file_xxh3, strict=True)
+        ),
         days=tuple(shards),
         table_rows=tuple(column.table_rows for column in columns),
         out_of_vocabulary=shares_id(semantics),
@@ -133,9 +121,10 @@ def _make(
     return made
 
 
-def _check(raw: Sequence[Path], options: PrepareOptions) -> None:
+def _check(raw: Raw, options: PrepareOptions) -> None:
     semantics = options.semantics
-    if not raw:
+    files = 1 if isinstance(raw, Generated) else len(raw)
+    if not files:
         raise ConfigError("data.raw is empty: name at least one file")
     for key, value in (("processes", options.processes), ("block_bytes", options.block_bytes)):
         if value < 1:
@@ -143,27 +132,27 @@ def _check(raw: Sequence[Path], options: PrepareOptions) -> None:
     for key, choices in _CHOICES.items():
         if getattr(semantics, key) not in choices:
             raise ConfigError(f"data.{key}={getattr(semantics, key)}: one of {', '.join(choices)}")
-    if semantics.day_split == "files" and semantics.days != len(raw):
+    if semantics.day_split == "files" and semantics.days != files:
         raise ConfigError(
-            f"data.days={semantics.days}, but data.raw holds {len(raw)} files and "
+            f"data.days={semantics.days}, but data.raw holds {files} files and "
             "data.day_split=files takes each for one day"
         )
     if semantics.vocabulary == "train_days" and semantics.days < 2:
         raise ConfigError(f"data.days={semantics.days}: data.vocabulary=train_days needs 2 or more")
 
 
-def _needed_bytes(raw: Sequence[Path], sources: Sequence[SourceFile]) -> int:
+def _needed_bytes(raw: Sequence[Path], stamps: Sequence[FileStamp]) -> int:
     """Spill and shards for as many rows as the head of each file lets expect."""
     rows = 0.0
-    for path, source in zip(raw, sources, strict=True):
+    for path, stamp in zip(raw, stamps, strict=True):
         head = reader.sample(path)
-        rows += source.num_bytes * head.lines / max(1, head.raw_bytes)
+        rows += stamp.num_bytes * head.lines / max(1, head.raw_bytes)
     return round(rows * _SPILL_AND_SHARD_BYTES * _SPACE_MARGIN)
 
 
 def _parse(
     raw: Sequence[Path],
-    sources: Sequence[SourceFile],
+    stamps: Sequence[FileStamp],
     partial: folder.Partial,
     options: PrepareOptions,
     workers: Workers,
@@ -172,7 +161,7 @@ def _parse(
     on_bad_row = options.semantics.on_bad_row
     quarantine = partial.result / QUARANTINE_FILE if on_bad_row == "quarantine" else None
     policy = BadRowPolicy(on_bad_row == "error", options.max_bad_rows, quarantine)
-    total = sum(source.num_bytes for source in sources)
+    total = sum(stamp.num_bytes for stamp in stamps)
 
     def on_bytes(done: int) -> None:
         progress("parse", done, total)
@@ -180,9 +169,10 @@ def _parse(
     on_bytes(0)
     ingested = ingest(raw, partial.spill, options.block_bytes, policy, workers, on_bytes)
     on_bytes(total)
-    for path, before in zip(raw, sources, strict=True):
-        if reader.describe(path) != before:
-            raise DataError(f"{path}: changed while it was read (data.raw)")
+    for path, before in zip(raw, stamps, strict=True):
+        if (now := raw_file.stamp(path)) != before:
+            sizes = f"{before.num_bytes} bytes at first, {now.num_bytes} at the end"
+            raise DataError(f"{path}: changed while it was read: {sizes} (data.raw)")
     return ingested
 
 

@@ -18,6 +18,7 @@ from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE
 from dlrm_hybrid.types import DataError
 
 FORMAT = 1
+GENERATOR = 1  # changes whenever the same profile gives other rows
 WEIGHT_ONE = 1 << 32
 LOGISTIC_STEPS_PER_UNIT = 64
 
@@ -192,3 +193,8 @@ def _check(profile: Profile, name: str) -> None:
         raise DataError(f"{name}: teacher.pairs must name columns 0 … {NUM_CATEGORICAL - 1}")
     if len(profile.teacher.logistic) != 16 * LOGISTIC_STEPS_PER_UNIT:
         raise DataError(f"{name}: teacher.logistic needs {16 * LOGISTIC_STEPS_PER_UNIT} entries")
+
+
+def raw_name(rows: int, seed: int, profile: Profile) -> str:
+    """File name that says which synthetic rows are inside: number, seed, profile and generator."""
+    return f"synthetic-{rows}-{seed}-{profile.digest}-{GENERATOR}.txt"

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,11 @@ import xxhash
 import zstandard
 from isal import isal_zlib
 
-from dlrm_hybrid.data.manifest import SourceFile
 from dlrm_hybrid.kernels.parse import count_lines
 from dlrm_hybrid.types import DataError
 
 MAX_LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 17
-_EDGE_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 20
 _MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
@@ -29,7 +28,12 @@ _MAGIC = {
 }
 _DAMAGED = (cast(type[Exception], isal_zlib.error), zstandard.ZstdError)
 _GZIP_WINDOW_BITS = 31
-_ZSTD_MAX_WINDOW_BYTES = 1 << 31
+# What the zstd command takes without --long as well: a decoder keeps so much text in memory.
+_ZSTD_MAX_WINDOW_BYTES = 1 << 27
+# Of text, from one call of a decoder. Four bytes of a zstd frame may stand for a block of 128 KiB.
+_MAX_TEXT_BYTES = 1 << 20
+_ZSTD_INPUT_BYTES = 1 << 9
+_TOO_MUCH_MEMORY = "too much memory"  # in the words of libzstd
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +64,54 @@ class Sample:
 
 
 class _Decoder(Protocol):
-    """One compressed member; what zlib, isal and zstandard agree on."""
+    """One compressed member, decompressed in pieces that fit in memory however small it is."""
 
     @property
     def eof(self) -> bool: ...
+    def decompress(self, data: bytes) -> tuple[bytes, bytes]:
+        """Some text, and what of the data is left: for the next call, or behind the end mark."""
+        ...
+
+
+class _GzipDecoder:
+    def __init__(self) -> None:
+        self._inner = isal_zlib.decompressobj(wbits=_GZIP_WINDOW_BITS)
+
     @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    def decompress(self, data: bytes) -> tuple[bytes, bytes]:
+        text = self._inner.decompress(data, _MAX_TEXT_BYTES)
+        return text, self._inner.unused_data if self._inner.eof else self._inner.unconsumed_tail
 
 
-def _gzip_decoder() -> _Decoder:
-    return isal_zlib.decompressobj(wbits=_GZIP_WINDOW_BITS)
+class _ZstdDecoder:
+    def __init__(self) -> None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
+        self._inner = decompressor.decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    def decompress(self, data: bytes) -> tuple[bytes, bytes]:
+        texts: list[bytes] = []
+        num_bytes = at = 0
+        view = memoryview(data)
+        while at < len(data) and num_bytes < _MAX_TEXT_BYTES and not self.eof:
+            texts.append(self._inner.decompress(view[at : at + _ZSTD_INPUT_BYTES]))
+            num_bytes += len(texts[-1])
+            at += _ZSTD_INPUT_BYTES
+        return b"".join(texts), self._inner.unused_data + data[at:]
 
 
-def _zstd_decoder() -> _Decoder:
-    return zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES).decompressobj()
+_DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _GzipDecoder, ".zst": _ZstdDecoder}
 
 
-_DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _gzip_decoder, ".zst": _zstd_decoder}
-
-
-def _compression(file: BinaryIO, path: Path) -> str | None:
+def _compression(file: BufferedReader, path: Path) -> str | None:
     """`.gz`, `.zst` or None for plain text, told by the first bytes."""
-    head = file.read(4)
-    file.seek(0)
+    head = file.peek(4)[:4]
     kind = next((suffix for suffix, magic in _MAGIC.items() if magic.match(head)), None)
     if path.suffix in _MAGIC and kind != path.suffix:
         raise DataError(f"{path}: not a {path.suffix} file, it begins with {head!r} (data.raw)")
@@ -91,51 +119,76 @@ def _compression(file: BinaryIO, path: Path) -> str | None:
 
 
 def _decompress(
-    file: BinaryIO, path: Path, chunk_bytes: int, new_decoder: Callable[[], _Decoder]
+    pieces: Iterator[bytes],
+    tell: Callable[[], int],
+    path: Path,
+    new_decoder: Callable[[], _Decoder],
 ) -> Iterator[bytes]:
     """Text of one or several members; zero bytes between and behind gzip members are padding."""
     decoder: _Decoder | None = None
     data = b""
     text_bytes = 0
-    while data or (data := file.read(chunk_bytes)):
+    has_more = False  # the decoder has taken all data, and may still have text of it
+    while data or has_more or (data := next(pieces, b"")):
         if decoder is None:
             data = data.lstrip(b"\0")
             if not data:
                 continue
             decoder = new_decoder()
         try:
-            text = decoder.decompress(data)
+            text, data = decoder.decompress(data)
         except _DAMAGED as error:
             raise DataError(
-                f"{path}: damaged compressed data near byte {file.tell()}, "
-                f"after {text_bytes} bytes of text: {error}"
+                f"{path}: damaged compressed data near byte {tell()}, "
+                f"after {text_bytes} bytes of text: {_reason(error)}"
             ) from error
-        data = b""
+        has_more = len(text) >= _MAX_TEXT_BYTES and not decoder.eof
         if decoder.eof:
-            data = decoder.unused_data
             decoder = None
         text_bytes += len(text)
         yield text
     if decoder is not None:
         raise DataError(
-            f"{path}: the compressed file is cut: it ends after {file.tell()} bytes, "
+            f"{path}: the compressed file is cut: it ends after {tell()} bytes, "
             f"{text_bytes} bytes of text, without its end mark"
         )
 
 
-def _chunks(file: BinaryIO, path: Path, chunk_bytes: int) -> Iterator[bytes]:
+def _reason(error: Exception) -> str:
+    if _TOO_MUCH_MEMORY in str(error):
+        return (
+            f"its window is larger than {_ZSTD_MAX_WINDOW_BYTES} bytes; compress it again without "
+            "zstd's --long"
+        )
+    return str(error)
+
+
+def _chunks(
+    file: BufferedReader, path: Path, chunk_bytes: int, seen: Callable[[bytes], object]
+) -> Iterator[bytes]:
     """The text of an open file in pieces, reading `chunk_bytes` at a time.
+
+    Args:
+        file: at its beginning.
+        path: for messages.
+        chunk_bytes: of the file, read at a time.
+        seen: called with each piece as it lies on the disk.
 
     Raises:
         DataError: it cannot be read, is damaged, or ends before its compressed stream does.
     """
+
+    def pieces() -> Iterator[bytes]:
+        while piece := file.read(chunk_bytes):
+            seen(piece)
+            yield piece
+
     try:
         kind = _compression(file, path)
         if kind is not None:
-            yield from _decompress(file, path, chunk_bytes, _DECODERS[kind])
+            yield from _decompress(pieces(), file.tell, path, _DECODERS[kind])
         else:
-            while chunk := file.read(chunk_bytes):
-                yield chunk
+            yield from pieces()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
 
@@ -145,33 +198,13 @@ def long_line(path: Path, line: int) -> DataError:
     return DataError(f"{path}:{line}: line longer than {MAX_LINE_BYTES} bytes: not Criteo rows")
 
 
-def describe(path: Path) -> SourceFile:
-    """Name, size and a hash of the edges of a raw file.
-
-    Raises:
-        DataError: it is missing, not a regular file or cannot be read.
-    """
-    if not path.is_file():
-        what = "not a regular file" if path.exists() else "no such file"
-        raise DataError(f"{path}: {what} (data.raw)")
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest = xxhash.xxh3_128(file.read(_EDGE_BYTES))
-            file.seek(max(0, size - _EDGE_BYTES))
-            digest.update(file.read(_EDGE_BYTES))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
-    return SourceFile(name=path.name, num_bytes=size, xxh3=digest.hexdigest())
-
-
 def sample(path: Path) -> Sample:
     """Measure the head of a raw file, as far as it can be read, to estimate the rows of it all."""
     text_bytes = lines = 0
     with path.open("rb") as file:
         # Damage is for `blocks` to report: rows before it may be bad too, and those come first.
         with suppress(DataError):
-            for chunk in _chunks(file, path, _CHUNK_BYTES):
+            for chunk in _chunks(file, path, _CHUNK_BYTES, len):
                 text_bytes += len(chunk)
                 lines += chunk.count(b"\n")
                 if text_bytes >= _SAMPLE_BYTES:
@@ -179,27 +212,35 @@ def sample(path: Path) -> Sample:
         return Sample(file.tell(), lines)
 
 
-def blocks(paths: Sequence[Path], block_bytes: int) -> Iterator[Block]:
+def blocks(
+    paths: Sequence[Path], block_bytes: int, digests: Sequence[xxhash.xxh3_128]
+) -> Iterator[Block]:
     """All lines of all files in order, in blocks of about `block_bytes`; none spans two files.
+
+    Args:
+        paths: the files.
+        block_bytes: of text.
+        digests: one for each file; gets all its bytes as they lie on the disk.
 
     Raises:
         DataError: a file cannot be read or is damaged, or a line is longer than `MAX_LINE_BYTES`.
     """
     done = 0
-    for index, path in enumerate(paths):
+    for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
         with path.open("rb") as file:
-            for first_line, lines, text in _lines(file, path, block_bytes):
+            chunks = _chunks(file, path, min(_CHUNK_BYTES, block_bytes), digest.update)
+            for first_line, lines, text in _lines(chunks, path, block_bytes):
                 yield Block(index, first_line, lines, text, done + file.tell())
             done += file.tell()
 
 
 def _lines(
-    file: BinaryIO, path: Path, block_bytes: int
+    chunks: Iterator[bytes], path: Path, block_bytes: int
 ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
     """Blocks of one file: number of the first line, lines, text."""
     text = bytearray()
     first_line = 1
-    for chunk in _chunks(file, path, min(_CHUNK_BYTES, block_bytes)):
+    for chunk in chunks:
         text += chunk
         if len(text) < block_bytes:
             continue

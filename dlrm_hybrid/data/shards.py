@@ -5,8 +5,9 @@ Rows of all days count through, day after day. Shapes: R rows, W = 40 words of a
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,14 +15,23 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dlrm_hybrid.data import checksum
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, RECORD_BYTES, RECORD_WORDS
+from dlrm_hybrid.data.format import (
+    BLOCK_ROWS,
+    NUM_CATEGORICAL,
+    RECORD_BYTES,
+    RECORD_WORDS,
+    VOCABULARY_FOLDER,
+)
 from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
+from dlrm_hybrid.data.order import permutation
 from dlrm_hybrid.types import DataError
 
 Words = npt.NDArray[np.uint32]
 
-HASHED_AT_ONCE_BYTES = 1 << 24
+SAMPLED_BLOCKS = 32
+DAMAGED = "the file was damaged or changed: prepare the rows again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +39,13 @@ class Shards:
     """Prepared rows on disk.
 
     Attributes:
+        folder: where they lie.
         manifest: what the rows are.
         days_RW: uint32, read-only maps of the records, one per day.
         borders: first row of each day, then the number of all rows.
     """
 
+    folder: Path
     manifest: Manifest
     days_RW: tuple[Words, ...]
     borders: tuple[int, ...]
@@ -85,31 +97,99 @@ class Shards:
             out_RW[at : at + len(piece_RW)] = piece_RW
             at += len(piece_RW)
 
+    def fault(self, rows: Iterable[int]) -> DataError:
+        """The error for the first of these rows that no model can be trained on."""
+        for row in rows:
+            day = bisect_right(self.borders, row) - 1
+            at = row - self.borders[day]
+            found = checksum.fault(self.days_RW[day][at : at + 1], self.table_rows)
+            if found is not None:
+                path = self.folder / self.manifest.days[day].file
+                return DataError(f"{path}: row {at:,} (counted from 0): {found[1]}; {DAMAGED}")
+        return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
 
-def open_shards(folder: Path, expected: Semantics | None, verify: bool = False) -> Shards:
-    """Open prepared rows; sizes are always checked, checksums if `verify`.
+
+def open_shards(folder: Path, expected: Semantics | None) -> Shards:
+    """Open prepared rows; sizes are checked, and the checksums of some blocks, others each time.
 
     Args:
         folder: what `prepare` wrote.
         expected: the options the rows must have been made with; None takes them as they are.
-        verify: read every byte and compare the checksums.
 
     Raises:
         DataError: no manifest, other options than expected, or a file is missing, cut or altered.
     """
     manifest = manifests.read(folder)
     _check_options(folder, manifest, expected)
-    _check_shape(folder, manifest)
     for shard in manifest.days:
         _check_size(folder / shard.file, shard)
     days_RW = tuple(_map(folder / shard.file, shard.rows) for shard in manifest.days)
-    if verify:
-        for shard, records_RW in zip(manifest.days, days_RW, strict=True):
-            _check_sum(folder / shard.file, shard, records_RW)
     borders = [0]
     for shard in manifest.days:
         borders.append(borders[-1] + shard.rows)
-    return Shards(manifest, days_RW, tuple(borders))
+    shards = Shards(folder, manifest, days_RW, tuple(borders))
+    blocks = [
+        (day, block)
+        for day, shard in enumerate(manifest.days)
+        for block in range(len(shard.blocks))
+    ]
+    seed = int.from_bytes(os.urandom(8))  # others each time: damage is found sooner or later
+    for index in np.sort(permutation(seed, len(blocks))[:SAMPLED_BLOCKS]):
+        day, block = blocks[int(index)]
+        _check_block(shards, day, block)
+    return shards
+
+
+def verify(shards: Shards, progress: Callable[[int], None]) -> None:
+    """Read all files of a prepared folder and compare everything that the manifest says of them.
+
+    Args:
+        shards: the folder, opened.
+        progress: called with the number of rows that have been read.
+
+    Raises:
+        DataError: the first row, block or file that is not what `prepare` wrote.
+    """
+    done = 0
+    for day, shard in enumerate(shards.manifest.days):
+        whole, clicks = xxhash.xxh3_128(), 0
+        for block in range(len(shard.blocks)):
+            records_RW = _check_block(shards, day, block)
+            if (found := checksum.fault(records_RW, shards.table_rows)) is not None:
+                first = shards.borders[day] + block * BLOCK_ROWS
+                raise shards.fault([first + found[0]])
+            whole.update(records_RW.data)
+            clicks += np.count_nonzero(records_RW[:, 0])
+            done += len(records_RW)
+            progress(done)
+        if (whole.hexdigest(), clicks) != (shard.xxh3, shard.clicks):
+            path = shards.folder / shard.file
+            raise DataError(f"{path}: not the rows that manifest.json tells of; {DAMAGED}")
+    _check_vocabulary(shards)
+
+
+def _check_block(shards: Shards, day: int, block: int) -> Words:
+    first = block * BLOCK_ROWS
+    records_RW = shards.days_RW[day][first : first + BLOCK_ROWS]
+    shard = shards.manifest.days[day]
+    if checksum.block_xxh3(records_RW) != shard.blocks[block]:
+        raise DataError(
+            f"{shards.folder / shard.file}: rows {first:,} to {first + len(records_RW) - 1:,} "
+            f"(counted from 0) have another checksum than in manifest.json; {DAMAGED}"
+        )
+    return records_RW
+
+
+def _check_vocabulary(shards: Shards) -> None:
+    """The keys of all ids, where the folder has them."""
+    manifest, folder = shards.manifest, shards.folder / VOCABULARY_FOLDER
+    paths = [folder / f"C{column:02d}.bin" for column in range(1, NUM_CATEGORICAL + 1)]
+    try:
+        digests = [xxhash.xxh3_128_digest(path.read_bytes()) for path in paths]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
+    if xxhash.xxh3_128_hexdigest(b"".join(digests)) != manifest.vocabulary_xxh3:
+        raise DataError(f"{folder}: not the keys that manifest.json tells of; {DAMAGED}")
 
 
 def _check_options(folder: Path, manifest: Manifest, expected: Semantics | None) -> None:
@@ -127,19 +207,6 @@ def _check_options(folder: Path, manifest: Manifest, expected: Semantics | None)
     )
 
 
-def _check_shape(folder: Path, manifest: Manifest) -> None:
-    path = folder / manifests.MANIFEST_FILE
-    if len(manifest.days) != manifest.semantics.days or len(manifest.days) < 2:
-        raise DataError(
-            f"{path}: lists {len(manifest.days)} shards, its option days is"
-            f" {manifest.semantics.days} and must be at least 2"
-        )
-    if len(manifest.table_rows) != NUM_CATEGORICAL:
-        raise DataError(
-            f"{path}: has {len(manifest.table_rows)} table sizes, expected {NUM_CATEGORICAL}"
-        )
-
-
 def _check_size(path: Path, shard: Shard) -> None:
     try:
         num_bytes = path.stat().st_size
@@ -148,7 +215,7 @@ def _check_size(path: Path, shard: Shard) -> None:
     if num_bytes != shard.rows * RECORD_BYTES:
         raise DataError(
             f"{path}: has {num_bytes} bytes, expected {shard.rows * RECORD_BYTES}"
-            f" for {shard.rows} rows; run `prepare` again"
+            f" for {shard.rows} rows; {DAMAGED}"
         )
 
 
@@ -156,15 +223,3 @@ def _map(path: Path, rows: int) -> Words:
     if rows == 0:  # an empty file cannot be mapped
         return np.empty((0, RECORD_WORDS), np.uint32)
     return np.asarray(np.memmap(path, np.uint32, mode="r", shape=(rows, RECORD_WORDS)))
-
-
-def _check_sum(path: Path, shard: Shard, records_RW: Words) -> None:
-    digest = xxhash.xxh3_128()
-    step = HASHED_AT_ONCE_BYTES // RECORD_BYTES
-    for row in range(0, len(records_RW), step):
-        digest.update(records_RW[row : row + step].data)
-    if digest.hexdigest() != shard.xxh3:
-        raise DataError(
-            f"{path}: checksum xxh3-128 is {digest.hexdigest()}, expected {shard.xxh3};"
-            " the file was altered: run `prepare` again"
-        )

@@ -48,11 +48,6 @@ class TeacherScores:
     rows: int
 
 
-def raw_name(rows: int, seed: int, profile: Profile) -> str:
-    """File name that says which bytes are inside: rows, seed, profile and generator version."""
-    return f"synthetic-{rows}-{seed}-{profile.digest}-{synthesize.GENERATOR}.txt"
-
-
 def generate(
     path: Path, rows: int, seed: int, profile: Profile, progress: Callable[[int], None]
 ) -> None:
@@ -66,7 +61,7 @@ def generate(
         progress: called with the rows written so far, about every 16 thousand rows.
 
     Raises:
-        ResourceError: the disk is too small or full; names the bytes, the folder and `data.raw`.
+        ResourceError: the disk is too small or full; names the bytes and the folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     needed_bytes = rows * TYPICAL_ROW_BYTES
@@ -200,5 +195,6 @@ def _odd(categorical: int) -> int:
 
 def _disk_full(path: Path, needed_bytes: int, free_bytes: int) -> ResourceError:
     return ResourceError(
-        f"data.raw: {path} needs about {needed_bytes} bytes, {free_bytes} are free in {path.parent}"
+        f"{path.parent}: synthetic rows need about {needed_bytes:,} bytes of disk, "
+        f"{free_bytes:,} are free (data.rows)"
     )

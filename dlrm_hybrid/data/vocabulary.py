@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data.folder import flush
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
+from dlrm_hybrid.data.format import NUM_CATEGORICAL, VOCABULARY_FOLDER
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.spill import (
     WORD_BYTES,
@@ -37,7 +37,6 @@ from dlrm_hybrid.kernels.vocabulary import count, insert, keys_by_number, lookup
 from dlrm_hybrid.types import DataError
 
 Keys = npt.NDArray[np.uint32]
-VOCABULARY_FOLDER = "vocabulary"
 _BLOCK_ROWS = 1 << 18
 _HEAD_ROWS = 1 << 16
 _FIRST_SLOTS = 1 << 10

@@ -27,8 +27,12 @@ def gather(
     dense_BI: npt.NDArray[np.float32],
     ids_FB: npt.NDArray[np.int64],
     label_B: npt.NDArray[np.float32],
-) -> None:
+    table_rows_F: npt.NDArray[np.int64],
+) -> bool:
     """Write record `order_B[b]` of a block to row `first + b` of a batch.
+
+    Returns whether a model can be trained on all of them: labels 0 or 1, finite dense features, ids
+    within their tables.
 
     Args:
         floats_RW: the records read as float32; label and dense features are taken from it.
@@ -38,15 +42,25 @@ def gather(
         dense_BI: receives log(x + 1).
         ids_FB: receives ids, feature-major.
         label_B: receives 0 or 1.
+        table_rows_F: int64, rows of each embedding table.
     """
+    good = True
     count = order_B.shape[0]
     for start in range(0, count, TILE):
         stop = min(count, start + TILE)
         for b in range(start, stop):
             row = order_B[b]
-            label_B[first + b] = floats_RW[row, 0]
+            label = floats_RW[row, 0]
+            label_B[first + b] = label
+            good &= (label == 0) | (label == 1)
             for i in range(DENSE):
-                dense_BI[first + b, i] = floats_RW[row, 1 + i]
+                x = floats_RW[row, 1 + i]
+                dense_BI[first + b, i] = x
+                good &= x - x == 0  # not of an infinity, not of NaN
         for f in range(CATEGORICAL):
+            rows = table_rows_F[f]
             for b in range(start, stop):
-                ids_FB[f, first + b] = integers_RW[order_B[b], 1 + DENSE + f]
+                index = np.int64(integers_RW[order_B[b], 1 + DENSE + f])
+                ids_FB[f, first + b] = index
+                good &= (index >= 0) & (index < rows)
+    return good

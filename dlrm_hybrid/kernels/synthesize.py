@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from dlrm_hybrid.kernels.jit import kernel
 
-GENERATOR = 1  # changes whenever the same profile gives other bytes
 MAX_ROW_BYTES = 2 + 13 * 12 + 26 * 9
 GUIDE_ENTRIES = 1024
 MISSING = -(1 << 40)

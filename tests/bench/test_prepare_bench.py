@@ -9,8 +9,8 @@ import pytest
 
 from dlrm_hybrid.bench import prepare, prepare_run
 from dlrm_hybrid.data import profile, synthetic
+from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.data.prepare import PrepareOptions
 from dlrm_hybrid.telemetry import machine
 from dlrm_hybrid.types import DataError
 
@@ -26,6 +26,8 @@ OPTIONS = PrepareOptions(
     max_bad_rows=0,
     processes=1,
     block_bytes=1 << 20,
+    overwrite=False,
+    advice="",
 )
 
 

@@ -52,7 +52,7 @@ def test_the_ratio_is_plain_over_ours_turn_by_turn():
 def test_both_loaders_give_the_same_rows(tmp_path: Path):
     rows = draw_rows(SPEC.table_rows, 21, seed=3)
     write_shards(tmp_path, rows, SPEC.table_rows)
-    shards = open_shards(tmp_path, expected=None, verify=True)
+    shards = open_shards(tmp_path, expected=None)
     (ours,) = sequential_batches(shards, range(20), 20)
     (plain,) = plain_loader(RowDataset(rows.counts_RI, rows.ids_RF, rows.label_R), 20)
     np.testing.assert_allclose(ours.dense_BI, plain.dense_BI.numpy(), rtol=0, atol=1e-5)

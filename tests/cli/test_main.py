@@ -141,18 +141,6 @@ def test_evaluate_repeats_the_scores_of_the_run(train: Train, tmp_path: Path) ->
     assert scores["auc"] == pytest.approx(test["auc"], rel=1e-4)
 
 
-def test_real_rows_that_nobody_prepared(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["dlrm_hybrid", "train", "data=criteo_kaggle"]) == 3
-    error = capsys.readouterr().err
-    assert "data.prepared = data/prepared/criteo_kaggle: no prepared rows here" in error
-    assert "python -m dlrm_hybrid prepare data=criteo_kaggle data.raw=train.txt" in error
-    assert run(["dlrm_hybrid", "prepare", "data=criteo_kaggle"]) == 2
-    assert "data.raw = null" in capsys.readouterr().err
-
-
 def test_a_bad_row_is_named_and_ends_with_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,16 +1,18 @@
-"""Made-up rows in the official format, and their plain reading."""
+"""Synthetic rows in the official format, and their plain reading."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from dlrm_hybrid.data import manifest
+from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.data.prepare import PrepareOptions, PrepareResult, prepare
+from dlrm_hybrid.data.prepare import PrepareResult, prepare
 
 
 def semantics(**changes: object) -> Semantics:
@@ -32,6 +34,8 @@ def run_prepare(
     processes: int = 1,
     block_bytes: int = 1 << 22,
     max_bad_rows: int = 0,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda line: None,
     **changes: object,
 ) -> PrepareResult:
     options = PrepareOptions(
@@ -39,9 +43,11 @@ def run_prepare(
         max_bad_rows=max_bad_rows,
         processes=processes,
         block_bytes=block_bytes,
+        overwrite=overwrite,
+        advice="ADVICE",
     )
     files = [raw] if isinstance(raw, Path) else raw
-    return prepare(files, output, options, lambda stage, done, total: None)
+    return prepare(files, output, options, lambda stage, done, total: None, say)
 
 
 def make_lines(rows: int, seed: int = 0) -> list[bytes]:
@@ -105,3 +111,9 @@ def stored(folder: Path) -> np.ndarray:
     parts = [np.fromfile(folder / day.file, np.uint32).reshape(-1, 40) for day in days]
     assert [len(part) for part in parts] == [day.rows for day in days]
     return np.concatenate(parts)
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Workers that this process has started and that are still there."""
+    children = psutil.Process().children()
+    return [child for child in children if "dlrm_hybrid.data.workers" in " ".join(child.cmdline())]

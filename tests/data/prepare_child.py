@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.types import DlrmError
 
 

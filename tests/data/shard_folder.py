@@ -8,8 +8,9 @@ import numpy as np
 import xxhash
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, RECORD_WORDS
-from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
+from dlrm_hybrid.data.checksum import ShardChecksums
+from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, RECORD_WORDS, VOCABULARY_FOLDER
+from dlrm_hybrid.data.manifest import Manifest, Semantics
 
 SEMANTICS = Semantics(
     days=3,
@@ -39,14 +40,23 @@ def write_folder(
 ) -> np.ndarray:
     """Write a folder that `open_shards` accepts; returns the records of all days."""
     records = make_records(sum(day_rows))
+    write_records(folder, records, day_rows, semantics)
+    return records
+
+
+def write_records(
+    folder: Path, records: np.ndarray, day_rows: Sequence[int], semantics: Semantics = SEMANTICS
+) -> None:
+    """Write these records as `write_folder` does."""
     folder.mkdir(exist_ok=True)
     shards = []
     for day, part in enumerate(np.split(records, np.cumsum(day_rows)[:-1])):
         name = f"day_{day}.bin"
         (folder / name).write_bytes(part.tobytes())
-        clicks = int(part.view(np.float32)[:, 0].sum())
-        digest = xxhash.xxh3_128_hexdigest(part.tobytes())
-        shards.append(Shard(file=name, rows=len(part), clicks=clicks, xxh3=digest))
+        clicks = int(np.count_nonzero(part[:, 0]))
+        checksums = ShardChecksums()
+        checksums.update(part)
+        shards.append(checksums.shard(name, clicks))
     manifest = Manifest(
         format=manifests.FORMAT,
         semantics=replace(semantics, days=len(day_rows)),
@@ -54,9 +64,16 @@ def write_folder(
         days=tuple(shards),
         table_rows=(max(1, len(records)), *[2**31] * 25),
         out_of_vocabulary=False,
-        vocabulary_xxh3="0",
+        vocabulary_xxh3=_write_vocabulary(folder),
         bad_rows=0,
         zero_keys=0,
     )
     manifests.write(folder, manifest)
-    return records
+
+
+def _write_vocabulary(folder: Path) -> str:
+    """Files of keys, all empty; returns the checksum of them all."""
+    (folder / VOCABULARY_FOLDER).mkdir(exist_ok=True)
+    for column in range(1, 27):
+        (folder / VOCABULARY_FOLDER / f"C{column:02d}.bin").touch()
+    return xxhash.xxh3_128_hexdigest(26 * xxhash.xxh3_128_digest(b""))

@@ -1,22 +1,40 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
+import json
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from criteo_rows import everything, make_lines, run_prepare, semantics
+from criteo_rows import everything, make_lines, run_prepare, semantics, worker_processes
 
 from dlrm_hybrid.data import folder, manifest
-from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.data.folder import PrepareOptions
+from dlrm_hybrid.data.prepare import PrepareResult, prepare
 from dlrm_hybrid.types import DataError, ResourceError
 
 DEADLINE_SECONDS = 30
+
+
+def options(block_bytes: int = 20_000, **changes: object) -> PrepareOptions:
+    return PrepareOptions(
+        semantics=semantics(**changes),
+        max_bad_rows=0,
+        processes=1,
+        block_bytes=block_bytes,
+        overwrite=False,
+        advice="",
+    )
+
+
+def ignore(stage: str, done: int, total: int | None) -> None:
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +78,7 @@ def test_other_options_refuse_the_folder(
     raw: Path, made: Path, changes: dict[str, object], message: str
 ) -> None:
     before = everything(made)
-    with pytest.raises(DataError, match=message + r".*choose another data.prepared"):
+    with pytest.raises(DataError, match=message + r".*; ADVICE"):
         run_prepare(raw, made, **changes)  # type: ignore[arg-type]
     assert everything(made) == before
 
@@ -68,26 +86,100 @@ def test_other_options_refuse_the_folder(
 def test_other_bytes_or_files_refuse_the_folder(tmp_path: Path, raw: Path, made: Path) -> None:
     same_name = tmp_path / "train.txt"
     same_name.write_bytes(raw.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"data.raw holds other bytes, there it was train.txt"):
+    with pytest.raises(
+        DataError, match=r"train.txt has changed since it was prepared \(data.raw\)"
+    ):
         run_prepare(same_name, made, min_count=2)
-    with pytest.raises(DataError, match=r"data.raw holds other files, there it was train.txt"):
+    with pytest.raises(DataError, match=r"the rows of train.txt, not those of train.txt, train"):
         run_prepare([raw, raw], made, min_count=2)
+
+
+@pytest.mark.parametrize("hides_it", [False, True])
+def test_a_byte_in_the_middle_of_a_raw_file_counts(
+    tmp_path: Path, raw: Path, hides_it: bool
+) -> None:
+    """The size is the same; the time of the change too, where somebody has put it back."""
+    path, output = tmp_path / "train.txt", tmp_path / "out"
+    # Between the sampled pieces: these rows are more than the samples hold together.
+    path.write_bytes(raw.read_bytes() * (1 + (8 << 20) // raw.stat().st_size))
+    run_prepare(path, output)
+    before, said = path.stat(), []
+    at = before.st_size // 2 + (1 << 17)
+    with path.open("r+b") as file:
+        file.seek(at)
+        text = file.read(400)
+        line = text.index(b"\n") + 1
+        file.seek(at + line)
+        file.write(b"0" if text[line : line + 1] == b"1" else b"1")
+    if hides_it:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DataError, match=r"train.txt has changed since it was prepared .*; ADVICE"):
+        run_prepare(path, output, say=said.append)
+    assert said == [
+        f"{path}: not the file that was prepared, or touched since; comparing all its bytes"
+    ]
+    assert not run_prepare(path, output, overwrite=True).up_to_date
+    assert run_prepare(path, output).up_to_date
+
+
+def test_a_copy_of_the_raw_file_is_the_same(tmp_path: Path, raw: Path, made: Path) -> None:
+    copied, said = tmp_path / "train.txt", []
+    shutil.copyfile(raw, copied)
+    assert run_prepare(copied, made, min_count=2, say=said.append).up_to_date
+    assert len(said) == 1
+    assert run_prepare(raw, made, min_count=2, say=said.append).up_to_date
+    assert len(said) == 1
+
+
+def test_what_prepare_made_is_overwritten_and_nothing_else(
+    tmp_path: Path, raw: Path, made: Path
+) -> None:
+    output, said = copy(made, tmp_path), []
+    result = run_prepare(raw, output, min_count=3, overwrite=True, say=said.append)
+    assert not result.up_to_date
+    assert said == [
+        f"{output} was made from something else: data.min_count is 3, there it was 2; replacing it"
+    ]
+    assert manifest.read(output).semantics.min_count == 3
+    (output / "thesis.tex").write_text("precious")
+    before = everything(output)
+    with pytest.raises(DataError, match="holds 'thesis.tex', which prepare did not write"):
+        run_prepare(raw, output, overwrite=True)
+    assert everything(output) == before
+
+
+def test_a_folder_of_an_older_version_says_so(tmp_path: Path, raw: Path, made: Path) -> None:
+    output = copy(made, tmp_path)
+    path = output / "manifest.json"
+    values = json.loads(path.read_text())
+    for day in values["days"]:
+        del day["blocks"]
+    path.write_text(json.dumps({**values, "format": 1}))
+    message = r"older version of this program, without checksums of blocks.*prepare the rows again"
+    with pytest.raises(DataError, match=message):
+        manifest.read(output)
+    with pytest.raises(DataError, match=rf"{message}; ADVICE"):
+        run_prepare(raw, output, min_count=2)
+    assert not run_prepare(raw, output, min_count=2, overwrite=True).up_to_date
+    assert everything(output).keys() == everything(made).keys()
 
 
 def test_foreign_and_damaged_folders_are_refused(tmp_path: Path, raw: Path, made: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("precious")
-    with pytest.raises(DataError, match="foreign was not made by prepare.*data.prepared"):
-        run_prepare(raw, foreign)
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match="foreign was not made by prepare.*data.prepared"):
+            run_prepare(raw, foreign, overwrite=overwrite)
     assert everything(foreign) == {"thesis.tex": b"precious"}
     damaged = copy(made, tmp_path)
     os.truncate(damaged / "day_3.bin", 160)
-    with pytest.raises(DataError, match=r"day_3.bin: not \d+ bytes: the folder is damaged"):
+    with pytest.raises(DataError, match=r"day_3.bin: not \d+ bytes: the folder is damaged; ADVICE"):
         run_prepare(raw, damaged, min_count=2)
     (damaged / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match="was not made by prepare"):
+    with pytest.raises(DataError, match=r"not a manifest of prepared rows: .*; ADVICE"):
         run_prepare(raw, damaged, min_count=2)
+    assert not run_prepare(raw, damaged, min_count=2, overwrite=True).up_to_date
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path, raw: Path, made: Path) -> None:
@@ -96,14 +188,29 @@ def test_an_empty_folder_is_filled(tmp_path: Path, raw: Path, made: Path) -> Non
     assert everything(tmp_path / "out") == everything(made)
 
 
-def test_two_at_a_time_do_not_meet(tmp_path: Path, raw: Path) -> None:
-    output = tmp_path / "out"
-    with folder.partial(output) as held:
-        (held.result / "mine").touch()
-        with pytest.raises(ResourceError, match=r"another prepare is at work in .*out.partial"):
-            run_prepare(raw, output)
-        assert (held.result / "mine").exists()
-    assert list(tmp_path.iterdir()) == []
+def test_the_second_of_two_waits_and_takes_what_the_first_has_made(
+    tmp_path: Path, raw: Path
+) -> None:
+    output, said = tmp_path / "out", []
+    second = threading.Thread(target=lambda: found.append(run_prepare(raw, output, say=say)))
+    found: list[PrepareResult] = []
+    is_waiting = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        is_waiting.set()
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if not second.ident:
+            second.start()
+            assert is_waiting.wait(DEADLINE_SECONDS)
+
+    prepare([raw], output, options(), progress, print)
+    second.join(DEADLINE_SECONDS)
+    assert [result.up_to_date for result in found] == [True]
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert said == [f"{output}: {holder} is preparing these rows; waiting for it"]
+    assert list(tmp_path.iterdir()) == [output]
 
 
 def test_what_a_killed_run_left_is_gone_before_work_begins(tmp_path: Path) -> None:
@@ -111,8 +218,18 @@ def test_what_a_killed_run_left_is_gone_before_work_begins(tmp_path: Path) -> No
     leftover.mkdir(parents=True)
     (leftover / "C01.bin").write_bytes(bytes(1000))
     (tmp_path / "out.partial" / "file").touch()
-    with folder.partial(tmp_path / "out") as held:
+    (tmp_path / "out.lock").write_text("process 1 on nowhere")
+    with folder.partial(tmp_path / "out", print) as held:
         assert set(held.folder.iterdir()) == {held.result, held.spill.folder}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stands_for_its_folder(tmp_path: Path, raw: Path, made: Path) -> None:
+    (tmp_path / "big_disk" / "out").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "big_disk" / "out")
+    run_prepare(raw, tmp_path / "out", min_count=2)
+    assert (tmp_path / "out").is_symlink()
+    assert everything(tmp_path / "big_disk" / "out") == everything(made)
 
 
 def test_too_little_space_is_told_before_any_work(
@@ -148,7 +265,7 @@ def test_a_disk_that_fills_up_is_a_resource_error(
     ):
         run_prepare(raw, tmp_path / "out", processes=processes)
     assert list(tmp_path.iterdir()) == []
-    assert multiprocessing.active_children() == []
+    assert worker_processes() == []
 
 
 def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path: Path, raw: Path) -> None:
@@ -163,24 +280,67 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, raw: Path, stage: str, proc
         if at == stage and done:
             raise KeyboardInterrupt
 
-    options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=2, block_bytes=20_000)
+    options = PrepareOptions(
+        semantics=semantics(),
+        max_bad_rows=0,
+        processes=2,
+        block_bytes=20_000,
+        overwrite=False,
+        advice="",
+    )
     with pytest.raises(KeyboardInterrupt):
-        prepare([raw], tmp_path / "out", options, interrupt)
+        prepare([raw], tmp_path / "out", options, interrupt, print)
     assert list(tmp_path.iterdir()) == []
-    assert multiprocessing.active_children() == []
+    assert worker_processes() == []
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes() * 2),
+        lambda path: os.truncate(path, path.read_bytes().rfind(b"\n", 0, 9000) + 1),
+        lambda path: path.write_bytes(path.read_bytes()),
+        lambda path: Path(shutil.copyfile(path, path.with_name("copy"))).rename(path),
+    ],
+    ids=["grown", "cut", "rewritten", "replaced"],
+)
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
     raw = tmp_path / "train.txt"
     raw.write_bytes(b"".join(make_lines(50)))
+    changed: list[object] = []
 
-    def grow(stage: str, done: int, total: int | None) -> None:
-        if stage == "parse" and done == total:
-            raw.write_bytes(raw.read_bytes() * 2)
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if stage == "parse" and done and not changed:
+            changed.append(change(raw))
 
-    options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=1, block_bytes=5000)
     with pytest.raises(DataError, match="train.txt: changed while it was read"):
-        prepare([raw], tmp_path / "out", options, grow)
+        prepare([raw], tmp_path / "out", options(block_bytes=5000), progress, print)
+    assert changed
+    assert {path.name for path in tmp_path.iterdir()} <= {"train.txt", "copy"}
+
+
+def test_raw_rows_that_can_be_made_again_are_made_aside_and_removed(
+    tmp_path: Path, raw: Path, made: Path
+) -> None:
+    output = tmp_path / "out"
+    written: list[Path] = []
+
+    def write(path: Path) -> None:
+        written.append(path)
+        shutil.copyfile(raw, path)
+
+    for _ in range(2):
+        generated = folder.Generated("rows-1.txt", write)
+        result = prepare(generated, output, options(min_count=2), ignore, print)
+    assert result.up_to_date
+    assert [path.parent for path in written] == [tmp_path / "out.partial"]
+    assert [source.stamp.name for source in result.manifest.sources] == ["rows-1.txt"]
+    assert list(tmp_path.iterdir()) == [output]
+    other = folder.Generated("rows-2.txt", write)
+    with pytest.raises(DataError, match=r"the rows of rows-1.txt, not those of rows-2.txt"):
+        prepare(other, output, options(min_count=2), ignore, print)
 
 
 def test_a_manifest_reads_back_and_foreign_ones_are_refused(tmp_path: Path, made: Path) -> None:
@@ -188,7 +348,38 @@ def test_a_manifest_reads_back_and_foreign_ones_are_refused(tmp_path: Path, made
     manifest.write(tmp_path, dataclasses.replace(found, zero_keys=7))
     assert manifest.read(tmp_path) == dataclasses.replace(found, zero_keys=7)
     assert [path.name for path in tmp_path.iterdir()] == [manifest.MANIFEST_FILE]
-    for text in ("[]", '{"format": 99}', '{"format": 1}', "\0"):
+    for text in ("[]", '{"format": 99}', '{"format": 2}', "\0", "[" * 100_000):
         (tmp_path / manifest.MANIFEST_FILE).write_text(text)
-        with pytest.raises(DataError, match=r"manifest.json: (not a manifest|cannot be read)"):
+        with pytest.raises(DataError, match=r"manifest.json: not a manifest of prepared rows: "):
             manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("days", 0, "file"), "../day_0.bin", r"days.0.file: '../day_0.bin' instead of 'day_0"),
+        (("days", 1, "rows"), -1, r"days.1.rows: .*greater than or equal to 0"),
+        (("days", 1, "rows"), 10**30, r"days.1.rows"),
+        (("days", 1, "rows"), 1e3, r"days.1.rows"),
+        (("days", 1, "rows"), 9000, r"days.1.blocks: 1 checksums for 9000 rows"),
+        (("days", 2, "clicks"), 10**6, r"days.2.clicks: 1000000 of \d+ rows"),
+        (("days", 2, "xxh3"), "\x1b[31m", r"days.2.xxh3"),
+        (("days",), [], r"days: lists 0 shards, semantics.days is 7"),
+        (("table_rows",), [1, 2], r"table_rows: .*at least 26 items"),
+        (("table_rows", 3), 0, r"table_rows.3: .*greater than or equal to 1"),
+        (("semantics", "days"), "7", r"semantics.days"),
+        (("sources", 0), 7, r"sources.0"),
+    ],
+)
+def test_a_manifest_that_lies_is_refused_with_its_field(
+    tmp_path: Path, made: Path, where: tuple[str | int, ...], value: object, message: str
+) -> None:
+    values = json.loads((made / "manifest.json").read_text())
+    inner = values
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    (tmp_path / "manifest.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match=message) as caught:
+        manifest.read(tmp_path)
+    assert str(caught.value).isprintable()

@@ -17,7 +17,8 @@ from criteo_rows import (
 )
 
 from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.prepare import PrepareOptions, prepare
+from dlrm_hybrid.data.folder import PrepareOptions
+from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.types import ConfigError, DataError
 
 
@@ -77,7 +78,11 @@ def test_checksums_are_those_of_the_files(tmp_path: Path, raw: Path) -> None:
     out = tmp_path / "out"
     made = run_prepare(raw, out, min_count=2).manifest
     for day in made.days:
-        assert day.xxh3 == xxhash.xxh3_128_hexdigest((out / day.file).read_bytes())
+        content = (out / day.file).read_bytes()
+        assert day.xxh3 == xxhash.xxh3_128_hexdigest(content)
+        assert day.blocks == (xxhash.xxh3_64_hexdigest(content),)
+    (source,) = made.sources
+    assert source.xxh3 == xxhash.xxh3_128_hexdigest(raw.read_bytes())
     files = [out / "vocabulary" / f"C{column:02d}.bin" for column in range(1, 27)]
     digests = [xxhash.xxh3_128_digest(path.read_bytes()) for path in files]
     assert made.vocabulary_xxh3 == xxhash.xxh3_128_hexdigest(b"".join(digests))
@@ -94,7 +99,7 @@ def test_days_by_files(tmp_path: Path, lines: list[bytes]) -> None:
     options: dict[str, object] = {"days": 3, "day_split": "files", "vocabulary": "train_days"}
     made = run_prepare(files, tmp_path / "out", **options).manifest  # type: ignore[arg-type]
     assert [day.rows for day in made.days] == [100, 50, 550]
-    assert [source.name for source in made.sources] == ["day_0.gz", "day_1.gz", "day_2.gz"]
+    assert [source.stamp.name for source in made.sources] == ["day_0.gz", "day_1.gz", "day_2.gz"]
     words, _ = read_plainly(lines, semantics(**options), [100, 50, 550])
     np.testing.assert_array_equal(stored(tmp_path / "out"), words)
 
@@ -131,8 +136,15 @@ def test_windows_line_ends_are_read_alike(tmp_path: Path, raw: Path, lines: list
 
 def test_progress_reaches_every_total(tmp_path: Path, raw: Path, lines: list[bytes]) -> None:
     calls: list[tuple[str, int, int | None]] = []
-    options = PrepareOptions(semantics=semantics(), max_bad_rows=0, processes=2, block_bytes=10_000)
-    result = prepare([raw], tmp_path / "out", options, lambda *call: calls.append(call))
+    options = PrepareOptions(
+        semantics=semantics(),
+        max_bad_rows=0,
+        processes=2,
+        block_bytes=10_000,
+        overwrite=False,
+        advice="",
+    )
+    result = prepare([raw], tmp_path / "out", options, lambda *call: calls.append(call), print)
     for stage, total in {
         "parse": raw.stat().st_size,
         "vocabulary": 26 * len(lines),
@@ -146,5 +158,5 @@ def test_progress_reaches_every_total(tmp_path: Path, raw: Path, lines: list[byt
         assert done[-1] == total
         assert len(done) > 3
     assert result.rows_per_second == pytest.approx(len(lines) / result.seconds)
-    again = prepare([raw], tmp_path / "out", options, lambda *_: None)
+    again = prepare([raw], tmp_path / "out", options, lambda *_: None, print)
     assert again.up_to_date

@@ -1,18 +1,22 @@
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from shard_folder import SEMANTICS, write_folder
+from shard_folder import SEMANTICS, write_folder, write_records
 
+from dlrm_hybrid.data.format import BLOCK_ROWS, RECORD_WORDS
+from dlrm_hybrid.data.loader import START, Loader, sequential_batches
 from dlrm_hybrid.data.manifest import MANIFEST_FILE
-from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import DataError
 
 
 def test_rows_of_every_run_equal_what_was_written(tmp_path):
     records = write_folder(tmp_path, [5, 0, 4, 3])
-    shards = open_shards(tmp_path, None, verify=True)
+    shards = open_shards(tmp_path, None)
+    verify(shards, lambda rows: None)
     for start in range(13):
         for stop in range(start, 13):
             pieces = list(shards.pieces(range(start, stop)))
@@ -77,27 +81,77 @@ def test_a_cut_or_missing_file_is_refused(tmp_path):
         open_shards(tmp_path, None)
 
 
-def test_an_altered_byte_is_found_when_verifying(tmp_path):
+def damage(folder, day, row, word, value):
+    """Overwrite a word of a record, as a disk may; the sum of checksums stays as it was."""
+    path = folder / f"day_{day}.bin"
+    records = np.fromfile(path, np.uint32).reshape(-1, RECORD_WORDS)
+    records[row, word] = value
+    path.write_bytes(records.tobytes())
+
+
+def test_an_altered_byte_is_found_at_once_or_later(tmp_path):
+    write_folder(tmp_path, [2, 3, 40 * BLOCK_ROWS])
+    damage(tmp_path, 2, 5 * BLOCK_ROWS + 1, 20, 1)
+    found = r"day_2.bin: rows 40,960 to 49,151 \(counted from 0\) have another checksum"
+    opened = []
+    for _ in range(40):  # each looks at 32 of 42 blocks: all overlook it once in 10**25 times
+        try:
+            opened.append(open_shards(tmp_path, None))
+        except DataError as error:
+            assert re.search(found, str(error))
+            break
+    else:
+        pytest.fail("the sample never held the block")
+    if opened:
+        with pytest.raises(DataError, match=found):
+            verify(opened[0], lambda rows: None)
+
+
+@pytest.mark.parametrize("what", ["vocabulary", "clicks"])
+def test_all_that_a_manifest_tells_is_verified(tmp_path, what):
     write_folder(tmp_path, [2, 3, 2])
-    path = tmp_path / "day_2.bin"
-    altered = bytearray(path.read_bytes())
-    altered[100] ^= 1
-    path.write_bytes(altered)
-    open_shards(tmp_path, None)
-    with pytest.raises(DataError, match=r"day_2.bin: checksum xxh3-128 is \w{32}, expected \w{32}"):
-        open_shards(tmp_path, None, verify=True)
+    if what == "vocabulary":
+        (tmp_path / "vocabulary" / "C07.bin").write_bytes(b"1234")
+    else:
+        path = tmp_path / MANIFEST_FILE
+        values = json.loads(path.read_text())
+        values["days"][1]["clicks"] = 3 - values["days"][1]["clicks"]
+        path.write_text(json.dumps(values))
+    shards = open_shards(tmp_path, None)
+    with pytest.raises(DataError, match="not the (rows|keys) that manifest.json tells of"):
+        verify(shards, lambda rows: None)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("days", [], "lists 0 shards, its option days is 3"),
-        ("table_rows", [1, 2], "has 2 table sizes, expected 26"),
-    ],
-)
-def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, key, value, message):
-    write_folder(tmp_path, [2, 2, 2])
-    path = tmp_path / MANIFEST_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(DataError, match=f"{MANIFEST_FILE}: {message}"):
-        open_shards(tmp_path, None)
+FORGED = [
+    (0, np.float32(0.5), "label 0.5 is neither 0 nor 1"),
+    (0, np.float32(np.nan), "label nan is neither 0 nor 1"),
+    (1, np.float32(np.inf), "I1 is inf"),
+    (13, np.float32(np.nan), "I13 is nan"),
+    (14, np.uint32(999), "C1 is 999, its table has 40 rows"),
+    (39, np.uint32(2**31 + 5), "C26 is 2147483653, its table has 2147483648 rows"),
+]
+
+
+@pytest.mark.parametrize(("word", "value", "message"), FORGED)
+def test_a_value_that_no_model_can_take_is_named_with_its_row(tmp_path, word, value, message):
+    records = write_folder(tmp_path, [11, 17, 12])
+    records[13, word] = value.view(np.uint32)
+    write_records(tmp_path, records, [11, 17, 12])
+    shards = open_shards(tmp_path, None)  # its checksums are right
+    found = rf"day_1.bin: row 2 \(counted from 0\): {re.escape(message)}; the file was damaged"
+    with pytest.raises(DataError, match=found):
+        verify(shards, lambda rows: None)
+    with pytest.raises(DataError, match=found):
+        list(sequential_batches(shards, range(40), 5))
+    loader = Loader(
+        shards,
+        batch_size=4,
+        seed=3,
+        shuffle=True,
+        shuffle_block_rows=9,
+        shuffle_read_rows=3,
+    )
+    state = START
+    with pytest.raises(DataError, match=found):
+        for _ in range(7):
+            _, state = loader.read(state)

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.calibrate import expected_log_loss
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
-from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
+from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase, raw_name
 from dlrm_hybrid.kernels import synthesize
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import ResourceError
@@ -161,7 +161,7 @@ def test_an_empty_file_is_a_file(tmp_path: Path) -> None:
 def test_names_tell_rows_apart() -> None:
     other = replace(PROFILE, click_rate=0.5)
     names = {
-        synthetic.raw_name(rows, seed, which)
+        raw_name(rows, seed, which)
         for rows in (1, 2)
         for seed in (0, 1)
         for which in (PROFILE, other)
@@ -296,10 +296,10 @@ def test_scores_resemble_criteo_and_need_the_interactions() -> None:
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
     (tmp_path / f".rows.txt.{os.getpid()}.partial").symlink_to("/dev/full")
-    with pytest.raises(ResourceError, match=r"data\.raw: .*rows\.txt needs about \d+ bytes"):
+    with pytest.raises(ResourceError, match=r"synthetic rows need about [\d,]+ bytes of disk"):
         synthetic.generate(path, 1000, 0, PROFILE, ignore)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ResourceError, match=r"data\.raw: .*needs about 232000000000000 bytes"):
+    with pytest.raises(ResourceError, match=r"need about 232,000,000,000,000 bytes"):
         synthetic.generate(path, 10**12, 0, PROFILE, ignore)
     assert list(tmp_path.iterdir()) == []
 

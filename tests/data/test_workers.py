@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import worker_tasks
+from criteo_rows import worker_processes
 
 from dlrm_hybrid.data.workers import Workers
 from dlrm_hybrid.types import DataError, DlrmError, ResourceError
@@ -72,4 +72,4 @@ def test_an_error_of_the_tasks_waits_for_the_results_before(processes: int) -> N
 def test_a_killed_worker_is_an_error_and_all_end() -> None:
     with pytest.raises(ResourceError, match="was killed by signal 9"), Workers(2) as workers:
         list(workers.run(worker_tasks.fail, ["", "killed", ""], ignore, window=9, queued=1))
-    assert psutil.Process().children() == []
+    assert worker_processes() == []

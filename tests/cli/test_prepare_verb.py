@@ -1,0 +1,118 @@
+"""Rows on the command line: prepared, found, refused with the command that helps, checked."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.config import build
+from dlrm_hybrid.data.synthetic import generate
+
+SMALL = ("model=dlrm_small", "train.batch_size=64", "train.steps=2", "telemetry.tensorboard=false")
+REAL = ("data=criteo_kaggle", "data.processes=1")
+
+
+@pytest.fixture(scope="module")
+def raw_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("raw") / "train.txt"
+    generate(path, 2000, 5, build.profile(), lambda rows: None)
+    return path
+
+
+@pytest.fixture
+def raw(raw_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`train.txt` in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copyfile(raw_rows, "train.txt"))
+
+
+def program(verb: str, *arguments: str) -> int:
+    return run(["dlrm_hybrid", verb, *arguments])
+
+
+def advised(error: str) -> list[str]:
+    """The arguments of the command that a message ends with."""
+    command = shlex.split(error.splitlines()[-1])
+    assert command[:3] == ["python", "-m", "dlrm_hybrid"]
+    return command[3:]
+
+
+def test_train_prepares_what_data_raw_names(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = (*REAL, *SMALL, "data.raw=train.txt")
+    assert program("train", *train) == 0
+    output = capsys.readouterr().out
+    assert "preparing train.txt as data/prepared/criteo_kaggle\n" in output
+    assert "2,000 rows in 7 days" in output
+    raw.unlink()
+    assert program("train", *train, "train.seed=1") == 0
+    output = capsys.readouterr().out
+    assert "preparing" not in output
+    assert "train.txt: no such file any more; taking the rows prepared from it" in output
+
+
+def test_a_changed_option_ends_with_the_one_command_that_helps(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("prepare", *REAL, "data.raw=train.txt") == 0
+    changed = (*REAL, "data.min_count=3")
+    for verb, given in (("train", ()), ("train", ("data.raw=train.txt",))):
+        assert program(verb, *changed, *given, *SMALL) == 3
+        error = capsys.readouterr().err
+        assert "made from something else: data.min_count is 3, there it was 0; " in error
+        assert set(advised(error)) == {
+            *(verb, *changed, *SMALL, "data.raw=train.txt", "prepare.overwrite=true")
+        }
+    assert program("prepare", *changed, "data.raw=train.txt") == 3
+    again = advised(capsys.readouterr().err)
+    assert again == ["prepare", *changed, "data.raw=train.txt", "prepare.overwrite=true"]
+    assert run(["dlrm_hybrid", *again]) == 0
+    assert "replacing it\n" in capsys.readouterr().out
+    assert program("prepare", *changed, "data.raw=train.txt") == 0
+    assert "data/prepared/criteo_kaggle is up to date: 2,000 rows" in capsys.readouterr().out
+
+
+def test_rows_that_nobody_has_prepared(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program("train", *REAL, *SMALL) == 3
+    error = capsys.readouterr().err
+    assert "data.prepared = data/prepared/criteo_kaggle: no prepared rows here" in error
+    assert advised(error) == ["train", *REAL, *SMALL, "data.raw=train.txt"]
+    assert program("prepare", *REAL) == 2
+    assert "data.raw = null" in capsys.readouterr().err
+
+
+def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program("prepare", *REAL, "data.raw=train.txt") == 0
+    check = (*REAL, "prepare.check=true")
+    assert program("prepare", *check) == 0
+    assert "2,000 rows, all checksums and values are right\n" in capsys.readouterr().out
+    assert program("prepare", *check, "data.raw=train.txt") == 0
+    assert "are right; prepared from these raw files\n" in capsys.readouterr().out
+    raw.write_bytes(raw.read_bytes()[:-1])
+    assert program("prepare", *check, "data.raw=train.txt") == 3
+    assert re.search("train.txt: not the bytes that .* from", capsys.readouterr().err)
+    shard = Path("data/prepared/criteo_kaggle/day_2.bin")
+    records = np.fromfile(shard, np.uint8)
+    records[-1] ^= 1
+    shard.write_bytes(records.tobytes())
+    assert program("prepare", *check) == 3
+    error = capsys.readouterr().err
+    assert "day_2.bin: rows 0 to 285 (counted from 0) have another checksum" in error
+
+
+def test_synthetic_rows_of_an_older_version_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ("data.rows=1000", "data.processes=1")
+    assert program("prepare", *rows) == 0
+    (manifest,) = tmp_path.rglob("manifest.json")
+    manifest.write_text('{"format": 1}')
+    assert program("prepare", *rows) == 0
+    output = capsys.readouterr().out
+    assert "older version of this program" in output
+    assert "replacing it" in output
+    assert program("prepare", *rows, "prepare.check=true") == 0
