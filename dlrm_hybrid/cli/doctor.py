@@ -8,6 +8,7 @@ from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.curve import make_key_file
+from dlrm_hybrid.config import build
 from dlrm_hybrid.doctor.checks import Level, run_checks
 from dlrm_hybrid.kernels.cache import kernel_folder
 from dlrm_hybrid.kernels.needs import ALL
@@ -23,13 +24,13 @@ def run(request: Request) -> int:
         compile_ahead(ALL, terminal)
         terminal.line(f"all kernels are compiled, in {kernel_folder().path}")
         return ExitCode.DONE
-    return _check(terminal)
+    return _check(build.prepared_folder(request.config), terminal)
 
 
-def _check(terminal: Terminal) -> int:
+def _check(rows: Path, terminal: Terminal) -> int:
     """Print every check as it is made; exit 5 if training cannot run."""
     failed = 0
-    for check in run_checks(Path.cwd()):
+    for check in run_checks(Path.cwd(), rows):
         terminal.line(f"{check.level:<4}  {check.name:<19}  {check.detail}")
         failed += check.level is Level.FAIL
     if failed:

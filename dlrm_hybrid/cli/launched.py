@@ -21,12 +21,13 @@ from typing import Any
 
 from rich.console import Console
 
-from dlrm_hybrid.cli import rank_facts, run_folder
+from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
+from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, rows_identity
 from dlrm_hybrid.cli.request import Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
@@ -222,10 +223,12 @@ def _announce(
     if request is None:
         return None
     check_world(request.config, launch)
+    lock.enter_context(no_empty_folder(request.folder))
     lock.enter_context(run_folder.one_run(request.folder))
     if own and run_folder.is_complete(request):
         return None
     resume_from = run_folder.claim(request, is_restart=bool(own))
+    rows = ready_rows(request, resume_from, terminal)
     run_folder.write_facts(request)
     job.put(RUN_FOLDER, str(request.folder))
     if lost := lost_latest(request.folder):
@@ -234,8 +237,6 @@ def _announce(
         step = saved_step(resume_from)
         terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
     compile_for(request.config, terminal)
-    command = Command("train", request.overrides)
-    rows = prepared_rows(request.config, terminal, command)
     terminal.line(f"run folder {request.folder}")
     run_folder.tell_start(request, resume_from, terminal.line)
     return Announcement(
@@ -244,7 +245,7 @@ def _announce(
         run_folder=str(request.folder),
         resume_from=None if resume_from is None else str(resume_from.absolute()),
         attempt=max(launch.restarts, run_folder.attempts(request.folder)),
-        rows=rank_facts.rows_identity(open_shards(rows, build.semantics(request.config))),
+        rows=rows_identity(open_shards(rows, build.semantics(request.config))),
     )
 
 
@@ -282,7 +283,7 @@ def _same_rows(
         rows = prepared_rows(config, terminal, Command("train", announced.overrides))
         board.put(name, json.dumps(str(rows)))
     await_text(board, name, PREPARE_SECONDS)
-    found = rank_facts.rows_identity(open_shards(rows, build.semantics(config)))
+    found = rows_identity(open_shards(rows, build.semantics(config)))
     if found != list(announced.rows):
         raise DataError(
             f"data.prepared = {rows}: on {socket.gethostname()} (rank {launch.rank}) these are "

@@ -47,7 +47,6 @@ class Command:
 def run(request: Request) -> int:
     """Prepare raw rows and say what they are, or check those that are there."""
     config, terminal = request.config, Terminal()
-    compile_for(config, terminal, trains=False)
     folder = build.prepared_folder(config)
     if config.prepare.check:
         return _check(config, folder, terminal)
@@ -145,6 +144,7 @@ def _prepare(config: Config, raw: Raw, command: Command, terminal: Terminal) -> 
     found = folders.current(folder, raw, options, terminal.line)
     if isinstance(found, Manifest):
         return found
+    compile_for(config, terminal, trains=command.verb != "prepare")
     from dlrm_hybrid.data.prepare import prepare
 
     files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))

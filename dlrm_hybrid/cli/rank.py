@@ -14,12 +14,11 @@ from typing import Any
 
 from dlrm_hybrid.cli.rank_facts import (
     changed_arithmetic,
-    check_checkpoint,
     commits,
     other_compressors,
     resumed,
-    rows_identity,
 )
+from dlrm_hybrid.cli.readiness import check_checkpoint, rows_identity
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE, write_whole
 from dlrm_hybrid.comm.strangers import Strangers
@@ -150,7 +149,7 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
     if task.resume_from is None:
         return Progress()
     folder = checkpoint_folder.find(Path(task.resume_from))
-    facts = check_checkpoint(folder, task, values, shards)
+    facts = check_checkpoint(folder, values, shards, new_run=not task.goes_on)
     groups = checkpoint_groups(engine.tensors())
     compressor, versions = groups.pop(COMPRESSOR, {}), groups.pop(VERSIONS, {})
     checkpoint.load(folder, groups)

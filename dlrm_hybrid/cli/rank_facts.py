@@ -1,4 +1,4 @@
-"""What checkpoints say beside their tensors, and whether a run may go on from one."""
+"""What checkpoints say beside their tensors, and what a run that resumes takes from them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, cast
 
+from dlrm_hybrid.cli.readiness import rows_identity
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.config import build
-from dlrm_hybrid.config.identity import config_hash, differences, same_compressors
+from dlrm_hybrid.config.identity import config_hash, same_compressors
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train import checkpoint_folder
@@ -18,11 +19,6 @@ from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, TEST_LOSS
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import Commits
 from dlrm_hybrid.types import DataError
-
-
-def rows_identity(shards: Shards) -> list[str]:
-    """Checksums of the shards: the same rows in the same order, whatever their folder."""
-    return shards.manifest.identity
 
 
 def checkpoint_facts(
@@ -51,25 +47,6 @@ def commits(
         title=title,
         facts=lambda progress: checkpoint_facts(progress, values, shards),
     )
-
-
-def check_checkpoint(
-    folder: Path, task: TrainTask, values: Mapping[str, Any], shards: Shards
-) -> Mapping[str, Any]:
-    """The facts of a checkpoint that this run may go on from.
-
-    Raises:
-        DataError: it was made by another model or from other rows; each key is named.
-    """
-    facts = checkpoint_folder.read_facts(folder)
-    lines = differences(facts["config"], values, new_run=not task.goes_on)
-    if facts["rows"] != rows_identity(shards):
-        lines.append(f"data.prepared = {task.prepared}: the checkpoint was made from other rows")
-    if lines:
-        raise DataError(
-            f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
-        )
-    return facts
 
 
 def changed_arithmetic(task: TrainTask) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli import rank_facts
 from dlrm_hybrid.cli.rank_channel import world_channel
+from dlrm_hybrid.cli.readiness import check_checkpoint
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
@@ -122,13 +123,18 @@ def be_rank(
         ranks.note_late_kernels(config)
 
 
+def _checked(job: _Job, folder: Path) -> Mapping[str, Any]:
+    """The facts of a checkpoint that the run may resume from."""
+    return check_checkpoint(folder, job.values, job.shards, new_run=not job.task.goes_on)
+
+
 def _serve(job: _Job, index: int) -> None:
     server = build_server.server(job.config, job.layout, index, job.meter.clock)
     job.meter.versions = server.versions
     start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
-        facts = rank_facts.check_checkpoint(folder, job.task, job.values, job.shards)
+        facts = _checked(job, folder)
         start = facts["step"]
         for outgoing in server.restart(start, dense_values(folder, facts["config"], job.values)):
             job.channel.send(*outgoing)
@@ -223,7 +229,7 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
     if job.task.resume_from is None:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
-    facts = rank_facts.check_checkpoint(folder, job.task, job.values, job.shards)
+    facts = _checked(job, folder)
     progress = rank_facts.resumed(job.task, facts)
     dense = dense_values(folder, facts["config"], job.values)
     trainers = rank_facts.other_compressors(folder, facts, job.values)

@@ -16,7 +16,7 @@ from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
-from dlrm_hybrid.cli.prepare import Command, prepared_rows
+from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, require_memory
 from dlrm_hybrid.cli.remarks import remarks
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
@@ -45,18 +45,18 @@ STATUS: dict[int, str] = {
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
     terminal = Terminal()
-    with run_folder.one_run(request.folder):
+    with no_empty_folder(request.folder), run_folder.one_run(request.folder):
         resume_from = run_folder.claim(request)
         log_losses(request.folder / "log" / TERMINAL_LOG)
         if lost := lost_latest(request.folder):
             terminal.line(lost)
+        rows = ready_rows(request, resume_from, terminal)
+        require_memory(request.config, rows)
         with rank_namespaces(request.config, terminal) as namespaces:
             run_folder.write_facts(request)
             for remark in remarks(request.config):
                 terminal.line(remark)
             compile_for(request.config, terminal)
-            command = Command("train", request.overrides)
-            rows = prepared_rows(request.config, terminal, command)
             terminal.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, terminal.line)
             # A signal while the summary is made changes nothing: all that it could save is there.

@@ -22,7 +22,7 @@ from dlrm_hybrid.data.order import permutation
 from dlrm_hybrid.data.shards import Shards, Words
 from dlrm_hybrid.kernels.gather import gather
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,8 @@ class Loader:
         Raises:
             ConfigError: the training rows do not fill one global batch.
         """
-        rows = len(shards.train_rows)
-        global_rows = trainers * batch_size
-        if rows < global_rows:
-            raise ConfigError(
-                f"train.batch_size={batch_size} for {trainers} trainer(s): one step takes"
-                f" {global_rows} rows, the training days have {rows}"
-            )
+        self.steps_per_epoch = shards.steps_per_epoch(batch_size, trainers)
+        rows, global_rows = len(shards.train_rows), trainers * batch_size
         self._shards = shards
         self._batch_size = batch_size
         self._seed = seed
@@ -141,7 +136,6 @@ class Loader:
         )
         self._epoch: _Epoch | None = None
         self._block: _Block | None = None
-        self.steps_per_epoch = rows // global_rows
         self.dropped_rows = rows % global_rows
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:

@@ -26,7 +26,7 @@ from dlrm_hybrid.data.format import (
 )
 from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
 from dlrm_hybrid.data.order import permutation
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import ConfigError, DataError
 
 Words = npt.NDArray[np.uint32]
 
@@ -74,6 +74,20 @@ class Shards:
         if part == "first_half":
             return range(start, start + (stop - start + 1) // 2)
         raise ValueError(f"data.test_part is `day` or `first_half`, not {part!r}")
+
+    def steps_per_epoch(self, batch_size: int, trainers: int) -> int:
+        """Global batches of `trainers * batch_size` rows in the training rows.
+
+        Raises:
+            ConfigError: not even one.
+        """
+        rows, global_rows = len(self.train_rows), trainers * batch_size
+        if rows < global_rows:
+            raise ConfigError(
+                f"train.batch_size = {batch_size}: a step of {trainers} trainer(s) takes "
+                f"{global_rows:,} rows, the training days of {self.folder} have {rows:,}"
+            )
+        return rows // global_rows
 
     def pieces(self, rows: range) -> Iterator[Words]:
         """The records of consecutive rows as uint32 [·, W] views, one for each day they touch.

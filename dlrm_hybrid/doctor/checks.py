@@ -15,7 +15,8 @@ import psutil
 
 from dlrm_hybrid.comm.emulation.network import open_network
 from dlrm_hybrid.comm.emulation.plan import Plan
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.types import DataError, ResourceError
 
 GIB = 2**30
 MB = 1e6
@@ -47,11 +48,12 @@ class Check:
     detail: str
 
 
-def run_checks(folder: Path) -> Iterator[Check]:
+def run_checks(folder: Path, rows: Path) -> Iterator[Check]:
     """All checks, cheapest first.
 
     Args:
         folder: where runs and data would lie.
+        rows: the folder of prepared rows that the configuration names.
     """
     probes: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
@@ -60,6 +62,7 @@ def run_checks(folder: Path) -> Iterator[Check]:
         ("vector instructions", _vectors),
         ("memory", _memory),
         ("disk", lambda: _disk(folder)),
+        ("prepared rows", lambda: check_rows(rows)),
         ("torch", _torch),
         ("fbgemm", _fbgemm),
         ("bfloat16", _bfloat16),
@@ -133,6 +136,19 @@ def _disk(folder: Path) -> Check:
     if free < KAGGLE_DISK_BYTES:
         return Check("disk", Level.NOTE, f"{text}; all of Criteo Kaggle needs about 26 GiB")
     return Check("disk", Level.OK, text)
+
+
+def check_rows(folder: Path) -> Check:
+    """Read all prepared rows and compare their checksums."""
+    name = "prepared rows"
+    if not folder.exists():
+        return Check(name, Level.OK, f"none in {folder} yet")
+    try:
+        shards = open_shards(folder, None)
+        verify(shards, lambda rows: None)
+    except DataError as error:
+        return Check(name, Level.FAIL, str(error))
+    return Check(name, Level.OK, f"{shards.manifest.rows:,} in {folder}, all checksums are right")
 
 
 def _torch() -> Check:

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,26 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
         raise OSError("no such device")
 
     monkeypatch.setattr(checks, "_vectors", broken)
-    found = {check.name: check for check in checks.run_checks(checks.Path.cwd())}
+    found = {
+        check.name: check for check in checks.run_checks(checks.Path.cwd(), checks.Path("nothing"))
+    }
     assert found["vector instructions"].level is Level.FAIL
     assert found["vector instructions"].detail == "OSError: no such device"
     assert found["memory"].level is not Level.FAIL
-    assert len(found) == 12
+    assert len(found) == 13
     assert "times the speed of float32" in found["bfloat16"].detail
     assert "compiled for" in found["kernels"].detail
+
+
+def test_damaged_rows_are_a_finding(small_rows: list[str], tmp_path: Path) -> None:
+    prepared = Path(next(text for text in small_rows if "prepared" in text).partition("=")[2])
+    rows = Path(shutil.copytree(prepared, tmp_path / "rows"))
+    assert checks.check_rows(rows).level is Level.OK
+    with (rows / "day_0.bin").open("r+b") as file:
+        file.write(b"\xff")
+    found = checks.check_rows(rows)
+    assert found.level is Level.FAIL
+    assert "day_0.bin: rows 0 to 999 (counted from 0) have another checksum" in found.detail
 
 
 def test_keys_are_made_once_and_for_this_user_only(

@@ -234,7 +234,9 @@ def test_a_state_of_other_data_is_refused(shards, state):
 
 def test_a_batch_larger_than_the_data_is_refused(shards):
     make_loader(shards, batch_size=TRAIN_ROWS)
-    with pytest.raises(ConfigError, match="train.batch_size=507 for 2 trainer.* 1014 rows.* 1013"):
+    with pytest.raises(
+        ConfigError, match="train.batch_size = 507: a step of 2 trainer.* 1,014 rows.* 1,013"
+    ):
         make_loader(shards, batch_size=507, trainers=2)
 
 

@@ -1,0 +1,107 @@
+"""Whether a run can begin: rows, memory and checkpoint, looked at before anything is written.
+
+Free of torch: what is wrong is told at once, and no run folder is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dlrm_hybrid.cli.prepare import Command, prepared_rows
+from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config import build
+from dlrm_hybrid.config.identity import differences
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.train import checkpoint_folder
+from dlrm_hybrid.types import DataError, ResourceError
+
+FLOAT_BYTES = 4
+
+
+@contextmanager
+def no_empty_folder(folder: Path) -> Generator[None, None, None]:
+    """Remove a run folder at an error if nothing has been written to it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
+
+
+def ready_rows(request: Request, resume_from: Path | None, terminal: Terminal) -> Path:
+    """The folder of prepared rows of a run that can begin.
+
+    Args:
+        request: the run.
+        resume_from: a run folder or checkpoint to resume from, or None.
+        terminal: for progress.
+
+    Raises:
+        ConfigError: there are too few rows for one step.
+        DataError: there are no rows, they are damaged, or the checkpoint is of another run.
+    """
+    config = request.config
+    checkpoint_folder.saved_step(resume_from)  # rows may take minutes: a wrong path is told first
+    rows = prepared_rows(config, terminal, Command("train", request.overrides))
+    shards = open_shards(rows, build.semantics(config))
+    shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
+    if resume_from is not None:
+        folder = checkpoint_folder.find(resume_from)
+        check_checkpoint(folder, request.values, shards, resume_from != request.folder)
+    return rows
+
+
+def require_memory(config: Config, rows: Path) -> None:
+    """See that the embedding tables fit in the memory of this machine, if all of them are here.
+
+    Raises:
+        ResourceError: they are larger.
+    """
+    table_rows = sum(open_shards(rows, None).table_rows)
+    dim = config.model.embedding_dim
+    needed_bytes = table_rows * dim * FLOAT_BYTES
+    total_bytes = psutil.virtual_memory().total + psutil.swap_memory().total
+    if needed_bytes > total_bytes:
+        raise ResourceError(
+            f"model.embedding_dim = {dim}: embedding tables of {table_rows:,} rows need "
+            f"{needed_bytes / 1e9:,.1f} GB, this machine has {total_bytes / 1e9:,.1f} GB of memory "
+            "and swap (fewer rows: data.min_count, data.max_ind_range)"
+        )
+
+
+def rows_identity(shards: Shards) -> list[str]:
+    """Checksums of the shards: the same rows in the same order, whatever their folder."""
+    return shards.manifest.identity
+
+
+def check_checkpoint(
+    folder: Path, values: Mapping[str, Any], shards: Shards, new_run: bool
+) -> Mapping[str, Any]:
+    """The facts of a checkpoint that a run may resume from.
+
+    Args:
+        folder: of the checkpoint.
+        values: configuration of the run.
+        shards: its rows.
+        new_run: the checkpoint was made by another run.
+
+    Raises:
+        DataError: it was made by another model or from other rows; each key is named.
+    """
+    facts = checkpoint_folder.read_facts(folder)
+    lines = differences(facts["config"], values, new_run=new_run)
+    if facts["rows"] != rows_identity(shards):
+        lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
+    if lines:
+        raise DataError(
+            f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
+        )
+    return facts

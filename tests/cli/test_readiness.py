@@ -1,0 +1,79 @@
+"""Runs that cannot begin: told before a run folder is written, without torch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlrm_hybrid.cli import train as verb
+
+Train = Callable[..., tuple[int, Path]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        (("train.batch_size=6001",), 2, "a step of 1 trainer(s) takes 6,001 rows, the training"),
+        (("checkpoint.resume=nope",), 3, "nope: no checkpoint here"),
+        (("data=criteo_kaggle", "data.prepared=nope"), 3, "nope: no prepared rows here"),
+        (("data.prepared=/proc/none/rows",), 5, "/proc/none/rows"),
+    ],
+    ids=["rows", "checkpoint", "missing", "disk"],
+)
+def test_what_is_missing_is_told_and_no_folder_is_left(
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(verb, "run_attempts", start)
+    if overrides[0].startswith("data=criteo"):
+        overrides = (*overrides, "data.rows=null", "data.seed=null")
+    found, folder = train("run", *overrides)
+    assert found == code
+    assert message in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_tables_larger_than_the_memory_are_refused(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(total=10**5))
+    swap = psutil.swap_memory()
+    monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(total=0))
+    code, folder = train("run")
+    assert code == 5
+    error = capsys.readouterr().err
+    assert "embedding tables of 35,491 rows need 0.0 GB, this machine has 0.0 GB" in error
+    assert not folder.exists()
+
+
+def test_nothing_slow_is_imported_to_say_so(small_rows: list[str], tmp_path: Path) -> None:
+    """Torch and numba take seconds; what tells of a late error must not wait for them."""
+    program = """
+import sys
+from dlrm_hybrid.cli import main
+main._Jobs._run.__globals__["RANKED"] = ()  # no forkserver, which imports torch, in the background
+code = main.run(sys.argv)
+print(code, [name for name in ("torch", "numba", "pandas") if name in sys.modules])
+"""
+    arguments = ["train", *small_rows, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments, "train.batch_size=7000"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "2 []\n", done.stderr
