@@ -277,3 +277,31 @@ def test_a_signal_to_every_process_is_one_to_the_supervisor(
     outcome = run_ranks(ranks(tmp_path, "", ""), entry, send_to_all)
     assert outcome.exit_code == code
     assert helpers[0].is_running()
+
+
+WARMS_UP = """
+import signal
+from dlrm_hybrid.train.supervisor import warm_up
+warm_up([])
+signal.pause()
+"""
+SLOW_TORCH = """
+import os, time
+print(os.getpid(), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_forkserver_does_not_outlive_its_parent_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(SLOW_TORCH)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", WARMS_UP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        one = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        try:
+            one.wait(DEADLINE_SECONDS)
+        finally:
+            if one.is_running():
+                one.kill()
