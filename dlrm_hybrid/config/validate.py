@@ -14,6 +14,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
 
 ADDED_LATER = {"minutes": 0.0}  # to `checkpoint`; runs before it saved by steps alone
+NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
 MOST_CHARACTERS = 500  # of the line for one fault
 
 
@@ -36,6 +37,7 @@ def validate(values: Mapping[str, Any]) -> Config:
 
 def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of a checkpoint with the keys that it may be older than."""
+    values = {"prepare": NOT_PREPARED, **values}
     section: Any = values.get("checkpoint")
     if not isinstance(section, dict):
         return values
