@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from dlrm_hybrid.types import DataError, ResourceError
+from dlrm_hybrid import limits
+from dlrm_hybrid.types import DataError, DlrmError, ResourceError
 
 RUN_FOLDER_KEY = "hydra.run.dir"
 NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
@@ -44,14 +45,20 @@ def writing(path: Path, key: str) -> Generator[None, None, None]:
 
 @contextmanager
 def refusals() -> Generator[None, None, None]:
-    """Raise ResourceError where a disk refuses a file that nobody has looked after more closely.
+    """Raise ResourceError where the system refuses what nobody has looked after more closely.
 
-    Anything else that the system refuses is an error of this program and passes.
+    That is a file, or more files, memory or processes than a limit allows. Anything else is an
+    error of this program and passes.
     """
     try:
         yield
-    except OSError as error:
-        if error.filename is None or error.errno not in _REFUSALS:
+    except DlrmError:
+        raise
+    except Exception as error:
+        limit = limits.reached(error)
+        if limit is not None:
+            raise ResourceError(limit) from error
+        if not isinstance(error, OSError) or error.filename is None or error.errno not in _REFUSALS:
             raise
         raise ResourceError(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
 

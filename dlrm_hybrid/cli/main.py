@@ -20,6 +20,7 @@ from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.disk import refusals
+from dlrm_hybrid.limits import raise_open_files
 from dlrm_hybrid.types import (
     ConfigError,
     DlrmError,
@@ -68,6 +69,7 @@ def run(argv: Sequence[str]) -> int:
     verb, arguments = argv[1], list(argv[2:])
     stop = _Stop()
     stop.install()
+    raise_open_files()
     try:
         if verb not in VERBS:
             raise ConfigError(_unknown_verb(verb))

@@ -124,10 +124,14 @@ def harmless_output() -> Generator[None, None, None]:
     """While it lasts, nothing printed by this process waits, fails, or ends it."""
     _open_standard_descriptors()
     codecs.register_error(PLAIN_SIGNS, _in_plain_signs)
-    errors = Output(2, "stderr", tell=None)
-    output = errors  # of one file one thread keeps the order
-    if not os.path.sameopenfile(1, 2):
-        output = Output(1, "stdout", tell=errors)
+    try:
+        errors = Output(2, "stderr", tell=None)
+        output = errors  # of one file one thread keeps the order
+        if not os.path.sameopenfile(1, 2):
+            output = Output(1, "stdout", tell=errors)
+    except RuntimeError:  # no room for a thread: the program will say so
+        yield
+        return
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _text(output, sys.stdout), _text(errors, sys.stderr)
     try:

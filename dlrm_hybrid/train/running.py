@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
+from dlrm_hybrid.limits import check_temporary_folder
 from dlrm_hybrid.process import shielded
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.train.rank import Loss, Rank, run_rank
@@ -93,6 +95,41 @@ class Forwarder:
             raise KeyboardInterrupt
 
 
+@dataclass(slots=True)
+class _ForkserverErrors:
+    """What the forkserver writes to standard error, and ranks that have no log yet."""
+
+    descriptor: int | None = None
+
+    @contextmanager
+    def caught(self) -> Generator[None, None, None]:
+        """What is started inside writes there."""
+        if self.descriptor is None:
+            self.descriptor = os.memfd_create("forkserver")
+        before = os.dup(2)
+        os.dup2(self.descriptor, 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+    def text(self) -> str:
+        """All of it."""
+        if self.descriptor is None:
+            return ""
+        size = os.fstat(self.descriptor).st_size
+        return os.pread(self.descriptor, size, 0).decode(errors="replace")
+
+
+_ERRORS = _ForkserverErrors()
+
+
+def forkserver_errors() -> str:
+    """What the forkserver, and ranks that have no log yet, have written to standard error."""
+    return _ERRORS.text()
+
+
 def ensure_forkserver(modules: Sequence[str] = ()) -> None:
     """Let the forkserver begin with its imports, unless it is there.
 
@@ -100,9 +137,13 @@ def ensure_forkserver(modules: Sequence[str] = ()) -> None:
 
     Args:
         modules: what it imports besides.
+
+    Raises:
+        ResourceError: it has no place for its socket.
     """
+    check_temporary_folder()
     forkserver.set_forkserver_preload([PRELOAD, *modules])
-    with shielded():
+    with shielded(), _ERRORS.caught():
         forkserver.ensure_running()
 
 

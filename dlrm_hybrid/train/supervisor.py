@@ -11,17 +11,28 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 
+from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.train.rank import READY, Loss, Rank, Report, first_lost
-from dlrm_hybrid.train.running import Forwarder, Running, end, ensure_forkserver, start
+from dlrm_hybrid.train.running import (
+    Forwarder,
+    Running,
+    end,
+    ensure_forkserver,
+    forkserver_errors,
+    start,
+)
 from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
+LOG_TAIL_BYTES = 4096
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -95,7 +106,10 @@ def _attempt(ranks: Sequence[Rank], entry: str, report: Report, forwarder: Forwa
     running = forwarder.running
     try:
         for rank in ranks:
-            running.append(start(rank, entry))
+            try:
+                running.append(start(rank, entry))
+            except (EOFError, ConnectionError) as error:
+                return _forkserver_lost(rank, error)
         return _listen(running, forwarder, report)
     finally:
         end(running)
@@ -134,6 +148,19 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
     return _failure(failed, running) if failed else Outcome(ExitCode.DONE, "")
 
 
+def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
+    """It went before it had forked this rank; ranks that are there end with it."""
+    said = forkserver_errors()
+    log = rank.log_folder / "forkserver.log"
+    with suppress(OSError):
+        log.write_text(said, encoding="utf-8")
+    limit = limits.reached_in(said)
+    if limit is not None:
+        return Outcome(ExitCode.RESOURCES, f"ranks cannot be started: {limit}; see {log}")
+    text = f"the process that ranks are forked from ended before {rank.name} was there; see {log}"
+    return Outcome(ExitCode.FAILED, text, lost=True)
+
+
 def _blame(one: Running) -> int:
     """Who is named for a failure: a killed rank before one with a reason of its own, and that
     before those who only lost a peer; among equals the first.
@@ -161,12 +188,28 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         return Outcome(code, one.failure.values["message"])
     log = one.rank.log_folder / f"{one.rank.name}.log"
     lost = code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)
+    limit = _limit(log, code)
+    if limit is not None:
+        return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {log}", lost)
     if code < 0:
         cause = f"was killed by {signal.Signals(-code).name}"
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
         cause = f"ended with exit code {code}"
     return Outcome(code, f"{one.title} {cause}; see {log}", lost)
+
+
+def _limit(log: Path, code: int) -> str | None:
+    """The limit by which a rank may have ended so suddenly that it could not say so itself."""
+    if -code in (signal.SIGINT, signal.SIGTERM):
+        return None
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        text = ""
+    return limits.reached_in(text + forkserver_errors())
 
 
 def _lost(teller: Running, loss: Loss, running: Sequence[Running]) -> str:

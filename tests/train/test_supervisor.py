@@ -305,3 +305,33 @@ def test_a_forkserver_does_not_outlive_its_parent_while_it_imports(tmp_path: Pat
         finally:
             if one.is_running():
                 one.kill()
+
+
+def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -> None:
+    """Ranks may start again, from a new one."""
+    program = (
+        "import os, signal, sys, threading\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from multiprocessing import forkserver\n"
+        "from pathlib import Path\n"
+        "import test_supervisor as t\n"
+        "from dlrm_hybrid.train.running import Forwarder\n"
+        "from dlrm_hybrid.train.supervisor import run_attempts, warm_up\n"
+        "warm_up([])\n"
+        "pid = forkserver._forkserver._forkserver_pid\n"
+        "threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()  # amid its imports\n"
+        "lost = []\n"
+        "with Forwarder() as forwarder:\n"
+        f"    ranks = lambda: t.ranks(Path({str(tmp_path)!r}), '3')\n"
+        "    again = lambda outcome: lost.append(outcome)\n"
+        "    entry = 'test_supervisor:tells_its_pid'\n"
+        "    end = run_attempts(forwarder, ranks, entry, lambda event: None, again)\n"
+        "assert end.exit_code == 0, end\n"
+        "assert lost and all(one.lost for one in lost), lost\n"
+        "print(lost[0].message)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "that ranks are forked from ended before worker-0 was there; see " in done.stdout

@@ -1,0 +1,103 @@
+"""Limits that the system sets to a process, named where one has been reached."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import tempfile
+from pathlib import Path
+
+from dlrm_hybrid.types import ResourceError
+
+MOST_OPEN_FILES = 65_536  # more serve nobody here, and some programs walk through them all
+# A unix socket's path has 108 bytes with the zero at its end; multiprocessing puts one into
+# /pymp-abcdefgh/listener-abcdefgh below the temporary folder.
+MOST_TMPDIR_BYTES = 107 - 32
+_FILES = ("Too many open files", "too many open files")
+_MEMORY = (
+    *("Cannot allocate memory", "can't allocate memory", "not enough memory", "bad_alloc"),
+    *("failed to map segment", "Unable to allocate", "MemoryError", "Memory allocation"),
+)
+_PROCESSES = ("Resource temporarily unavailable", "can't start new thread", "pthread_create")
+
+
+def raise_open_files() -> None:
+    """Take as many open files as this process may: many systems give 1,024 and allow more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def check_temporary_folder() -> None:
+    """Raise ResourceError where multiprocessing could not put its sockets."""
+    try:
+        folder = tempfile.gettempdir()
+    except OSError as error:
+        raise ResourceError(f"TMPDIR: {error.strerror}") from error
+    num_bytes = len(os.fsencode(folder))
+    if num_bytes > MOST_TMPDIR_BYTES:
+        raise ResourceError(
+            f"TMPDIR = {folder}: has {num_bytes} bytes; a socket below it needs at most "
+            f"{MOST_TMPDIR_BYTES}, set it to a shorter folder"
+        )
+
+
+def reached(error: BaseException) -> str | None:
+    """Which limit has made this error, with its value; None if none has."""
+    number = getattr(error, "errno", None)
+    if number in (errno.EMFILE, errno.ENFILE):
+        return reached_in(_FILES[0])
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
+        return reached_in(_MEMORY[0])
+    return reached_in(str(error))
+
+
+def reached_in(text: str) -> str | None:
+    """Which limit a message of the system or of a library speaks of; None if of none."""
+    if any(words in text for words in _FILES):
+        limit = _limit(resource.RLIMIT_NOFILE)
+        return f"too many open files: RLIMIT_NOFILE = {limit} (ulimit -n) is too small"
+    if any(words in text for words in _MEMORY):
+        found = ", ".join(_memory()) or "this machine has no more"
+        return f"out of memory: {found}; a smaller model or fewer ranks need less"
+    if any(words in text for words in _PROCESSES):
+        found = ", ".join((*_processes(), *_memory())) or "the system gives no more"
+        return f"no room for another process or thread: {found}"
+    return None
+
+
+def _memory() -> list[str]:
+    found: list[str] = []
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        found.append(f"RLIMIT_AS = {limit // 1024:,} KiB (ulimit -v)")
+    group = _of_group("memory.max").strip()
+    if group.isdigit():
+        found.append(f"memory.max = {int(group) // 1024:,} KiB of its control group")
+    return found
+
+
+def _processes() -> list[str]:
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    found = [] if limit == resource.RLIM_INFINITY else [f"RLIMIT_NPROC = {limit:,} (ulimit -u)"]
+    group = _of_group("pids.max").strip()
+    if group.isdigit():
+        found.append(f"pids.max = {group} of its control group")
+    return found
+
+
+def _limit(which: int) -> str:
+    limit = resource.getrlimit(which)[0]
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def _of_group(name: str) -> str:
+    """A file of this process's control group (version 2); empty where there is none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+        group = next(line[3:] for line in lines if line.startswith("0::"))
+        return Path(f"/sys/fs/cgroup{group}/{name}").read_text(encoding="ascii")
+    except (OSError, StopIteration, ValueError):
+        return ""
