@@ -108,6 +108,8 @@ def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
     """
     rows_missing = not (prepared_folder(config) / MANIFEST_FILE).is_file()
     world = config.gradient.name if config.parallel.name == "hybrid" else ""
+    if world == "dct" and config.gradient.threshold not in ("histogram", "exact"):
+        world = "thresholds"  # a rule of another method's
     return needed(
         prepares=rows_missing or not trains,
         is_synthetic=config.data.name == "synthetic",

@@ -253,6 +253,8 @@ def _gather(
     batch: Batch,
     table_rows_F: npt.NDArray[np.int64],
 ) -> bool:
+    records_RW = records_RW.view()
+    records_RW.flags.writeable = False  # the kernel is compiled for no other ones
     return gather(
         records_RW.view(np.float32),
         records_RW.view(np.int32),

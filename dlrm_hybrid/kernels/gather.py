@@ -6,10 +6,12 @@ I = 13 integer features, F = 26 categorical features.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.kernels.jit import kernel
+from dlrm_hybrid.kernels.jit import READ_ONLY, kernel
 
 # Feature-major writes go to 26 places that lie B words apart: a tile's worth of records stays in
 # the first cache while they are read 26 times (a row at a time costs 5 times more at B = 2048).
@@ -20,8 +22,8 @@ CATEGORICAL = 26
 
 @kernel
 def gather(
-    floats_RW: npt.NDArray[np.float32],
-    integers_RW: npt.NDArray[np.int32],
+    floats_RW: Annotated[npt.NDArray[np.float32], READ_ONLY],
+    integers_RW: Annotated[npt.NDArray[np.int32], READ_ONLY],
     order_B: npt.NDArray[np.uint32],
     first: int,
     dense_BI: npt.NDArray[np.float32],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from world_runs import Train, assert_same_state, curve
+from world_runs import Train, assert_compiled_ahead, assert_same_state, curve
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.gradient_methods import METHODS
@@ -87,6 +87,7 @@ def test_processes_compress_as_one_process_does(method: str, train: Train) -> No
     assert code == 0
     code, many = train("many", *options_of(method), *every)
     assert code == 0
+    assert_compiled_ahead(many)
     for step in (STEPS // 2, STEPS):
         assert_same_state(many, one, step)
     assert curve(many) == curve(one)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from world_runs import Train, assert_same, pids, summary, tensors
+from world_runs import Train, assert_compiled_ahead, assert_same, pids, summary, tensors
 
 WORLD = ("parallel=hybrid", "network.patience_seconds=30")
 DEADLINE_SECONDS = 30.0
@@ -93,6 +93,7 @@ def test_half_precision_halves_the_embeddings_bytes(train: Train) -> None:
 def test_the_network_is_counted_by_class_and_rank(train: Train) -> None:
     code, folder = train("run", *WORLD, "train.steps=25")
     assert code == 0
+    assert_compiled_ahead(folder)
     told = summary(folder)
     network, roles = told["network"], told["roles"]
     assert [roles[str(rank)]["role"] for rank in range(7)] == [
