@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
@@ -144,8 +143,10 @@ def _prepare(config: Config, raw: Raw, command: Command, terminal: Terminal) -> 
     found = folders.current(folder, raw, options, terminal.line)
     if isinstance(found, Manifest):
         return found
-    compile_for(config, terminal, trains=command.verb != "prepare")
+    from dlrm_hybrid.cli.compiling import compile_for
     from dlrm_hybrid.data.prepare import prepare
+
+    compile_for(config, terminal, trains=command.verb != "prepare")
 
     files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))
     terminal.line(f"preparing {files} as {folder}")

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.attempts import Attempts
 from dlrm_hybrid.cli.closing import tell_run, tell_scores
-from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
@@ -56,7 +55,7 @@ def run(request: Request) -> int:
             run_folder.write_facts(request)
             for remark in remarks(request.config):
                 terminal.line(remark)
-            compile_for(request.config, terminal)
+            _compile(request.config, terminal)
             terminal.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, terminal.line)
             # A signal while the summary is made changes nothing: all that it could save is there.
@@ -66,6 +65,13 @@ def run(request: Request) -> int:
     if forwarder.received:
         raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
     return code
+
+
+def _compile(config: Config, terminal: Terminal) -> None:
+    """Compile the kernels of ranks; what is wrong before that is told before numba is imported."""
+    from dlrm_hybrid.cli.compiling import compile_for
+
+    compile_for(config, terminal)
 
 
 def _run_ranks(
