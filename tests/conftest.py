@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +24,6 @@ def heed_ctrl_c() -> None:
     """A shell lets what it starts in the background ignore Ctrl-C, and all that this starts too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
-def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line hands its arguments to Hydra through sys.argv; no test keeps another's."""
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
 @pytest.fixture(scope="session")

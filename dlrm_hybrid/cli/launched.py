@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from dlrm_hybrid.cli import run_folder
+from dlrm_hybrid.cli.arguments import Arguments
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
@@ -70,7 +70,7 @@ class Announcement:
     rows: Sequence[str]
 
 
-def run(launch: Launch, arguments: list[str]) -> int:
+def run(launch: Launch, arguments: Arguments) -> int:
     """Be one of several processes of a run; returns its exit code.
 
     Args:
@@ -156,7 +156,7 @@ def _go_on() -> None:
 
 
 def _prepared(
-    launch: Launch, arguments: list[str], board: StoreBoard, lock: ExitStack
+    launch: Launch, arguments: Arguments, board: StoreBoard, lock: ExitStack
 ) -> Part | None:
     """All that this rank needs to begin; None if there is nothing to do.
 
@@ -180,7 +180,7 @@ def _prepared(
     if text == "null":
         return None
     announced = Announcement(**json.loads(text))
-    config = own_network(validate(announced.values), arguments)
+    config = own_network(validate(announced.values), arguments.overrides)
     rows = _same_rows(launch, announced, config, terminal, board)
     task = TrainTask(
         run_folder=announced.run_folder,
@@ -206,7 +206,7 @@ def _compare_versions(launch: Launch, board: StoreBoard) -> None:
 
 
 def _announce(
-    launch: Launch, arguments: list[str], terminal: Terminal, job: StoreBoard, lock: ExitStack
+    launch: Launch, arguments: Arguments, terminal: Terminal, job: StoreBoard, lock: ExitStack
 ) -> Announcement | None:
     """Rank 0's preparations; None if help was asked for, or an attempt before was the last.
 
@@ -219,7 +219,7 @@ def _announce(
     """
     folder = job.read(RUN_FOLDER)
     own = [] if folder is None else [f"hydra.run.dir={folder}"]
-    request = _composed([*arguments, *own])
+    request = _composed(arguments, own)
     if request is None:
         return None
     check_world(request.config, launch)
@@ -249,25 +249,22 @@ def _announce(
     )
 
 
-def _composed(arguments: list[str]) -> Request | None:
-    """What the command line asks for; None if Hydra has answered it."""
-    if compose.is_sweep(arguments):
+def _composed(arguments: Arguments, own: Sequence[str]) -> Request | None:
+    """What the command line asks for; None if it only asks for the configuration."""
+    if arguments.is_sweep:
         raise ConfigError("-m: a launcher starts the processes of one run, not of a sweep")
-    if not compose.asks_only(arguments):
-        compose.check(arguments)
-    sys.argv = [sys.argv[0], *arguments]
-    found: list[Request] = []
-
-    def take(values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
-        found.append(Request(validate(values), values, folder.absolute(), tuple(overrides)))
-
-    compose.launch(take)
-    return found[0] if found else None
+    overrides = [*arguments.overrides, *own]
+    job = compose.job_of(overrides, arguments.faults)
+    if arguments.cfg is not None:
+        print(compose.shown(overrides, arguments.cfg, arguments.package, arguments.resolve), end="")
+        return None
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return Request(validate(job.values), job.values, job.folder, job.overrides)
 
 
-def own_network(config: Config, arguments: Sequence[str]) -> Config:
+def own_network(config: Config, overrides: Sequence[str]) -> Config:
     """The configuration of the run, with what this machine's command line says of its network."""
-    own = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    own = dict(override.split("=", 1) for override in overrides if "=" in override)
     changes = {key.partition(".")[2]: own[key] for key in OWN_KEYS if key in own}
     return replace(config, network=replace(config.network, **changes))
 

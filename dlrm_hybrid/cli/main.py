@@ -10,13 +10,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid import __version__
+from dlrm_hybrid.cli.arguments import HELP, VERSION, Arguments, parse
+from dlrm_hybrid.cli.help import VERBS, help_text, usage
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.disk import refusals
@@ -32,41 +34,21 @@ from dlrm_hybrid.types import (
 
 if TYPE_CHECKING:
     from dlrm_hybrid.cli.sweep import Sweep
-
-VERBS = {
-    "prepare": "raw Criteo rows → shards, checked and encoded",
-    "train": "train a model (-m: one for each point of a sweep)",
-    "evaluate": "score a checkpoint on the test part",
-    "report": "compare runs: tables and pictures in one HTML file",
-    "bench": "measure this machine: bench.what=step | prepare | kernels | compressors",
-    "doctor": "say whether this machine is able, and what is wrong (or doctor.action=keys)",
-}
+    from dlrm_hybrid.config import compose
 
 RANKED = ("train", "evaluate")
 RANK_MODULE = "dlrm_hybrid.cli.rank_world"  # imports that of ranks without a world as well
 
-USAGE = f"""dlrm_hybrid {__version__}: trains DLRM and counts every byte on the network
-
-usage: python -m dlrm_hybrid VERB [group=choice] [key=value] ...
-
-{chr(10).join(f"  {verb:<9} {text}" for verb, text in VERBS.items())}
-
-  python -m dlrm_hybrid train                                     made-up rows, one epoch
-  python -m dlrm_hybrid prepare data=criteo_kaggle data.raw=train.txt
-  python -m dlrm_hybrid train data=criteo_kaggle train.seed=1
-  python -m dlrm_hybrid train -m optimizer.lr=0.05,0.1            a sweep
-  python -m dlrm_hybrid report report.runs=runs/sweep/…           what came of it
-  python -m dlrm_hybrid train --cfg job                           the whole configuration
-  python -m dlrm_hybrid train --help                              groups, choices and keys
-"""
-
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb that `argv[1]` names; returns the exit code."""
-    if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
-        print(USAGE, end="")
+    if len(argv) < 2 or argv[1] in (*HELP, "help"):
+        print(usage(), end="")
         return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
-    verb, arguments = argv[1], list(argv[2:])
+    if VERSION in argv[1:]:
+        print(f"dlrm_hybrid {__version__}")
+        return ExitCode.DONE
+    verb, arguments = argv[1], argv[2:]
     stop = _Stop()
     stop.install()
     raise_open_files()
@@ -74,84 +56,95 @@ def run(argv: Sequence[str]) -> int:
         if verb not in VERBS:
             raise ConfigError(_unknown_verb(verb))
         with refusals():
-            return _run_verb(verb, arguments, stop)
+            return _run_verb(verb, parse(verb, arguments), stop)
     except BaseException as error:
         return _tell(stop.reason(error))
 
 
-def _run_verb(verb: str, arguments: list[str], stop: _Stop) -> int:
+def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
     from dlrm_hybrid.config import compose  # Hydra takes a tenth of a second
 
     launch = find_launch(os.environ) if verb == "train" else None
+    if given.wants_help:
+        if launch is None or launch.rank == 0:
+            print(help_text(verb, _values_for_help(given)), end="")
+        return ExitCode.DONE
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
-        return import_module("dlrm_hybrid.cli.launched").run(launch, arguments)
-    if not compose.asks_only(arguments):
-        compose.check(arguments)
-    if verb != "train":
-        if compose.is_sweep(arguments):
-            raise ConfigError(f"-m: only `train` can be swept, not `{verb}`")
-        arguments = ["hydra.run.dir=.", *arguments]  # makes no run folder
-    sys.argv = [sys.argv[0], *arguments]
-    jobs = _Jobs(verb, _sweep(arguments), launch, stop)
-    try:
-        compose.launch(jobs.run)
-    finally:
-        if jobs.sweep is not None:
-            jobs.sweep.close()
-    return jobs.exit_code
+        return import_module("dlrm_hybrid.cli.launched").run(launch, given)
+    if given.is_sweep and verb != "train":
+        given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
+    elif given.is_sweep and given.cfg is None:
+        return _run_sweep(
+            compose.sweep_of(given.overrides, given.faults), _Jobs(verb, launch, stop)
+        )
+    job = compose.job_of(given.overrides, given.faults)
+    if given.cfg is not None:
+        print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
+        return ExitCode.DONE
+    return _Jobs(verb, launch, stop).run(job)
 
 
-def _sweep(arguments: Sequence[str]) -> Sweep | None:
-    from dlrm_hybrid.cli.sweep import Sweep
+def _values_for_help(given: Arguments) -> Mapping[str, Any]:
+    """What the overrides lead to, or the defaults: who needs help may have typed faults."""
     from dlrm_hybrid.config import compose
 
-    return Sweep(tuple(compose.swept_keys(arguments))) if compose.is_sweep(arguments) else None
+    try:
+        return compose.values_of(given.overrides)
+    except ConfigError:
+        return compose.values_of([])
+
+
+def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
+    from dlrm_hybrid.cli.sweep import Sweep
+
+    jobs.sweep = Sweep(points.folder, points.keys)
+    first_failed = ExitCode.DONE
+    try:
+        for number in range(len(points.points)):
+            code = jobs.run(points.job(number))
+            if jobs.stopped:
+                return code or ExitCode.PREEMPTED
+            first_failed = first_failed or code
+    finally:
+        jobs.sweep.close()
+    return first_failed
 
 
 @dataclass(slots=True)
 class _Jobs:
-    """The jobs Hydra starts: one, or those of a sweep one after the other."""
+    """One job, or those of a sweep one after the other; `stopped` once a signal has come."""
 
     verb: str
-    sweep: Sweep | None
     launch: Launch | None
     stop: _Stop
-    codes: list[int] = field(default_factory=list[int])
+    sweep: Sweep | None = None
+    stopped: bool = False
 
-    @property
-    def exit_code(self) -> int:
-        """The first that is not DONE."""
-        return next((code for code in self.codes if code != ExitCode.DONE), ExitCode.DONE)
-
-    def run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> None:
-        """One job; a failed one does not stop a sweep, a signal does."""
-        title, stopped = "", False
-        if self.sweep is not None:
-            try:
-                title = self.sweep.begin(folder, overrides)
-            except DlrmError as error:
-                sys.exit(_tell(error))  # Hydra would go on with the next job
+    def run(self, job: compose.Job) -> int:
+        """One job; returns its exit code. A failed one does not stop a sweep, a signal does."""
+        title = "" if self.sweep is None else self.sweep.begin(job)
         try:
             with refusals():
-                code = self._run(values, folder, overrides)
+                code = self._run(job)
         except StoppedLateError as error:
-            code, stopped = error.exit_code, True
+            code, self.stopped = error.exit_code, True
         except BaseException as error:
             code = _tell(self.stop.reason(error), title)
-        self.codes.append(code)
         if self.sweep is not None:
-            self.sweep.add(values, folder, overrides, code)
-            if stopped or code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
-                sys.exit(code or ExitCode.PREEMPTED)
+            self.sweep.add(job, code)
+        self.stopped |= code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED)
+        return code
 
-    def _run(self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> int:
+    def _run(self, job: compose.Job) -> int:
         from dlrm_hybrid.config.validate import validate
         from dlrm_hybrid.train.supervisor import warm_up
 
-        config = validate(values)
+        config = validate(job.values)
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
-        request = Request(config, values, folder, tuple(overrides))
+        folder = job.folder if self.verb == "train" else Path.cwd()
+        folder.mkdir(parents=True, exist_ok=True)
+        request = Request(config, job.values, folder, job.overrides)
         if self.sweep is not None and self.sweep.skips(request):
             return ExitCode.DONE
         if self.verb in RANKED:
@@ -163,7 +156,7 @@ class _Jobs:
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come. No Exception: Hydra would take it for a fault of the configuration."""
+    """SIGTERM has come. No Exception: OmegaConf takes those for faults of the configuration."""
 
 
 @dataclass(slots=True)
@@ -210,5 +203,6 @@ def _tell(error: DlrmError, title: str = "") -> int:
 
 def _unknown_verb(verb: str) -> str:
     near = difflib.get_close_matches(verb, VERBS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{verb}: no such verb{hint} There are {', '.join(VERBS)}."
+    hint = f"; did you mean {near[0]}?" if near else "."
+    name = verb.encode(errors="backslashreplace").decode()
+    return f"{name}: unknown command{hint} Commands: {', '.join(VERBS)}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.run_folder import is_complete, one_run, write_whole
@@ -23,34 +22,32 @@ FOLDER_KEY = "hydra.sweep.dir"
 @final
 @dataclass(slots=True)
 class Sweep:
-    """The jobs that Hydra has started so far.
+    """The jobs that have been started so far.
 
     Attributes:
-        keys: what the command line sweeps.
-        folder: above those of all jobs; known once the first one has started.
+        folder: above those of all jobs.
+        keys: what differs between jobs.
         terminal: for what is to be said.
     """
 
+    folder: Path
     keys: tuple[str, ...]
-    folder: Path | None = None
     terminal: Terminal = field(default_factory=Terminal)
     _jobs: list[Job] = field(default_factory=list[Job])
     _lock: ExitStack = field(default_factory=ExitStack)
 
-    def begin(self, folder: Path, overrides: Sequence[str]) -> str:
+    def begin(self, job: compose.Job) -> str:
         """Say that a job begins; returns what it is called: its number.
 
         Raises:
             ConfigError: another sweep runs in the same folder; names its process and host.
         """
-        root, keys = compose.sweep_facts()
-        if self.folder is None:
-            self._lock.enter_context(one_run(root, FOLDER_KEY))
-            self.folder = root
-        keys += self.keys
-        own = [text for text in overrides if text.partition("=")[0].lstrip("+") in keys]
-        self.terminal.line(f"job {folder.name}: {' '.join(own or overrides)}")
-        return f"job {folder.name}"
+        if not self._jobs:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.enter_context(one_run(self.folder, FOLDER_KEY))
+        own = [text for text in job.overrides if text.partition("=")[0].lstrip("+") in self.keys]
+        self.terminal.line(f"job {job.folder.name}: {' '.join(own or job.overrides)}")
+        return f"job {job.folder.name}"
 
     def skips(self, request: Request) -> bool:
         """Whether the job is to be left as it is, and say so."""
@@ -59,20 +56,18 @@ class Sweep:
             self.terminal.line(f"job {request.folder.name}: is complete, skipped")
         return skipped
 
-    def add(
-        self, values: Mapping[str, Any], folder: Path, overrides: Sequence[str], exit_code: int
-    ) -> None:
+    def add(self, job: compose.Job, exit_code: int) -> None:
         """A job has ended."""
-        self._jobs.append(Job(folder, tuple(overrides), values, exit_code))
+        self._jobs.append(Job(job.folder, job.overrides, job.values, exit_code))
 
     def close(self) -> None:
         """Write `sweep_summary.csv` and `.md`, show the table."""
         with self._lock:
-            if self.folder is not None and self._jobs:
-                self._sum_up(self.folder)
+            if self._jobs:
+                self._sum_up()
 
-    def _sum_up(self, folder: Path) -> None:
-        terminal = self.terminal
+    def _sum_up(self) -> None:
+        folder, terminal = self.folder, self.terminal
         rows = rows_of(self._jobs)
         table = sweep_table(rows)
         failed = sum(job.exit_code != ExitCode.DONE for job in self._jobs)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=0)]
@@ -16,5 +18,5 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Part = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "bfloat16", "float16"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Path = Annotated[str, Field(min_length=1)]

@@ -1,50 +1,90 @@
-"""From YAML files and overrides to plain values: the only place that knows Hydra and OmegaConf.
+"""From YAML files and overrides to plain values: the only place that composes by Hydra.
 
-Hydra stops at the first fault. So the overrides are composed here first; when that fails they are
-tried one after the other and every fault is told. What passes goes to Hydra proper, which makes
-the run folders and the jobs of a sweep.
+Hydra composes and does nothing else here: its launchers, sweepers, callbacks and logging are never
+made. It stops at the first fault, so faulty overrides are found one by one and all faults are told.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
+import itertools
+import math
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
-from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_hybrid.config.gradient_methods import unread_sections
-from dlrm_hybrid.config.hydra_rules import flag_faults, override_fault
-from dlrm_hybrid.config.validate import faults_text, flatten, unknown_key, validate
+from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
+from dlrm_hybrid.config.overrides import (
+    ALLOWED,
+    MOST_JOBS,
+    UNCHECKED,
+    Points,
+    override_fault,
+    points_of,
+)
+from dlrm_hybrid.config.validate import all_faults, faults_text, flatten
 from dlrm_hybrid.types import ConfigError
 
-Job = Callable[[Mapping[str, Any], Path, Sequence[str]], None]
-# What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
-# number, an integer of thousands of digits, a package without a group.
-UNCHECKED = (ValueError, TypeError, AssertionError)
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
-ROOT = "config"
-EXPERIMENT = "experiment"
 NAME = "name"
+# Of the section `hydra`: what composing itself writes there, and no override can change.
+WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
 
-def conf_folder() -> Path:
-    """The folder of YAML files: inside an installed wheel, beside the package in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """What Hydra has composed: `config` is all of it, `values` without Hydra's part, resolved."""
+
+    config: DictConfig
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One configuration to run.
+
+    Attributes:
+        values: all of it, resolved.
+        folder: for the run.
+        overrides: those that configure the program, as they were typed.
+    """
+
+    values: Mapping[str, Any]
+    folder: Path
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Several configurations, none of them composed yet.
+
+    Attributes:
+        points: the overrides of each job.
+        folder: above those of all jobs.
+        keys: those that differ between jobs.
+    """
+
+    points: tuple[tuple[str, ...], ...]
+    folder: Path
+    keys: tuple[str, ...]
+
+    def job(self, number: int) -> Job:
+        """Compose one of the jobs; whether its values go together is left to `validate`."""
+        with _composing():
+            tree = _compose(self.points[number])
+        values, _ = _without_unread(tree.values)
+        return Job(values, self.folder / str(number), _own(self.points[number]))
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, Any]:
@@ -53,63 +93,54 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: every override that cannot be composed, and every fault of the others' values.
     """
-    _register_resolvers()
-    faults = [fault for fault in map(_half_choice, overrides) if fault]
-    overrides = [override for override in overrides if not _half_choice(override)]
-    with _composing():
-        try:
-            values = _compose(overrides)
-        except COMPOSE_ERRORS:
-            values, more = _sift(overrides)
-            faults += more
-    values, unread = _without_unread(values)
-    faults += unread
-    try:
-        validate(values)
-    except ConfigError as error:
-        faults = [*faults, *(line.strip() for line in str(error).splitlines()[1:])]
-    if faults:
-        raise ConfigError(faults_text(faults))
-    return values
+    return _composed(overrides, ()).values
 
 
-def check(arguments: Sequence[str]) -> None:
-    """Compose and validate everything that these command-line arguments would run.
+def job_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Job:
+    """Compose and validate one configuration.
 
-    Of a sweep each value of each swept key is tried once, the other keys at their first value.
+    Args:
+        overrides: of the command line.
+        faults: of the command line, to be told with all others.
+
+    Raises:
+        ConfigError: with all faults.
+    """
+    tree = _composed(overrides, faults)
+    return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides))
+
+
+def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
+    """List the jobs of a sweep; see `job_of`.
+
+    Each value of each swept key is tried once, the other keys at their first value.
 
     Raises:
         ConfigError: with all faults of all values.
     """
-    faults = _refused(arguments)
-    parsed = get_args_parser().parse_args(list(arguments))
-    given = [override for override in parsed.overrides if override_fault(override) is None]
-    for overrides in _points(given) if parsed.multirun else [given]:
+    _register_resolvers()
+    wrong = {one: fault for one in overrides if (fault := override_fault(one, is_sweep=True))}
+    given = [points_of(one) for one in overrides if one not in wrong]
+    with _composing():
+        tree, more = _sift([text for one in given if not one.is_swept for text in one.overrides])
+    told = [*faults, *wrong.values(), *more.values()]
+    params, bad = _params(tree)
+    own = [] if bad else [points_of(text) for text in params]
+    # What is typed replaces what conf/ sweeps.
+    points = list({one.key: one for one in (*own, *given)}.values())
+    size = math.prod(len(one.overrides) for one in points)
+    if size > MOST_JOBS:
+        told.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
+    for point in _each_value_once(points) if size <= MOST_JOBS else ():
         try:
-            values_of(overrides)
+            _composed(point, ())
         except ConfigError as error:
-            faults += [line.strip() for line in str(error).splitlines()[1:]]
-    if faults:
-        raise ConfigError(faults_text(faults))
-
-
-def asks_only(arguments: Sequence[str]) -> bool:
-    """Whether Hydra will answer by itself (help, info) instead of running a job."""
-    parsed = get_args_parser().parse_args(list(arguments))
-    return bool(parsed.help or parsed.hydra_help or parsed.info or parsed.shell_completion)
-
-
-def is_sweep(arguments: Sequence[str]) -> bool:
-    """Whether the flag for several jobs (-m) is among the arguments."""
-    return bool(get_args_parser().parse_args(list(arguments)).multirun)
-
-
-def swept_keys(arguments: Sequence[str]) -> list[str]:
-    """The keys that these arguments give several values."""
-    parsed = get_args_parser().parse_args(list(arguments))
-    return [
-        text.partition("=")[0].lstrip("+") for text in parsed.overrides if len(_choices(text)) != 1
-    ]
+            told += _lines(error)
+    if told:
+        raise ConfigError(faults_text(told))
+    keys = tuple(one.key.lstrip("+") for one in points if one.is_swept or one in own)
+    jobs = tuple(itertools.product(*(one.overrides for one in points)))
+    return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys)
 
 
 def given_keys(overrides: Sequence[str]) -> list[str]:
@@ -117,8 +148,8 @@ def given_keys(overrides: Sequence[str]) -> list[str]:
     keys: list[str] = []
     for text in overrides:
         key, _, choice = text.lstrip("+~").partition("=")
-        key = key.partition("@")[0].replace("/", ".")
-        keys += _keys_of_experiment(choice) if key == EXPERIMENT else [key]
+        names = choice.strip("[]").split(",") if key == EXPERIMENT else ()
+        keys += [one for name in names for one in _keys_of_experiment(name)] if names else [key]
     return keys
 
 
@@ -129,41 +160,62 @@ def _keys_of_experiment(choice: str) -> list[str]:
     return groups + [key for key in flatten(values) if key != NAME and not key.startswith("hydra.")]
 
 
-def sweep_facts() -> tuple[Path, list[str]]:
-    """Inside a job of a sweep: the folder above all jobs', and what conf/ itself sweeps."""
-    settings = HydraConfig.get()
-    folder = Path(settings.runtime.cwd) / settings.sweep.dir
-    return folder, [str(key).lstrip("+") for key in settings.sweeper.params or ()]
+def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bool) -> str:
+    """The composed configuration as YAML.
 
-
-def launch(job: Job) -> None:
-    """Let Hydra read sys.argv, make the run folder(s) and call `job` for each configuration.
-
-    `job` gets the plain values, its folder and its overrides.
+    Args:
+        overrides: without faults.
+        which: `job`, `hydra` or `all` sections.
+        package: show only what is below this key.
+        resolve: replace interpolations by their values.
 
     Raises:
-        ConfigError: sys.argv holds what could run code, or what Hydra refuses.
+        ConfigError: there is no such key, or something cannot be resolved.
     """
-    if faults := _refused(sys.argv[1:]):
-        raise ConfigError(faults_text(faults))
-    _register_resolvers()
-
-    def task(config: DictConfig) -> None:
-        settings = HydraConfig.get()
-        values, _ = _without_unread(_plain(config))
-        job(values, Path(settings.runtime.output_dir), list(settings.overrides.task))
-
-    # Otherwise Hydra tells what happens in its own way, and exits with 1.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    with _composing():
+        config = _compose(overrides).config
+    whole = which == "all"
+    names = [str(key) for key in config if whole or (key == "hydra") == (which == "hydra")]
     try:
-        hydra.main(config_path=str(conf_folder()), config_name=ROOT, version_base="1.3")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(faults_text([str(error)])) from error
+        part: Any = OmegaConf.masked_copy(config, names)
+        if package not in (None, "_global_"):
+            part = OmegaConf.select(part, package)
+        if part is None:
+            raise ConfigError(faults_text([f"--package {package}: no such section"]))
+        if not OmegaConf.is_config(part):
+            return f"{part}\n"
+        return OmegaConf.to_yaml(part, resolve=resolve)
+    except COMPOSE_ERRORS as error:
+        raise ConfigError(faults_text([f"--cfg {which}: {_first_line(error)}"])) from error
 
 
-def _refused(arguments: Sequence[str]) -> list[str]:
-    parsed = get_args_parser().parse_args(list(arguments))
-    return flag_faults(parsed) + [x for one in parsed.overrides if (x := override_fault(one))]
+def _composed(overrides: Sequence[str], faults: Sequence[str]) -> _Tree:
+    """All that these overrides lead to.
+
+    Raises:
+        ConfigError: with all faults, also those given.
+    """
+    _register_resolvers()
+    wrong = {one: fault for one in overrides if (fault := override_fault(one))}
+    with _composing():
+        good = [one for one in overrides if one not in wrong]
+        # Nobody runs what has faults: the defaults serve, once composed, for all that follows.
+        tree, more = _sift(good) if good or not wrong else (_defaults(), {})
+        wrong |= more
+        values, unread = _without_unread(tree.values)
+        told = [*faults, *wrong.values(), *unread, *_params(tree)[1]]
+        keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
+        told += all_faults(values, lambda: _without_values(overrides, wrong), keys)
+    if told:
+        raise ConfigError(faults_text(told))
+    return replace(tree, values=values)
+
+
+def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[str, Any]:
+    """What the choices of groups among the overrides lead to alone."""
+    heads = {one: one.lstrip("+").partition("=")[0] for one in overrides if one not in wrong}
+    chosen = [one for one, head in heads.items() if head in all_groups()]
+    return _without_unread((_compose(chosen) if chosen else _defaults()).values)[0]
 
 
 def _register_resolvers() -> None:
@@ -175,23 +227,54 @@ def _register_resolvers() -> None:
 
 @contextmanager
 def _composing() -> Generator[None, None, None]:
-    """Hydra ready to compose, also inside a job that it runs."""
-    state = GlobalHydra.instance()
-    running = state.hydra
-    state.clear()
-    try:
-        with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = running
+    """Hydra ready to compose."""
+    # Its plugins are imported from wherever Python looks, the working folder for one.
+    sys.modules["hydra_plugins"] = cast("Any", None)
+    with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
+        yield
 
 
-def _compose(overrides: Sequence[str]) -> dict[str, Any]:
-    return _plain(hydra.compose(ROOT, overrides=list(overrides)))
+def _compose(overrides: Sequence[str]) -> _Tree:
+    """The values and Hydra's own settings; only `ALLOWED` of those may be what somebody has set."""
+    config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
+    changed = _changed(_settings(config), _own_settings())
+    if changed:
+        raise HydraException(f"Hydra's own settings cannot be changed ({', '.join(changed)})")
+    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return _Tree(config, cast("dict[str, Any]", OmegaConf.to_container(job, resolve=True)))
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
-    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+@functools.cache
+def _defaults() -> _Tree:
+    return _compose(())
+
+
+@functools.cache
+def _own_settings() -> Mapping[str, Any]:
+    return _settings(hydra.compose(ROOT, return_hydra_config=True))
+
+
+def _settings(config: DictConfig) -> dict[str, Any]:
+    """Hydra's section by dotted key, without what composing writes there and what may be set."""
+    settings = OmegaConf.to_container(OmegaConf.masked_copy(config, ["hydra"]), resolve=False)
+    leaves = _leaves(cast("dict[Any, Any]", settings), "")
+    return {key: value for key, value in leaves if not key.startswith((*ALLOWED, *WRITTEN))}
+
+
+def _leaves(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if value and isinstance(value, Mapping):
+            yield from _leaves(cast("Mapping[Any, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """The sections of Hydra's that are not the same."""
+    keys = dict.fromkeys((*settings, *own))
+    other = [key for key in keys if (key, settings.get(key)) not in own.items()]
+    other += [key for key in own if key not in settings]
+    return list(dict.fromkeys(".".join(key.split(".")[:2]) for key in other))
 
 
 def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -200,69 +283,73 @@ def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         return values, []
     given = cast("Mapping[str, Any]", values["gradient"])
     sections = OmegaConf.load(conf_folder() / "gradient" / "base" / "sections.yaml")
-    gradient, faults = unread_sections(given, _plain(cast(DictConfig, sections)))
+    defaults = cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
+    gradient, faults = unread_sections(given, defaults)
     return {**values, "gradient": gradient}, faults
 
 
-def _half_choice(override: str) -> str | None:
-    """What to write instead of an override that names a choice without bringing its keys."""
-    key, _, choice = override.lstrip("+~").partition("=")
-    group, _, leaf = key.rpartition(".")
-    if leaf != "name" or not (group and (conf_folder() / group).is_dir()):
-        return None
-    return f"{override}: a name alone brings none of its keys; write {group}={choice}"
-
-
-def _sift(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What can be composed, and one message for each override that cannot join those before it."""
+def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
+    """What can be composed, and a message for each override that cannot join those before it."""
+    try:
+        return _compose(overrides), {}
+    except COMPOSE_ERRORS:
+        pass  # by which of them is found out now
     accepted: list[str] = []
-    faults: list[str] = []
+    wrong: dict[str, str] = {}
     for override in overrides:
         try:
             _compose([*accepted, override])
             accepted.append(override)
         except COMPOSE_ERRORS as error:
-            faults.append(_message(override, error))
-    return _compose(accepted), faults
+            wrong[override] = f"{override}: {_first_line(error)}"
+    return _compose(accepted), wrong
 
 
-def _message(override: str, error: Exception) -> str:
-    if isinstance(error, OverrideParseException):
-        return f"{override}: cannot be read as key=value"
+def _first_line(error: Exception) -> str:
     if isinstance(error, UNCHECKED):
-        return f"{override}: is no choice of a group, nor a value of a key"
+        return "cannot be composed"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and lines[0].startswith("Could not override"):
-        key = override.lstrip("+~").partition("=")[0]
-        return unknown_key(key, list(flatten(_compose([]))))
-    if "Available options in" in str(error):
-        head = next(i for i, line in enumerate(lines) if line.startswith("Available options"))
-        tail = next(i for i, line in enumerate(lines) if line.startswith("Config search path"))
-        return f"{override}: no such choice; there are {', '.join(lines[head + 1 : tail])}"
-    if lines and "Could not find" in lines[0]:
-        return f"{override}: no such choice"
-    return f"{override}: {lines[0] if lines else type(error).__name__}"
+    return lines[0] if lines else type(error).__name__
 
 
-def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
+def _params(tree: _Tree) -> tuple[list[str], list[str]]:
+    """What conf/ or `hydra.sweeper.params` sweeps, as overrides, and what is wrong with it."""
+    sweeper: Any = OmegaConf.to_container(tree.config.hydra.sweeper, resolve=False)
+    given = sweeper["params"]
+    if given is None:
+        return [], []
+    if not isinstance(given, dict):
+        return [], [f"hydra.sweeper.params = {given}: must be null or {{key: values, …}}"]
+    params = cast("dict[Any, Any]", given)
+    texts = [f"{key}={value}" for key, value in params.items()]
+    faults = [fault for text in texts if (fault := override_fault(text, is_sweep=True))]
+    return texts, [f"hydra.sweeper.params: {fault}" for fault in faults]
+
+
+def _each_value_once(points: Sequence[Points]) -> Iterator[list[str]]:
     """The sweep with every swept key at its first value, then each other value once."""
-    choices = [values for override in overrides if (values := _choices(override))]
-    first = [values[0] for values in choices]
+    first = [one.overrides[0] for one in points]
     yield first
-    for position, values in enumerate(choices):
-        for value in values[1:]:
-            yield [*first[:position], value, *first[position + 1 :]]
+    for position, one in enumerate(points):
+        for override in one.overrides[1:]:
+            yield [*first[:position], override, *first[position + 1 :]]
 
 
-def _choices(text: str) -> list[str]:
-    """The single overrides that a swept one stands for; none for a glob, which Hydra expands."""
+def _own(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Those that configure the program, not Hydra."""
+    return tuple(one for one in overrides if not one.lstrip("+~").startswith("hydra."))
+
+
+def _folder(tree: _Tree, key: str) -> Path:
+    """A folder that one of Hydra's keys names."""
     try:
-        override: Override = OverridesParser.create().parse_override(text)
-    except OverrideParseException:
-        return [text]
-    if not override.is_sweep_override():
-        return [text]
-    if isinstance(override.value(), Glob):
-        return []
-    head = text.partition("=")[0]
-    return [f"{head}={value}" for value in override.sweep_string_iterator()]
+        name = OmegaConf.select(tree.config, key)
+    except COMPOSE_ERRORS as error:
+        raise ConfigError(faults_text([f"{key}: {_first_line(error)}"])) from error
+    if not isinstance(name, str) or not name:
+        raise ConfigError(faults_text([f"{key} = {name}: must be a path"]))
+    return Path(os.path.abspath(name))  # noqa: PTH100 - without following links
+
+
+def _lines(error: ConfigError) -> list[str]:
+    return [line.strip() for line in str(error).splitlines()[1:]]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from dlrm_hybrid.config.keys import unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
@@ -24,15 +26,74 @@ def validate(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: one line per fault, each naming its key and the value it has.
     """
-    try:
-        # By way of JSON: there a list is a tuple and a mapping a section, and strict stays strict.
-        config = TypeAdapter(Config).validate_json(json.dumps(values))
-    except ValidationError as error:
-        raise ConfigError(faults_text(list(_lines(error, values)))) from None
-    faults = [fault for rule in RULES for fault in rule(config)]
-    if faults:
+    if faults := all_faults(values):
         raise ConfigError(faults_text(faults))
-    return config
+    return _typed(values)
+
+
+def all_faults(
+    values: Mapping[str, Any],
+    defaults: Callable[[], Mapping[str, Any]] | None = None,
+    wrong: Sequence[str] = (),
+) -> list[str]:
+    """Every fault of type, range and combination, one line each.
+
+    Rules between keys want keys that are right alone. So where some are not, these get the values
+    of `defaults`, and what rules say of them is not told.
+
+    Args:
+        values: of all keys.
+        defaults: makes values that are right; without it the rules wait until all keys are right.
+        wrong: keys whose values could not even be taken over into `values`.
+    """
+    faults: list[str] = []
+    try:
+        config = _typed(values)
+    except ValidationError as error:
+        faults = list(_lines(error, values))
+        if defaults is None:
+            return faults
+        known = list(flatten(values))
+        bad = [_key([str(part) for part in one["loc"]], known) for one in error.errors()]
+        wrong = [*wrong, *(key.partition("[")[0] for key in bad)]
+        try:
+            config = _typed(_repaired(values, defaults(), wrong))
+        except ValidationError:
+            return faults
+    told = (fault for rule in RULES for fault in rule(config))
+    return [*faults, *(fault for fault in told if not any(_names(fault, key) for key in wrong))]
+
+
+def _typed(values: Mapping[str, Any]) -> Config:
+    # By way of JSON: there a list is a tuple and a mapping a section, and strict stays strict.
+    return _adapter().validate_json(json.dumps(values))
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Config]:
+    return TypeAdapter(Config)
+
+
+def _repaired(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], keys: Sequence[str]
+) -> dict[str, Any]:
+    """`values` with those of `defaults` at some keys, and without those that it does not have."""
+    repaired: dict[str, Any] = {}
+    for name in values.keys() | defaults.keys():
+        below = [key.partition(".")[2] for key in keys if key.partition(".")[0] == name]
+        if not below:
+            repaired[name] = values[name]
+        elif name not in defaults:
+            continue
+        elif "" in below or not isinstance(values.get(name), Mapping):
+            repaired[name] = defaults[name]
+        else:
+            repaired[name] = _repaired(values[name], defaults[name], below)
+    return repaired
+
+
+def _names(fault: str, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", fault) is not None
 
 
 def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,17 +118,6 @@ def _line(fault: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The message for a key that does not exist, with the nearest ones that do."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
-    if not near:
-        leaves = {name.rpartition(".")[2] for name in known}
-        alike = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.75)
-        near = [name for name in known if name.rpartition(".")[2] in alike]
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"{key}: no such key{hint}"
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted names of all leaves."""
     for name, value in values.items():
@@ -84,7 +134,7 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
     for fault in error.errors(include_url=False):
         key = _key([str(part) for part in fault["loc"]], known)
         if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            yield unknown_key(key, [name for name in known if name != key])
+            yield unknown_key(key)
         elif fault["type"] in ("missing", "missing_argument"):
             yield f"{'.'.join(str(part) for part in fault['loc'])}: missing"
         else:

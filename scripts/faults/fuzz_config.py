@@ -16,6 +16,7 @@ from fuzz_told import Told
 from pydantic import TypeAdapter
 
 from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config.keys import conf_folder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import flatten, validate
 from dlrm_hybrid.types import ConfigError, ExitCode
@@ -96,7 +97,6 @@ def fuzz_command(times: int, seed: int) -> Told:
 
 def buildable(overrides: Sequence[str]) -> None:
     """Raise ConfigError unless these compose; what does must hold together without a rank."""
-    compose.check(overrides)
     config = validate(compose.values_of(overrides))
     if build.many_processes(config):
         build.topology(config)
@@ -149,7 +149,7 @@ def _names(override: str) -> tuple[str, ...]:
         told[: MOST_LINE_CHARACTERS // 4].lstrip(),
         text,
         key,
-        f"{key.partition('.')[0]}: no such key",
+        f"{key.partition('.')[0]}: unknown key",
     )
 
 
@@ -192,7 +192,7 @@ def _resolved(root: Mapping[str, Any], node: Mapping[str, Any]) -> Any:
 
 
 def _groups() -> dict[str, list[str]]:
-    folders = sorted(path for path in compose.conf_folder().iterdir() if path.is_dir())
+    folders = sorted(path for path in conf_folder().iterdir() if path.is_dir())
     return {path.name: sorted(one.stem for one in path.glob("*.yaml")) for path in folders}
 
 

@@ -1,26 +1,15 @@
-import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
-from dlrm_hybrid.config.compose import asks_only, check, conf_folder, values_of
+from dlrm_hybrid.config.compose import job_of, shown, sweep_of, values_of
 from dlrm_hybrid.types import ConfigError
 
 
-def faults(*overrides: str) -> list[str]:
+def faults(*overrides: str, is_sweep: bool = False) -> list[str]:
     with pytest.raises(ConfigError) as error:
-        check(overrides)
+        (sweep_of if is_sweep else job_of)(overrides)
     head, *lines = str(error.value).splitlines()
     assert head.startswith(f"configuration: {len(lines)} fault")
     return [line.strip() for line in lines]
-
-
-def test_a_job_of_hydra_may_compose_another_configuration() -> None:
-    """As `bench bench.what=compressors` does."""
-    with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
-        running = GlobalHydra.instance().hydra
-        assert values_of(["train.batch_size=7"])["train"]["batch_size"] == 7
-        assert GlobalHydra.instance().hydra is running is not None
-    assert GlobalHydra.instance().hydra is None
 
 
 def test_defaults_compose_and_hold() -> None:
@@ -43,25 +32,29 @@ def test_defaults_compose_and_hold() -> None:
     ],
 )
 def test_every_choice_holds(choice: str) -> None:
-    check(choice.split())
+    values_of(choice.split())
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimizer.lrr=1", "optimizer.lrr: no such key; did you mean optimizer.lr?"),
-        ("+optimizer.lrr=1", "optimizer.lrr: no such key; did you mean optimizer.lr?"),
+        ("optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
+        ("+optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
         ("optimizer.lr=fast", "optimizer.lr = 'fast': must be a valid number"),
         ("optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
         ("optimizer.lr=inf", "optimizer.lr = inf: must be a finite number"),
         ("train.batch_size=1.5", "train.batch_size = 1.5: must be a valid integer"),
         ("train.batch_size=null", "train.batch_size = null: must be a valid integer"),
         ("~train.seed", "train.seed: missing"),
-        ("train=5", "train = 5: must be an object"),
+        (
+            "train=5",
+            "train=5: train is a section; its keys: train.batch_size, train.epochs, train.steps, "
+            "train.seed, train.evaluate_every",
+        ),
         ("precision=float64", "precision = 'float64': must be 'float32' or 'bfloat16'"),
         (
             "gradient.name=dct",
-            "gradient.name=dct: a name alone brings none of its keys; write gradient=dct",
+            "gradient.name=dct: sets the name alone; gradient=dct brings all its keys",
         ),
         ("model=huge", "model=huge: no such choice; there are dlrm_paper, dlrm_small"),
         (
@@ -70,12 +63,12 @@ def test_every_choice_holds(choice: str) -> None:
             "dct_hybrid, dct_mp, methods, paper_table1, paper_table2, paper_table3, paper_table6, "
             "paper_table7",
         ),
-        ("train.steps=[1,", "train.steps=[1,: cannot be read as key=value"),
-        ("model=1", "model=1: is no choice of a group, nor a value of a key"),
-        ("+@ata.raw=[]", "+@ata.raw=[]: is no choice of a group, nor a value of a key"),
-        ("model=[[1]]", "model=[[1]]: is no choice of a group, nor a value of a key"),
-        ("train.seed=a\nb", "train.seed=a\\nb: cannot be read as key=value"),
-        ("name=\x1b[31m\0", "name=\\x1b[31m\\x00: cannot be read as key=value"),
+        ("train.steps=[1,", "train.steps=[1,: cannot be parsed as key=value"),
+        ("model=1", "model=1: no such choice; there are dlrm_paper, dlrm_small"),
+        ("+@ata.raw=[]", "+@ata.raw=[]: the keys of a group cannot be moved with @"),
+        ("model=[[1]]", "model=[[1]]: no such choice; there are dlrm_paper, dlrm_small"),
+        ("train.seed=a\nb", "train.seed=a\\nb: cannot be parsed as key=value"),
+        ("name=\x1b[31m\0", "name=\\x1b[31m\\x00: cannot be parsed as key=value"),
         (
             "name='\u202e'",
             "name = '\\u202e': String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'",
@@ -121,17 +114,70 @@ def test_faults_of_all_kinds_are_told_together() -> None:
     ]
 
 
+def test_faults_between_keys_are_told_with_those_of_single_keys() -> None:
+    """Rules see right values in place of wrong ones, and are silent about these."""
+    assert faults("train.seed=-1", "gradient=dct", "model.bottom=[12,16]", "optimizer.lr=fast") == [
+        "optimizer.lr = 'fast': must be a valid number",
+        "train.seed = -1: must be greater than or equal to 0",
+        "model.bottom[0] = 12: must be 13, the integer features",
+        "gradient = 'dct': needs parallel.servers of 1 or more to send to",
+    ]
+    assert faults("train.batch_size=x", "parallel=hybrid", "schedule.microbatches=3") == [
+        "train.batch_size = 'x': must be a valid integer"
+    ]
+    assert faults("model=huge", "model.top=[2]") == [
+        "model=huge: no such choice; there are dlrm_paper, dlrm_small"
+    ]
+
+
 def test_a_sweep_is_checked_value_by_value_before_it_starts() -> None:
-    check(["-m", "optimizer.lr=0.05,0.1", "model=dlrm_small,dlrm_paper"])
-    assert faults("-m", "optimizer.lr=0.1,-1", "train.batch_size=0,128") == [
+    sweep = sweep_of(["optimizer.lr=0.05,0.1", "model=dlrm_small,dlrm_paper", "name=x"])
+    assert sweep.points[1] == ("optimizer.lr=0.05", "model=dlrm_paper", "name=x")
+    assert (len(sweep.points), sweep.keys) == (4, ("optimizer.lr", "model"))
+    assert sweep.job(2).values["optimizer"]["lr"] == 0.1
+    assert faults("optimizer.lr=0.1,-1", "train.batch_size=0,128", is_sweep=True) == [
         "train.batch_size = 0: must be greater than or equal to 1",
         "optimizer.lr = -1: must be greater than 0",
     ]
 
 
-def test_help_is_left_to_hydra() -> None:
-    assert asks_only(["--help"])
-    assert not asks_only(["--cfg", "job"])
+def test_an_experiment_sweeps_what_it_names_unless_the_command_line_does() -> None:
+    sweep = sweep_of(["+experiment=paper_table2"])
+    assert sweep.keys == ("gradient.sparsity",)
+    assert sweep.points[1] == ("gradient.sparsity=0.75", "+experiment=paper_table2")
+    sweep = sweep_of(["+experiment=paper_table2", "gradient.sparsity=0.5", "train.seed=range(3)"])
+    assert sweep.keys == ("train.seed",)
+    assert [len(sweep.points), sweep.job(2).values["gradient"]["sparsity"]] == [3, 0.5]
+    assert len(sweep_of(["+experiment=paper_table2", "hydra.sweeper.params=null"]).points) == 1
+    assert len(sweep_of(["model=glob(dlrm_*)"]).points) == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.seed=range(0,1000000000000)", "more than 10,000 values"),
+        ("train.seed=shuffle(range(0,1000000000000))", "more than 10,000 values"),
+        ("train.seed=range(0,9,0)", "a range needs start, stop and a step that is not 0"),
+        ("train.seed=interval(0,1)", "a sweep needs single values: train.seed=1,2,3 or range(1,4)"),
+        ("model=glob(x*)", "no such choice; there are dlrm_paper, dlrm_small"),
+        ("hydra.sweeper.params=5", "Error merging override hydra.sweeper.params=5"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_at_once(override: str, message: str) -> None:
+    assert faults(override, is_sweep=True) == [f"{override}: {message}"]
+
+
+def test_a_sweep_of_too_many_jobs_is_refused() -> None:
+    axes = ("train.epochs=range(1,30)", "train.steps=range(1,30)", "data.days=range(2,30)")
+    assert faults(*axes, is_sweep=True) == ["-m: 23,548 jobs; a sweep has at most 10,000"]
+
+
+def test_the_configuration_is_shown() -> None:
+    assert "batch_size: 7" in shown(["train.batch_size=7"], "job", None, resolve=True)
+    assert shown([], "job", "train.seed", resolve=False) == "0\n"
+    assert "_target_: hydra" in shown([], "hydra", "hydra.launcher", resolve=False)
+    with pytest.raises(ConfigError, match="--package nope: no such section"):
+        shown([], "job", "nope", resolve=False)
 
 
 @pytest.mark.parametrize(
@@ -221,4 +267,4 @@ def test_impossible_layouts_are_refused_with_the_reason(overrides: list[str], me
     ],
 )
 def test_every_layout_holds(choice: str) -> None:
-    check(choice.split())
+    values_of(choice.split())

@@ -14,9 +14,10 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
 from dlrm_hybrid.config import build_coordination, build_gradient, build_world
 from dlrm_hybrid.config.build_threshold import THRESHOLDS
-from dlrm_hybrid.config.compose import conf_folder, values_of
+from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.compression_schema import MethodName, RuleName
 from dlrm_hybrid.config.gradient_methods import METHODS, RULE_SECTIONS, sections_read
+from dlrm_hybrid.config.keys import conf_folder
 from dlrm_hybrid.config.validate import validate
 
 

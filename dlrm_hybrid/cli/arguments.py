@@ -1,0 +1,144 @@
+"""What stands after the verb: flags, overrides, and what was probably meant by anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, all_keys
+
+HELP = ("-h", "--help")
+VERSION = "--version"
+CFG = ("--cfg", "-c")
+PACKAGE = ("--package", "-p")
+SWEEP = ("-m", "--multirun")
+COMPLETION = ("-sc", "--shell-completion")
+SWITCHES = {
+    **dict.fromkeys(HELP, "wants_help"),
+    **dict.fromkeys(SWEEP, "is_sweep"),
+    "--resolve": "resolve",
+}
+SECTIONS = ("job", "hydra", "all")
+FLAGS = (*HELP, VERSION, *SWEEP, *CFG, "--resolve", *PACKAGE, *COMPLETION)
+# Hydra's own, which would read or show what is not the program's.
+HYDRAS = (
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *("--experimental-rerun", "--info", "-i", "--hydra-help", "--run", "-r"),
+)
+# What a word alone most likely stands for.
+POSITIONAL = {
+    "prepare": "data=criteo_kaggle data.raw={}",
+    "train": "checkpoint.resume={}",
+    "evaluate": "evaluate.checkpoint={}",
+    "report": "report.runs={}",
+    "bench": "bench.what={}",
+    "doctor": "doctor.action={}",
+}
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments after the verb.
+
+    Attributes:
+        overrides: `key=value` and the like, as they were typed.
+        faults: one line for each argument that means nothing.
+        is_sweep: one run for each combination of values.
+        wants_help: show what the verb reads.
+        cfg: which part of the composed configuration to show instead of running.
+        package: of that only what is below this key.
+        resolve: show values instead of interpolations.
+    """
+
+    overrides: list[str] = field(default_factory=list[str])
+    faults: list[str] = field(default_factory=list[str])
+    is_sweep: bool = False
+    wants_help: bool = False
+    cfg: str | None = None
+    package: str | None = None
+    resolve: bool = False
+
+
+def parse(verb: str, arguments: Sequence[str]) -> Arguments:
+    """Take the arguments of a verb apart.
+
+    Args:
+        verb: of the program.
+        arguments: those after it.
+    """
+    given = Arguments()
+    words: list[str] = []
+    rest = list(arguments)
+    while rest:
+        text = rest.pop(0)
+        if not _is_utf8(text):
+            given.faults.append(f"{text}: is not UTF-8")
+        elif text.startswith("-"):
+            _take_flag(given, text, rest)
+        elif "=" in text or text.startswith("~"):
+            given.overrides.append(text)
+        else:
+            words.append(text)
+    given.faults += _unknown_words(verb, words)
+    if given.cfg is None and (given.resolve or given.package is not None):
+        given.faults.append("--resolve, --package: belong to --cfg job")
+    if given.cfg is not None and given.is_sweep:
+        given.faults.append("--cfg: shows one configuration, -m makes several")
+    return given
+
+
+def _take_flag(given: Arguments, text: str, rest: list[str]) -> None:
+    """Note a flag in `given`; takes its value from `rest` if it has one."""
+    flag, sign, value = text.partition("=")
+    if text in SWITCHES:
+        setattr(given, SWITCHES[text], True)
+    elif flag in CFG:
+        given.cfg = value if sign else rest.pop(0) if rest and rest[0] in SECTIONS else "job"
+        if given.cfg not in SECTIONS:
+            given.faults.append(f"{text}: shows one of {', '.join(SECTIONS)}")
+    elif flag in PACKAGE:
+        given.package = value if sign else rest.pop(0) if rest else ""
+    else:
+        if not sign and rest and not rest[0].startswith("-") and "=" not in rest[0]:
+            value = rest.pop(0)  # what would be read as the value of that flag
+        given.faults.append(_unknown_flag(flag, value))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unknown_flag(flag: str, value: str) -> str:
+    """What to write instead of a flag: most programs have their options as flags, this has keys."""
+    if flag in HYDRAS:
+        return f"{flag}: not available here; a run is configured by conf/ and by overrides"
+    name = flag.lstrip("-").replace("-", "_")
+    keys = [key for key in all_keys() if key == name or key.rpartition(".")[2] == name]
+    keys += [group for group in all_groups() if group == name]
+    if keys:
+        meant = " or ".join(f"{key}={value or '…'}" for key in keys)
+        return f"{flag}: keys are set without dashes; did you mean {meant}?"
+    return f"{flag}: unknown flag; there are {', '.join(FLAGS)}"
+
+
+def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
+    """What to write instead of words that set nothing."""
+    loose: list[str] = []
+    for word in words:
+        groups = [group for group, choices in all_groups().items() if word in choices]
+        if groups and verb != "bench":
+            plus = ("+" if group == EXPERIMENT else "" for group in groups)
+            meant = " or ".join(
+                f"{sign}{group}={word}" for sign, group in zip(plus, groups, strict=True)
+            )
+            yield f"{word}: is not key=value; did you mean {meant}?"
+        else:
+            loose.append(word)
+    if loose:
+        together = loose[0] if len(loose) == 1 else f"[{','.join(loose)}]"
+        meant = POSITIONAL[verb].format(together)
+        yield f"{' '.join(loose)}: is not key=value; did you mean {meant}?"

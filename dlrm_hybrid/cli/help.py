@@ -1,0 +1,217 @@
+"""What the program and each verb say to `--help`, for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from dlrm_hybrid import __version__
+from dlrm_hybrid.config.keys import (
+    EXPERIMENT,
+    Key,
+    all_groups,
+    all_keys,
+    default_choices,
+    help_lines,
+    summary,
+)
+
+PROGRAM = "python -m dlrm_hybrid"
+WIDTH = 80
+DOC_COLUMN = 32
+VERBS = {
+    "prepare": "parse raw Criteo rows into shards of integers and ids",
+    "train": "train a model, or one for each point of a sweep (-m)",
+    "evaluate": "score a checkpoint on the test part",
+    "report": "compare runs: tables and plots in one HTML file",
+    "bench": "measure this machine",
+    "doctor": "check this machine and report problems; make key files",
+}
+# What each verb reads: sections, or single keys of others.
+READS: Mapping[str, tuple[str, ...]] = {
+    "prepare": ("data",),
+    "train": (
+        *("name", "precision", "threads", "skip_completed", "train", "data", "model", "optimizer"),
+        *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
+        *("evaluate.batch_size", "checkpoint", "telemetry"),
+    ),
+    "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
+    "report": ("report",),
+    "bench": ("bench", "data", "threads"),
+    "doctor": ("doctor",),
+}
+FOLDERS = {
+    "train": (
+        ("hydra.run.dir=FOLDER", "the run's folder; default runs/<name>/<stamp>-<id>"),
+        ("hydra.sweep.dir=FOLDER", "of a sweep (-m); default runs/sweep/<stamp>-<id>"),
+    )
+}
+FLAGS = (
+    ("-h, --help", "this text; with overrides, the keys that they bring"),
+    ("--cfg job", "print the composed configuration, do not run"),
+    ("--package KEY, --resolve", "of that: one section; interpolations resolved"),
+    ("--version", "the version of dlrm_hybrid"),
+)
+SWEEP_FLAG = ("-m, --multirun", "a run for each combination: key=a,b or key=range(0,5)")
+EXAMPLES = {
+    "prepare": (
+        "prepare data=criteo_kaggle data.raw=train.txt",
+        "prepare data=criteo_kaggle data.raw=[day_0.gz,day_1.gz] data.days=2",
+    ),
+    "train": (
+        "train train.steps=1000",
+        "train data=criteo_kaggle train.seed=1",
+        "train +experiment=dct_hybrid gradient.sparsity=0.999",
+        "train -m +experiment=baseline,dct_hybrid train.seed=1,2,3",
+        "train hydra.run.dir=runs/mine checkpoint.resume=auto",
+        "train gradient=dct --help",
+    ),
+    "evaluate": (
+        "evaluate evaluate.checkpoint=runs/mine",
+        "evaluate evaluate.checkpoint=runs/mine/checkpoints/best",
+    ),
+    "report": (
+        "report report.runs=runs/mine",
+        "report report.runs=[runs/a,runs/b] report.output=both.html",
+    ),
+    "bench": ("bench", "bench bench.what=compressors bench.output=compressors.md"),
+    "doctor": ("doctor", "doctor doctor.action=keys doctor.output=keys.json"),
+}
+
+
+def usage() -> str:
+    """The help of the program: its commands."""
+    lines = [
+        f"dlrm_hybrid {__version__}: hybrid-parallel DLRM training that counts every byte sent",
+        "",
+        f"usage: {PROGRAM} COMMAND [group=choice] [key=value] ...",
+        "",
+        *(_entry(verb, text, 12) for verb, text in VERBS.items()),
+        "",
+        "examples:",
+        *(f"  {PROGRAM} {EXAMPLES[verb][0]}" for verb in VERBS),
+        "",
+        f"`{PROGRAM} COMMAND --help` lists what a command reads. Shell completion:",
+        f'  eval "$({PROGRAM} -sc install=bash)"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def help_text(verb: str, values: Mapping[str, Any]) -> str:
+    """The help of a verb: groups, keys, flags and examples.
+
+    Args:
+        verb: a key of `VERBS`.
+        values: the composed configuration, for the keys of the choices made and their values.
+    """
+    flags = (SWEEP_FLAG, *FLAGS) if verb == "train" else FLAGS
+    blocks = [
+        [f"dlrm_hybrid {verb}: {VERBS[verb]}"],
+        [f"usage: {PROGRAM} {verb} [group=choice] [key=value] ..."],
+        _groups(verb, values),
+        *(_keys(verb, values)),
+        [_entry(*one) for one in (*FOLDERS.get(verb, ()), *flags)],
+        ["examples:", *(f"  {PROGRAM} {text}" for text in EXAMPLES[verb])],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def keys_read(verb: str) -> list[Key]:
+    """The keys that a verb reads, in the order of its help."""
+    return [
+        key
+        for part in READS[verb]
+        for name, key in all_keys().items()
+        if name == part or name.startswith(f"{part}.")
+    ]
+
+
+def groups_read(verb: str) -> list[str]:
+    """The groups that a verb reads."""
+    groups = [name for name in READS[verb] if name in all_groups()]
+    return [*groups, *([EXPERIMENT] if verb == "train" else [])]
+
+
+def line_of(key: str, choice: str = "") -> str:
+    """What a key is for, from the comment beside it in conf/.
+
+    Args:
+        key: its name.
+        choice: of its group, whose comment goes before those of other choices.
+    """
+    group = key.partition(".")[0]
+    if group not in all_groups():
+        group = ""
+    return help_lines(group, choice or default_choices().get(group, "")).get(key, "")
+
+
+def _groups(verb: str, values: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for group in groups_read(verb):
+        choices = all_groups()[group]
+        if len(choices) > 1:
+            head = "+experiment=…" if group == EXPERIMENT else f"{group}={_choice(group, values)}"
+            lines.append(_entry(head, " | ".join(choices)))
+    return ["groups (a choice brings its keys):", *lines] if lines else []
+
+
+def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:
+    """One block for each section."""
+    shown: dict[str, list[str]] = {}
+    for key in keys_read(verb):
+        group = key.name.partition(".")[0] if "." in key.name else ""
+        path = key.name.split(".")
+        found, value = _value(values, path)
+        is_choice = path[-1] == "name" and group in all_groups()
+        # Of gradient null is what the chosen method does not read.
+        if not found or is_choice or (group == "gradient" and value is None):
+            continue
+        doc = line_of(key.name, _choice(group, values))
+        text = f"{doc} ({key.kind})"
+        shown.setdefault(group, []).append(_entry(f"{key.name}={_text(value)}", text))
+    for group, lines in shown.items():
+        yield [*_title(group, values), *lines]
+
+
+def _title(group: str, values: Mapping[str, Any]) -> list[str]:
+    if group not in all_groups():
+        return []
+    choice = _choice(group, values)
+    head = f"{group}={choice}: {summary(group, choice)}".removesuffix(": ")
+    return textwrap.wrap(head, WIDTH, break_on_hyphens=False)
+
+
+def _choice(group: str, values: Mapping[str, Any]) -> str:
+    section = values.get(group)
+    name = cast("Mapping[str, Any]", section).get("name") if isinstance(section, Mapping) else None
+    return str(name or default_choices().get(group, ""))
+
+
+def _value(values: Mapping[str, Any], path: list[str]) -> tuple[bool, Any]:
+    """Whether the configuration has a key, and its value."""
+    value: Any = values
+    for part in path:
+        if not isinstance(value, Mapping) or part not in value:
+            return False, None
+        value = cast("Mapping[str, Any]", value)[part]
+    return True, value
+
+
+def _text(value: Any) -> str:
+    """A value as it would be typed."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, cast('list[Any]', value)))}]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _entry(head: str, text: str, column: int = DOC_COLUMN) -> str:
+    """A head with its text beside it, or below it where the head is long."""
+    wrap = functools.partial(textwrap.wrap, width=WIDTH - column, break_on_hyphens=False)
+    lines = wrap(text) or [""]
+    first = f"  {head}"
+    if len(first) < column:
+        first, lines = f"{first:<{column}}{lines[0]}", lines[1:]
+    return "\n".join([first, *(" " * column + line for line in lines)])

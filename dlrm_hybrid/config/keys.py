@@ -1,0 +1,208 @@
+"""Every key of the configuration with what a person asks of it: type, choices, one line of help.
+
+Types and choices come from `schema`, the line from the comment beside the key in conf/: where a
+choice of a group has none of its own, that of another file of the group serves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from dlrm_hybrid.config.bounds import NAME_PATTERN
+from dlrm_hybrid.config.schema import Config
+
+ROOT = "config"
+EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
+BASE = "base"  # a folder of what choices of a group share
+MOST_SHOWN = 60  # characters of a value in a hint
+SHOWN_BOUND = 1_000_000  # a larger upper bound is no news to anybody
+_LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?P<value>[^#]*)(#\s*(?P<comment>.*))?$")
+_CHOICE = re.compile(r"  - (?P<group>\w+): (?P<choice>\w+)$")
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the configuration.
+
+    Attributes:
+        name: dotted, e.g. `train.batch_size`.
+        kind: what values it takes, in words.
+        choices: all values it takes, where they can be listed; else empty.
+    """
+
+    name: str
+    kind: str
+    choices: tuple[str, ...]
+
+
+def conf_folder() -> Path:
+    """The folder of YAML files: inside an installed wheel, beside the package in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+@functools.cache
+def all_keys() -> Mapping[str, Key]:
+    """All keys by name, in the order of the schema."""
+    schema = TypeAdapter(Config).json_schema()
+    return {key.name: key for key in _leaves(schema, schema["$defs"], "")}
+
+
+@functools.cache
+def all_groups() -> Mapping[str, tuple[str, ...]]:
+    """Groups and the names of their choices."""
+    folders = sorted(path for path in conf_folder().iterdir() if path.is_dir())
+    return {path.name: tuple(sorted(one.stem for one in path.glob("*.yaml"))) for path in folders}
+
+
+@functools.cache
+def default_choices() -> Mapping[str, str]:
+    """What config.yaml chooses from each group, in its order."""
+    lines = (conf_folder() / f"{ROOT}.yaml").read_text(encoding="utf-8").splitlines()
+    return {found["group"]: found["choice"] for line in lines if (found := _CHOICE.match(line))}
+
+
+@functools.cache
+def help_lines(group: str, choice: str) -> Mapping[str, str]:
+    """The comments beside the keys of a group; of config.yaml for the empty group.
+
+    Args:
+        group: its name.
+        choice: the file whose comments count before those of others.
+    """
+    if not group:
+        return dict(_comments(conf_folder() / f"{ROOT}.yaml", ""))
+    files = sorted((conf_folder() / group).glob("*.yaml"), key=lambda path: path.stem != choice)
+    files[1:1] = sorted((conf_folder() / group / BASE).glob("*.yaml"))
+    found: dict[str, str] = {}
+    for path in files:
+        for name, comment in _comments(path, f"{group}."):
+            found.setdefault(name, comment)
+    return found
+
+
+def summary(group: str, choice: str) -> str:
+    """The comment at the head of a choice's file, as one line; empty if there is none."""
+    lines = (conf_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
+    head: list[str] = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @"):
+            head.append(line.removeprefix("#").strip())
+    return " ".join(head)
+
+
+def unknown_key(key: str, value: str = "") -> str:
+    """The message for a key that does not exist, with the nearest ones that do.
+
+    Args:
+        key: dotted.
+        value: `=` and what was given, for the hint.
+    """
+    sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
+    known = [name for name in (*all_keys(), *sections, *all_groups()) if name != key]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    if not near:
+        leaves = {name.rpartition(".")[2] for name in all_keys()}
+        alike = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.75)
+        near = [name for name in all_keys() if name.rpartition(".")[2] in alike and name != key]
+    shown = value if len(value) <= MOST_SHOWN else "=…"
+    hint = f"; did you mean {' or '.join(f'{name}{shown}' for name in near)}?" if near else ""
+    return f"{key}: unknown key{hint}"
+
+
+def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    parents: list[tuple[int, str]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        indent = len(found["indent"])
+        while parents and parents[-1][0] >= indent:
+            parents.pop()
+        parents.append((indent, found["name"]))
+        if found["comment"]:
+            yield prefix + ".".join(name for _, name in parents), found["comment"]
+
+
+def _leaves(schema: Schema, defs: Schema, prefix: str) -> Iterator[Key]:
+    for name, field in schema["properties"].items():
+        section = _section(field, defs)
+        if section is not None:
+            yield from _leaves(section, defs, f"{prefix}{name}.")
+        else:
+            choices = tuple(dict.fromkeys(_choices(field)))
+            kinds = dict.fromkeys(_kind(field))
+            yield Key(f"{prefix}{name}", " | ".join(kinds), choices)
+
+
+def _section(field: Schema, defs: Schema) -> Schema | None:
+    """The schema of the keys below a key, if it has some; a section may also be null."""
+    for one in (field, *field.get("anyOf", ())):
+        if "$ref" in one:
+            return defs[one["$ref"].rpartition("/")[2]]
+    return None
+
+
+def _choices(field: Schema) -> list[str]:
+    """All values of a field; none where one of its types has no end of them."""
+    if "anyOf" in field:
+        parts = [_choices(one) for one in field["anyOf"] if one.get("type") != "null"]
+        listed = [value for part in parts for value in part]
+        return [*listed, *(["null"] if _has_null(field) else [])] if all(parts) else []
+    if field.get("type") == "boolean":
+        return ["true", "false"]
+    return [str(value) for value in _enum(field)]
+
+
+def _has_null(field: Schema) -> bool:
+    return any(one.get("type") == "null" for one in field["anyOf"])
+
+
+def _enum(field: Schema) -> Sequence[str]:
+    return cast("Sequence[str]", [field["const"]] if "const" in field else field.get("enum", ()))
+
+
+def _kind(field: Schema) -> Iterator[str]:
+    """What a field takes: its types, each in words."""
+    if "anyOf" in field:
+        for one in field["anyOf"]:
+            yield from _kind(one)
+    elif values := _enum(field):
+        yield from values
+    elif field["type"] == "boolean":
+        yield from ("true", "false")
+    elif field["type"] == "array":
+        items = field.get("items", {"type": "string"})
+        yield f"[{' | '.join(_kind(items))}, …]"
+    elif field["type"] == "string":
+        yield "name" if field.get("pattern") == NAME_PATTERN else "text"
+    elif field["type"] in ("integer", "number"):
+        yield f"{field['type']}{_bounds(field)}"
+    else:
+        yield field["type"]
+
+
+def _bounds(field: Schema) -> str:
+    signs = (
+        *(("≥", "minimum"), (">", "exclusiveMinimum")),
+        *(("≤", "maximum"), ("<", "exclusiveMaximum")),
+    )
+    shown = [
+        f"{sign} {field[name]:g}"
+        for sign, name in signs
+        if name in field and field[name] <= SHOWN_BOUND
+    ]
+    return f" {', '.join(shown)}" if shown else ""

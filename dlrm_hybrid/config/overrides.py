@@ -1,0 +1,157 @@
+"""Single overrides, before anything is composed: what one means, and what is wrong with it.
+
+Hydra reads configurations from folders that an override names, puts a group's keys wherever an
+override says, and makes objects of what its own section names. None of that may be asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.errors import HydraException
+
+from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
+
+ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
+MOST_JOBS = 10_000  # of a sweep
+MOST_NESTED = 32  # brackets; the parser recurses
+_HYDRA = re.compile(r"[^=]*(?<![\w-])hydra(?![\w-])[^=]*")
+# What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
+# number, an integer of thousands of digits, a package without a group.
+UNCHECKED = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
+    *(TypeError, ValueError),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """An override, taken apart.
+
+    Attributes:
+        key: its key or group with the sign before it, e.g. `+experiment`.
+        overrides: the single ones that it stands for; several if it is swept.
+    """
+
+    key: str
+    overrides: tuple[str, ...]
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether a sweep has several points for it."""
+        return len(self.overrides) != 1
+
+
+def points_of(text: str) -> Points:
+    """An override that has no fault, taken apart."""
+    override = OverridesParser.create().parse_override(text)
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return Points(key, (text,))
+    return Points(key, tuple(f"{key}={value}" for value in _swept(override)))
+
+
+def override_fault(text: str, is_sweep: bool = False) -> str | None:
+    """What is wrong with an override by itself, if anything.
+
+    Args:
+        text: as it was typed.
+        is_sweep: whether an override may have several values.
+    """
+    head = text.partition("=")[0]
+    found = _HYDRA.match(head)
+    if found is not None and head.rstrip() not in ALLOWED:
+        return f"{head}: of Hydra's own keys only {', '.join(ALLOWED)} can be set"
+    if _depth(text) > MOST_NESTED:
+        return f"{text[:MOST_SHOWN]}…: more than {MOST_NESTED} nested brackets"
+    try:
+        override = OverridesParser.create().parse_override(text)
+        faults = (_place(text, override), _sweep(text, override, is_sweep), _group(text, override))
+        return next((fault for fault in faults if fault), None) or _key(text, override)
+    except (HydraException, *UNCHECKED):
+        return f"{text}: cannot be parsed as key=value"
+
+
+def _swept(override: Override) -> list[str]:
+    """The values of a sweep."""
+    glob: Any = override.value()
+    if isinstance(glob, Glob):
+        return glob.filter(list(all_groups().get(override.key_or_group, ())))
+    return list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+
+
+def _depth(text: str) -> int:
+    depths = itertools.accumulate((sign in "[{(") - (sign in "]})") for sign in text)
+    return max(depths, default=0)
+
+
+def _place(text: str, override: Override) -> str | None:
+    """Keys of a group that would be put elsewhere: into Hydra's section, for one."""
+    if override.package is None and "@" not in text.partition("=")[0]:
+        return None
+    return f"{text}: the keys of a group cannot be moved with @"
+
+
+def _sweep(text: str, override: Override, is_sweep: bool) -> str | None:
+    """Several values where one is wanted, or more than can be listed."""
+    if not override.is_sweep_override():
+        return None
+    head, _, value = text.partition("=")
+    if not is_sweep:
+        key = all_keys().get(override.key_or_group)
+        if key is not None and "[" in key.kind and re.fullmatch(r"[^\[\](){}]+", value):
+            return f"{text}: for a list write {head}=[{value}]; for a sweep add -m"
+        return f"{text}: several values are a sweep: add -m"
+    if not override.is_discrete_sweep():
+        return f"{text}: a sweep needs single values: {head}=1,2,3 or range(1,4)"
+    # Counted, not listed: it may have billions, and shuffled ones would all be in memory.
+    swept: Any = override.value()
+    most = MOST_JOBS
+    if isinstance(swept, RangeSweep):
+        start, stop = swept.start, swept.stop
+        if start is None or stop is None or not swept.step:
+            return f"{text}: a range needs start, stop and a step that is not 0"
+        most = abs(stop - start) / abs(swept.step)
+    return f"{text}: more than {MOST_JOBS:,} values" if most > MOST_JOBS else None
+
+
+def _group(text: str, override: Override) -> str | None:
+    """A choice that does not exist: not listed in conf/, wherever its name would lead."""
+    group = override.key_or_group
+    if group not in all_groups() or override.is_delete():
+        return None
+    value: Any = override.value()
+    if isinstance(value, dict):
+        return None  # values for keys of the section
+    choices = all_groups()[group]
+    given: Any = _swept(override) if override.is_sweep_override() else value
+    names = cast("list[Any]", given) if isinstance(given, list) else [given]
+    if not names or any(name not in choices for name in names):
+        return f"{text}: no such choice; there are {', '.join(choices)}"
+    if (group == EXPERIMENT) != override.is_add():
+        sign = "+" if group == EXPERIMENT else ""
+        return f"{text}: write {sign}{text.lstrip('+')}"
+    return None
+
+
+def _key(text: str, override: Override) -> str | None:
+    """A key that does not exist, is a section, or names a choice without bringing its keys."""
+    name, (_, sign, value) = override.key_or_group, text.partition("=")
+    if name in ALLOWED or name in all_groups():
+        return None
+    group, _, leaf = name.rpartition(".")
+    if leaf == "name" and group in all_groups() and not override.is_delete():
+        return f"{text}: sets the name alone; {group}={value} brings all its keys"
+    below = [key for key in all_keys() if key.startswith(f"{name}.")]
+    if not below and not any(name == key or name.startswith(f"{key}.") for key in all_keys()):
+        return unknown_key(name, f"{sign}{value}")
+    if override.is_delete():
+        return None
+    if below and not isinstance(override.value(), dict):
+        return f"{text}: {name} is a section; its keys: {', '.join(below)}"
+    return f"{text}: write {text.lstrip('+')}" if override.is_add() else None
