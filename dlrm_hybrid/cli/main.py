@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid import __version__
-from dlrm_hybrid.cli.arguments import HELP, VERSION, Arguments, parse
+from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, Arguments, parse
 from dlrm_hybrid.cli.help import VERBS, help_text, usage
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
 from dlrm_hybrid.cli.request import Request
@@ -45,6 +45,8 @@ def run(argv: Sequence[str]) -> int:
     if len(argv) < 2 or argv[1] in (*HELP, "help"):
         print(usage(), end="")
         return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
+    if argv[1] in COMPLETION:
+        return _complete(argv[2:])
     if VERSION in argv[1:]:
         print(f"dlrm_hybrid {__version__}")
         return ExitCode.DONE
@@ -83,6 +85,17 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
         return ExitCode.DONE
     return _Jobs(verb, launch, stop).run(job)
+
+
+def _complete(arguments: Sequence[str]) -> int:
+    """Answer a shell that completes a command line, or give it the script to ask with."""
+    from dlrm_hybrid.cli.completion import answer
+
+    try:
+        print(answer(arguments), end="")
+    except ConfigError as error:
+        return _tell(error)
+    return ExitCode.DONE
 
 
 def _values_for_help(given: Arguments) -> Mapping[str, Any]:

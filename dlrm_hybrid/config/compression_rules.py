@@ -22,11 +22,17 @@ def pull_rules(config: Config) -> Iterator[str]:
 def _of_whole_activations(config: Config) -> Iterator[str]:
     activation = config.activation
     if activation.sparsity != 0:
-        yield f"activation.sparsity = {activation.sparsity}: belongs to activation=dct"
+        yield f"activation.sparsity = {activation.sparsity}: only applies to activation=dct"
     if activation.precision != "float32":
         yield f"activation.precision = {activation.precision!r}: activation=none sends float32"
     if activation.observe is not None and not config.parallel.cuts:
         yield f"activation.observe = {activation.observe}: needs parallel.cuts to look at"
+
+
+def _no_cuts(config: Config) -> str:
+    if config.parallel.name == "single":
+        return "compresses what stages exchange, and parallel=single has none; add parallel=hybrid"
+    return "compresses what stages exchange; needs parallel.cuts, e.g. parallel.cuts=[bottom.2]"
 
 
 def activation_rules(config: Config) -> Iterator[str]:
@@ -35,14 +41,14 @@ def activation_rules(config: Config) -> Iterator[str]:
     if activation.name == "dct" and activation.allow_rice is None:
         yield "activation.allow_rice = null: activation=dct needs true or false"
     if activation.name != "dct" and activation.allow_rice is not None:
-        yield f"activation.allow_rice = {activation.allow_rice}: belongs to activation=dct"
+        yield f"activation.allow_rice = {activation.allow_rice}: only applies to activation=dct"
     if activation.name == "none":
         yield from _of_whole_activations(config)
         return
     if activation.observe is not None:
-        yield f"activation.observe = {activation.observe}: belongs to activation=none"
+        yield f"activation.observe = {activation.observe}: only applies to activation=none"
     if not cuts:
-        yield f"activation = {activation.name!r}: needs parallel.cuts to lie between"
+        yield f"activation = {activation.name!r}: {_no_cuts(config)}"
     elif isinstance(activation.sparsity, tuple) and len(activation.sparsity) != len(cuts):
         yield (
             f"activation.sparsity = {list(activation.sparsity)}: one number, or one for each of "

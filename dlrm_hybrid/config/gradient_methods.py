@@ -106,7 +106,7 @@ def unread_sections(
         given = f"gradient={name}" if threshold is None else f"gradient.threshold={threshold}"
         here = f"gradient={name}" if reader_of(section).startswith("gradient=") else given
         faults += [
-            f"gradient.{section}{key} = {value!r}: belongs to {reader_of(section)}, not {here}"
+            f"gradient.{section}{key} = {value!r}: only applies to {reader_of(section)}, not {here}"
             for key, value in _changed(gradient[section], values)
         ]
     return kept, faults

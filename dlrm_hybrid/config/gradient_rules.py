@@ -14,7 +14,10 @@ def gradient_rules(config: Config) -> Iterator[str]:
     gradient, method = config.gradient, METHODS[config.gradient.name]
     yield from _keys(gradient)
     if gradient.sparsity and not method.is_sparse:
-        yield f"gradient.sparsity = {gradient.sparsity}: gradient={gradient.name} drops nothing"
+        yield (
+            f"gradient.sparsity = {gradient.sparsity}: has no effect with "
+            f"gradient={gradient.name}; choose e.g. gradient=dct"
+        )
     if gradient.precision not in method.precisions:
         yield (
             f"gradient.precision = {gradient.precision!r}: gradient={gradient.name} sends "
@@ -22,13 +25,13 @@ def gradient_rules(config: Config) -> Iterator[str]:
         )
     if method.thresholds and gradient.threshold not in (*method.thresholds, None):
         yield (
-            f"gradient.threshold = {gradient.threshold!r}: gradient={gradient.name} stands for "
-            f"{' or '.join(method.thresholds)}; gradient=dct takes any"
+            f"gradient.threshold = {gradient.threshold!r}: gradient={gradient.name} is defined by "
+            f"{' or '.join(method.thresholds)}; gradient=dct works with any rule"
         )
     if config.sync.name not in method.policies and _agree(gradient):
         alone = " or gradient.terngrad.sharing=false" if gradient.terngrad is not None else ""
         yield (
-            f"gradient = {gradient.name!r}: its trainers agree in every step, it needs "
+            f"gradient = {gradient.name!r}: its trainers synchronize in every step; needs "
             f"sync={' or '.join(method.policies)}{alone}, not {config.sync.name}"
         )
     if config.optimizer.name not in method.optimizers:
@@ -37,7 +40,8 @@ def gradient_rules(config: Config) -> Iterator[str]:
             f"not {config.optimizer.name}"
         )
     if gradient.name != "none" and not config.parallel.servers:
-        yield f"gradient = {gradient.name!r}: needs parallel.servers of 1 or more to send to"
+        add = "add parallel=hybrid" if config.parallel.name == "single" else "parallel.servers=1"
+        yield f"gradient = {gradient.name!r}: needs a parameter server to send to; {add}"
     yield from _local(config)
     yield from _levels(config)
 
@@ -50,7 +54,7 @@ def _keys(gradient: GradientConfig) -> Iterator[str]:
         if key in method.keys and value is None:
             yield f"gradient.{key} = null: gradient={gradient.name} needs a value"
         if key not in method.keys and value is not None:
-            yield f"gradient.{key} = {value!r}: gradient={gradient.name} has no use for it"
+            yield f"gradient.{key} = {value!r}: has no effect with gradient={gradient.name}"
     for section in sections_read(gradient.name, gradient.threshold):
         if getattr(gradient, section) is None:
             yield f"gradient.{section} = null: gradient={gradient.name} needs its keys"
@@ -66,7 +70,7 @@ def _local(config: Config) -> Iterator[str]:
         )
     if gradient.aggregation == "union" and config.sync.name != "sync":
         yield (
-            "gradient.aggregation = 'union': trainers agree in every step, it needs sync=sync, "
+            "gradient.aggregation = 'union': trainers synchronize in every step; needs sync=sync, "
             f"not {config.sync.name}"
         )
     if gradient.aggregation == "union" and gradient.correction is not None:
@@ -75,12 +79,12 @@ def _local(config: Config) -> Iterator[str]:
             "of its own choice, so others may not choose for it"
         )
     if gradient.staggered and gradient.renewal != "fixed":
-        yield "gradient.staggered = True: belongs to gradient.renewal=fixed"
+        yield "gradient.staggered = True: only applies to gradient.renewal=fixed"
     if gradient.staggered and gradient.scope == "stage":
         yield "gradient.staggered = True: gradient.scope=stage has one threshold for all tensors"
     rising = gradient.correction.warmup_sparsities if gradient.correction else ()
     if list(rising) != sorted(rising):
-        yield f"gradient.correction.warmup_sparsities = {list(rising)}: must rise"
+        yield f"gradient.correction.warmup_sparsities = {list(rising)}: must increase"
     if gradient.residual == "update" and config.optimizer.name != "sgd":
         yield (
             f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "

@@ -20,7 +20,7 @@ def network_rules(config: Config) -> Iterator[str]:
         return
     for key in ("ranks_per_host", "latency"):
         if getattr(network, key) is not None:
-            yield f"network.{key} = {getattr(network, key)}: belongs to network=emulated"
+            yield f"network.{key} = {getattr(network, key)}: only applies to network=emulated"
     if network.bind is not None and network.keys is None:
         yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
 
@@ -36,7 +36,7 @@ def _unreadable(text: str, parse: Callable[[str], float]) -> str | None:
 def _emulated(config: Config) -> Iterator[str]:
     network, parallel = config.network, config.parallel
     if network.bind is not None:
-        yield f"network.bind = {network.bind!r}: belongs to network=host"
+        yield f"network.bind = {network.bind!r}: only applies to network=host"
     for key in ("rate", "ranks_per_host"):
         if getattr(network, key) is None:
             yield f"network.{key} = null: network=emulated needs a value"

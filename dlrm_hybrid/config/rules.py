@@ -33,7 +33,7 @@ def _data(config: Config) -> Iterator[str]:
     else:
         for key in ("rows", "seed"):
             if getattr(data, key) is not None:
-                yield f"data.{key} = {getattr(data, key)}: belongs to data=synthetic"
+                yield f"data.{key} = {getattr(data, key)}: only applies to data=synthetic"
         if data.prepared is None:
             yield "data.prepared = null: data=criteo_kaggle needs a folder"
     files = len(raw_files(config))
@@ -64,7 +64,7 @@ def _optimizer(config: Config) -> Iterator[str]:
         if optimizer.name == owner and value is None:
             yield f"optimizer.{key} = null: optimizer={owner} needs a number"
         if optimizer.name != owner and value is not None:
-            yield f"optimizer.{key} = {value}: belongs to optimizer={owner}"
+            yield f"optimizer.{key} = {value}: only applies to optimizer={owner}"
     if optimizer.schedule == "warmup_decay":
         if optimizer.decay_steps and optimizer.decay_start_step < optimizer.warmup_steps:
             yield (
@@ -76,7 +76,7 @@ def _optimizer(config: Config) -> Iterator[str]:
         if getattr(optimizer, key):
             yield (
                 f"optimizer.{key} = {getattr(optimizer, key)}: "
-                f"belongs to optimizer.schedule=warmup_decay, not {optimizer.schedule}"
+                f"only applies to optimizer.schedule=warmup_decay, not {optimizer.schedule}"
             )
 
 
@@ -91,11 +91,11 @@ def _parallel(config: Config) -> Iterator[str]:
     parallel = config.parallel
     if parallel.name == "single":
         if parallel.trainers != 1:
-            yield f"parallel.trainers = {parallel.trainers}: belongs to parallel=hybrid"
+            yield f"parallel.trainers = {parallel.trainers}: only applies to parallel=hybrid"
         if parallel.cuts:
-            yield f"parallel.cuts = [{', '.join(parallel.cuts)}]: belongs to parallel=hybrid"
+            yield f"parallel.cuts = [{', '.join(parallel.cuts)}]: only applies to parallel=hybrid"
         if parallel.servers:
-            yield f"parallel.servers = {parallel.servers}: belongs to parallel=hybrid"
+            yield f"parallel.servers = {parallel.servers}: only applies to parallel=hybrid"
         return
     if parallel.trainers > 1 and parallel.servers == 0:
         yield (
@@ -127,10 +127,10 @@ def _pipeline(config: Config) -> Iterator[str]:
     if batch % microbatches:
         yield (f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}")
     if config.parallel.name == "single" and microbatches > 1:
-        yield f"schedule.microbatches = {microbatches}: belongs to parallel=hybrid"
+        yield f"schedule.microbatches = {microbatches}: only applies to parallel=hybrid"
     staleness = config.sync.staleness
     if config.sync.name == "sync" and staleness:
-        yield f"sync.staleness = {staleness}: belongs to sync=bounded"
+        yield f"sync.staleness = {staleness}: only applies to sync=bounded"
     if config.sync.name == "bounded" and not staleness:
         yield "sync.staleness = 0: sync=bounded needs 1 or more; sync=sync is 0"
     if config.sync.name == "bounded" and config.parallel.servers == 0:
@@ -149,7 +149,7 @@ def _tables(config: Config) -> Iterator[str]:
     for key, default in (("comm_precision", "float32"), ("deduplicate", False)):
         value = getattr(embedding, key)
         if parallel.name == "single" and value != default:
-            yield f"embedding.{key} = {value!r}: belongs to parallel=hybrid"
+            yield f"embedding.{key} = {value!r}: only applies to parallel=hybrid"
     if embedding.deduplicate and embedding.sharding != "table_wise":
         yield (
             "embedding.deduplicate = True: needs embedding.sharding=table_wise, "

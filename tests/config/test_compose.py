@@ -84,11 +84,12 @@ def test_every_choice_holds(choice: str) -> None:
         ),
         (
             "optimizer.momentum=0.9",
-            "optimizer.momentum = 0.9: belongs to optimizer=momentum",
+            "optimizer.momentum = 0.9: only applies to optimizer=momentum",
         ),
         (
             "optimizer.warmup_steps=9",
-            "optimizer.warmup_steps = 9: belongs to optimizer.schedule=warmup_decay, not constant",
+            "optimizer.warmup_steps = 9: only applies to optimizer.schedule=warmup_decay, "
+            "not constant",
         ),
         ("data.raw=x", "data.raw = 'x': data=synthetic makes its own; use data=criteo_kaggle"),
     ],
@@ -183,8 +184,8 @@ def test_the_configuration_is_shown() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.trainers=2"], "parallel.trainers = 2: belongs to parallel=hybrid"),
-        (["parallel.cuts=[top.1]"], "parallel.cuts = [top.1]: belongs to parallel=hybrid"),
+        (["parallel.trainers=2"], "parallel.trainers = 2: only applies to parallel=hybrid"),
+        (["parallel.cuts=[top.1]"], "parallel.cuts = [top.1]: only applies to parallel=hybrid"),
         (
             ["parallel=hybrid", "parallel.servers=0"],
             "parallel.servers = 0: parallel.trainers = 2 need a server to meet; "
@@ -207,7 +208,7 @@ def test_the_configuration_is_shown() -> None:
             ["parallel=hybrid", "schedule.microbatches=3"],
             "schedule.microbatches = 3: must divide train.batch_size = 128",
         ),
-        (["sync.staleness=2"], "sync.staleness = 2: belongs to sync=bounded"),
+        (["sync.staleness=2"], "sync.staleness = 2: only applies to sync=bounded"),
         (["sync=bounded"], "sync = bounded: needs parallel.servers of 1 or more"),
         (
             ["embedding.sharding=row_wise"],
@@ -228,11 +229,11 @@ def test_the_configuration_is_shown() -> None:
         ),
         (
             ["embedding.comm_precision=bfloat16"],
-            "embedding.comm_precision = 'bfloat16': belongs to parallel=hybrid",
+            "embedding.comm_precision = 'bfloat16': only applies to parallel=hybrid",
         ),
         (
             ["embedding.deduplicate=true"],
-            "embedding.deduplicate = True: belongs to parallel=hybrid",
+            "embedding.deduplicate = True: only applies to parallel=hybrid",
         ),
         *(
             (

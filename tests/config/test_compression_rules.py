@@ -16,7 +16,7 @@ HYBRID = "parallel=hybrid"
             "pull.precision = 'bfloat16': needs parallel.servers of 1 or more",
         ),
         (["activation=dct"], "activation = 'dct': needs parallel.cuts to lie between"),
-        (["activation.sparsity=0.5"], "activation.sparsity = 0.5: belongs to activation=dct"),
+        (["activation.sparsity=0.5"], "activation.sparsity = 0.5: only applies to activation=dct"),
         (
             [HYBRID, "activation=dct", "activation.sparsity=[0.5]"],
             "activation.sparsity = [0.5]: one number, or one for each of "
@@ -24,7 +24,7 @@ HYBRID = "parallel=hybrid"
         ),
         (
             [HYBRID, "activation=dct", "activation.observe=0.9"],
-            "activation.observe = 0.9: belongs to activation=none",
+            "activation.observe = 0.9: only applies to activation=none",
         ),
         (["activation.observe=0.9"], "activation.observe = 0.9: needs parallel.cuts to look at"),
         (

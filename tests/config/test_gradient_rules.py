@@ -29,7 +29,7 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=dct gradient.staggered=true",
-            "gradient.staggered = True: belongs to gradient.renewal=fixed",
+            "gradient.staggered = True: only applies to gradient.renewal=fixed",
         ),
         (
             f"{HYBRID} gradient=dct gradient.residual=update optimizer=adagrad",
@@ -99,16 +99,17 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=dct gradient.hard.magnitude=0.1",
-            "gradient.hard.magnitude = 0.1: belongs to gradient.threshold=hard, "
+            "gradient.hard.magnitude = 0.1: only applies to gradient.threshold=hard, "
             "not gradient.threshold=histogram",
         ),
         (
             "gradient.hard.magnitude=0.1",
-            "gradient.hard.magnitude = 0.1: belongs to gradient.threshold=hard, not gradient=none",
+            "gradient.hard.magnitude = 0.1: only applies to gradient.threshold=hard, "
+            "not gradient=none",
         ),
         (
             "gradient.hard=3",
-            "gradient.hard = 3: belongs to gradient.threshold=hard, not gradient=none",
+            "gradient.hard = 3: only applies to gradient.threshold=hard, not gradient=none",
         ),
         ("~gradient", "gradient: missing"),
     ],

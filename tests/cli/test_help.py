@@ -1,0 +1,161 @@
+"""What `--help` says, and how mistakes are met."""
+
+import pytest
+
+from dlrm_hybrid.cli.help import READS, VERBS, groups_read, help_text, keys_read, line_of
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.keys import all_groups, all_keys
+
+# Their group's choice, not keys to set.
+NAMES = {f"{group}.name" for group in all_groups()}
+
+
+def faults(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert run(["dlrm_hybrid", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    head, *lines = told.err.splitlines()
+    assert head.startswith("configuration: ")
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_key_of_a_verb_has_its_line(verb: str) -> None:
+    assert [
+        key.name for key in keys_read(verb) if key.name not in NAMES and not line_of(key.name)
+    ] == []
+
+
+def test_every_key_is_read_by_a_verb_and_every_choice_says_what_its_keys_mean() -> None:
+    read = {key.name for verb in READS for key in keys_read(verb)}
+    assert read == set(all_keys())
+    missing = [
+        f"{group}={choice}: {name}"
+        for group, choices in all_groups().items()
+        for choice in choices
+        for name in all_keys()
+        if name.startswith(f"{group}.") and name not in NAMES and not line_of(name, choice)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_lists_what_it_reads_on_80_columns(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dlrm_hybrid", verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert f"  python -m dlrm_hybrid {verb}" in text
+    for group in groups_read(verb):
+        assert (
+            f"  {'+' if group == 'experiment' else ''}{group}=" in text
+            or len(all_groups()[group]) == 1
+        )
+    listed = {line.split("=")[0].strip() for line in text.splitlines() if line.startswith("  ")}
+    hidden = {"gradient", *NAMES}  # of gradient only what the chosen method reads
+    expected = {key.name for key in keys_read(verb)} - NAMES
+    assert {name for name in expected if name.partition(".")[0] not in hidden} <= listed
+    assert not (set(all_keys()) - expected) & listed
+
+
+def test_types_choices_and_defaults_come_from_the_schema_and_the_configuration() -> None:
+    text = " ".join(help_text("train", values_of(["gradient=dct", "parallel=hybrid"])).split())
+    assert "train.batch_size=128 rows per trainer and step (integer ≥ 1)" in text
+    assert "embedding.sharding=table_wise how tables are split over trainers (table_wise |" in text
+    assert "gradient=dct: DCT-DP (Gupta et al., KDD 2021)" in text
+    assert "gradient.lifespan=1000 maximum steps between two estimates" in text
+    assert "gradient.sidco" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "-h"), ("train", "train.seed=1", "--help"), ("train", "oops=1", "-h", "x")],
+)
+def test_help_is_given_wherever_it_is_asked_for(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dlrm_hybrid", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("dlrm_hybrid train: ")
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("train", "--version")])
+def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dlrm_hybrid", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("dlrm_hybrid 0.")
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("train experiment=dct_hybrid", "write +experiment=dct_hybrid"),
+        ("train modle=dlrm_small", "did you mean model=dlrm_small?"),
+        ("train model=dlrm_smal", "there are dlrm_paper, dlrm_small"),
+        ("train steps=100", "did you mean train.steps=100?"),
+        ("train --steps 100", "did you mean train.steps=100?"),
+        ("train --steps=100", "did you mean train.steps=100?"),
+        ("train --train.steps 100", "did you mean train.steps=100?"),
+        ("train --lr 0.1", "did you mean embedding.lr=0.1 or optimizer.lr=0.1?"),
+        ("train --batch-size 64", "did you mean train.batch_size=64"),
+        ("train --gpu", "unknown flag; there are -h, --help,"),
+        ("train dct_hybrid", "did you mean +experiment=dct_hybrid?"),
+        ("train runs/mine", "did you mean checkpoint.resume=runs/mine?"),
+        ("train train=5", "train is a section; its keys: train.batch_size,"),
+        ("train gradient=dct", "add parallel=hybrid"),
+        ("train activation=dct", "add parallel=hybrid"),
+        (
+            "train gradient.sparsity=0.99",
+            "has no effect with gradient=none; choose e.g. gradient=dct",
+        ),
+        ("train optimizer.lr=0.1,0.2", "several values are a sweep: add -m"),
+        ("train +train.seed=1", "write train.seed=1"),
+        ("train --resolve", "belong to --cfg job"),
+        ("train --cfg nope", "nope: is not key=value"),
+        ("train --info", "--info: not available here"),
+        ("evaluate runs/mine", "did you mean evaluate.checkpoint=runs/mine?"),
+        ("report runs/a", "did you mean report.runs=runs/a?"),
+        ("report runs/a runs/b", "did you mean report.runs=[runs/a,runs/b]?"),
+        ("report report.runs=a,b", "for a list write report.runs=[a,b]"),
+        ("prepare train.txt", "did you mean data=criteo_kaggle data.raw=train.txt?"),
+        ("bench kernels", "did you mean bench.what=kernels?"),
+        ("doctor keys", "did you mean doctor.action=keys?"),
+    ],
+)
+def test_a_mistake_is_met_with_the_command_that_was_meant(
+    command: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = faults(capsys, *command.split())
+    assert any(meant in line for line in told), told
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"model.bottom={'[' * 5_000}{']' * 5_000}",
+        f"model.bottom={'[' * 5_000}",
+        f"model={'{a:' * 3_000}1{'}' * 3_000}",
+        f"name={'${' * 3_000}x",
+        f"train.seed={'9' * 100_000}",
+        f"train.seed=1e{'9' * 400}",
+        "name=\x1b[2J",
+        "name='\x07\x9b'",
+        "name=caf\udce9",
+        "\udcff\udcfe=1",
+        "--\udcff",
+        "\udcff",
+        "name=${name}",
+        "name=${nope}",
+        "name=${oc.decode:${oc.env:HOME}}",
+        "=",
+        "~",
+        "++",
+    ],
+    ids=lambda text: ascii(text[:24]),
+)
+def test_whatever_is_typed_is_met_with_one_line(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = faults(capsys, "train", override)
+    assert line.isprintable()
+    assert len(line) <= 1_000
