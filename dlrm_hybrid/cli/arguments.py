@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
+from dlrm_hybrid.cli.request import Arguments
 from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, all_keys
 
 HELP = ("-h", "--help")
@@ -34,29 +34,6 @@ POSITIONAL = {
     "bench": "bench.what={}",
     "doctor": "doctor.action={}",
 }
-
-
-@dataclass(slots=True)
-class Arguments:
-    """The arguments after the verb.
-
-    Attributes:
-        overrides: `key=value` and the like, as they were typed.
-        faults: one line for each argument that means nothing.
-        is_sweep: one run for each combination of values.
-        wants_help: show what the verb reads.
-        cfg: which part of the composed configuration to show instead of running.
-        package: of that only what is below this key.
-        resolve: show values instead of interpolations.
-    """
-
-    overrides: list[str] = field(default_factory=list[str])
-    faults: list[str] = field(default_factory=list[str])
-    is_sweep: bool = False
-    wants_help: bool = False
-    cfg: str | None = None
-    package: str | None = None
-    resolve: bool = False
 
 
 def parse(verb: str, arguments: Sequence[str]) -> Arguments:

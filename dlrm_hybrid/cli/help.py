@@ -31,9 +31,19 @@ VERBS = {
 }
 # What each verb reads: sections, or single keys of others.
 READS: Mapping[str, tuple[str, ...]] = {
-    "prepare": ("data",),
+    "prepare": ("prepare", "data"),
     "train": (
-        *("name", "precision", "threads", "skip_completed", "train", "data", "model", "optimizer"),
+        *(
+            "name",
+            "precision",
+            "threads",
+            "skip_completed",
+            "train",
+            "prepare",
+            "data",
+            "model",
+            "optimizer",
+        ),
         *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
         *("evaluate.batch_size", "checkpoint", "telemetry"),
     ),

@@ -21,14 +21,13 @@ from typing import Any
 from rich.console import Console
 
 from dlrm_hybrid.cli import run_folder
-from dlrm_hybrid.cli.arguments import Arguments
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, rows_identity
-from dlrm_hybrid.cli.request import Request, TrainTask
+from dlrm_hybrid.cli.request import Arguments, Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board

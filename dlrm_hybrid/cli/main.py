@@ -17,10 +17,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid import __version__
-from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, Arguments, parse
+from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
 from dlrm_hybrid.cli.help import VERBS, help_text, usage
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
-from dlrm_hybrid.cli.request import Request
+from dlrm_hybrid.cli.request import Arguments, Request
 from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.limits import raise_open_files
 from dlrm_hybrid.types import (

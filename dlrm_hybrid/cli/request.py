@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.config.schema import Config
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments after the verb.
+
+    Attributes:
+        overrides: `key=value` and the like, as they were typed.
+        faults: one line for each argument that means nothing.
+        is_sweep: one run for each combination of values.
+        wants_help: show what the verb reads.
+        cfg: which part of the composed configuration to show instead of running.
+        package: of that only what is below this key.
+        resolve: show values instead of interpolations.
+    """
+
+    overrides: list[str] = field(default_factory=list[str])
+    faults: list[str] = field(default_factory=list[str])
+    is_sweep: bool = False
+    wants_help: bool = False
+    cfg: str | None = None
+    package: str | None = None
+    resolve: bool = False
 
 
 @dataclass(frozen=True, slots=True)
