@@ -33,6 +33,7 @@ from dlrm_hybrid.types import ExitCode
 GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
 LOG_TAIL_BYTES = 4096
+UNKNOWN_CODE = 255  # of a rank whose forkserver is gone, and all of its ranks with it
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -187,11 +188,13 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     if one.failure is not None and code == one.failure.values["exit_code"]:
         return Outcome(code, one.failure.values["message"])
     log = one.rank.log_folder / f"{one.rank.name}.log"
-    lost = code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)
+    lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
     limit = _limit(log, code)
     if limit is not None:
         return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {log}", lost)
-    if code < 0:
+    if code == UNKNOWN_CODE:
+        cause, code = "went with the process that ranks are forked from", ExitCode.FAILED
+    elif code < 0:
         cause = f"was killed by {signal.Signals(-code).name}"
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:

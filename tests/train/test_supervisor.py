@@ -335,3 +335,13 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "that ranks are forked from ended before worker-0 was there; see " in done.stdout
+
+
+def test_ranks_whose_forkserver_is_killed_are_lost(tmp_path: Path) -> None:
+    def kill_forkserver(event: Event) -> None:
+        os.kill(event.values["forkserver"], signal.SIGKILL)
+
+    entry = f"{__name__}:lives_through_signals_to_all"
+    outcome = run_ranks(ranks(tmp_path, ""), entry, kill_forkserver)
+    assert (outcome.exit_code, outcome.lost) == (1, True)
+    assert "went with the process that ranks are forked from" in outcome.message
