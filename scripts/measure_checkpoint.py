@@ -60,7 +60,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         for turn in range(options.repeats):
             for name, costs in found.items():
-                given = (*WORLDS[name], *COMMON, *overrides)
+                given = (*WORLDS[name], *COMMON, "checkpoint.minutes=0", *overrides)
                 never, every = (
                     cost(train(Path(folder, f"{name}-{turn}-{each}"), *given, saving))
                     for each, saving in (
