@@ -68,13 +68,13 @@ SWEEP_FLAG = ("-m, --multirun", "a run for each combination: key=a,b or key=rang
 EXAMPLES = {
     "prepare": (
         "prepare data=criteo_kaggle data.raw=train.txt",
-        "prepare data=criteo_kaggle data.raw=[day_0.gz,day_1.gz] data.days=2",
+        "prepare data=criteo_kaggle data.raw=[day_0.gz,day_1.gz]",
     ),
     "train": (
         "train train.steps=1000",
         "train data=criteo_kaggle train.seed=1",
         "train +experiment=dct_hybrid gradient.sparsity=0.999",
-        "train -m +experiment=baseline,dct_hybrid train.seed=1,2,3",
+        "train -m +experiment=baseline,dct_hybrid train.seed=1,2",
         "train hydra.run.dir=runs/mine checkpoint.resume=auto",
         "train gradient=dct --help",
     ),
@@ -84,7 +84,7 @@ EXAMPLES = {
     ),
     "report": (
         "report report.runs=runs/mine",
-        "report report.runs=[runs/a,runs/b] report.output=both.html",
+        "report report.runs=[runs/a,runs/b] report.output=ab.html",
     ),
     "bench": ("bench", "bench bench.what=compressors bench.output=compressors.md"),
     "doctor": ("doctor", "doctor doctor.action=keys doctor.output=keys.json"),

@@ -152,6 +152,6 @@ def _key(text: str, override: Override) -> str | None:
         return unknown_key(name, f"{sign}{value}")
     if override.is_delete():
         return None
-    if below and not isinstance(override.value(), dict):
+    if below and not isinstance(override.value(), dict | None):
         return f"{text}: {name} is a section; its keys: {', '.join(below)}"
     return f"{text}: write {text.lstrip('+')}" if override.is_add() else None

@@ -121,7 +121,7 @@ def test_faults_between_keys_are_told_with_those_of_single_keys() -> None:
         "optimizer.lr = 'fast': must be a valid number",
         "train.seed = -1: must be greater than or equal to 0",
         "model.bottom[0] = 12: must be 13, the integer features",
-        "gradient = 'dct': needs parallel.servers of 1 or more to send to",
+        "gradient = 'dct': needs a parameter server to send to; add parallel=hybrid",
     ]
     assert faults("train.batch_size=x", "parallel=hybrid", "schedule.microbatches=3") == [
         "train.batch_size = 'x': must be a valid integer"

@@ -15,7 +15,11 @@ HYBRID = "parallel=hybrid"
             ["pull.precision=bfloat16"],
             "pull.precision = 'bfloat16': needs parallel.servers of 1 or more",
         ),
-        (["activation=dct"], "activation = 'dct': needs parallel.cuts to lie between"),
+        (
+            ["activation=dct"],
+            "activation = 'dct': compresses what stages exchange, and parallel=single has "
+            "none; add parallel=hybrid",
+        ),
         (["activation.sparsity=0.5"], "activation.sparsity = 0.5: only applies to activation=dct"),
         (
             [HYBRID, "activation=dct", "activation.sparsity=[0.5]"],

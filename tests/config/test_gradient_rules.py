@@ -11,9 +11,15 @@ HYBRID = "parallel=hybrid"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("gradient=dct", "gradient = 'dct': needs parallel.servers of 1 or more to send to"),
-        ("gradient.sparsity=0.9", "gradient.sparsity = 0.9: gradient=none drops nothing"),
-        ("gradient.lifespan=10", "gradient.lifespan = 10: gradient=none has no use for it"),
+        (
+            "gradient=dct",
+            "gradient = 'dct': needs a parameter server to send to; add parallel=hybrid",
+        ),
+        (
+            "gradient.sparsity=0.9",
+            "gradient.sparsity = 0.9: has no effect with gradient=none; choose e.g. gradient=dct",
+        ),
+        ("gradient.lifespan=10", "gradient.lifespan = 10: has no effect with gradient=none"),
         (
             "gradient.precision=bfloat16",
             "gradient.precision = 'bfloat16': gradient=none sends float32",
@@ -46,7 +52,7 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=dgc gradient.correction.warmup_sparsities=[0.5,0.25]",
-            "gradient.correction.warmup_sparsities = [0.5, 0.25]: must rise",
+            "gradient.correction.warmup_sparsities = [0.5, 0.25]: must increase",
         ),
         (
             f"{HYBRID} gradient=dgc gradient.sparsity=0.999 optimizer=momentum",
@@ -58,7 +64,7 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=topk gradient.aggregation=union sync=bounded sync.staleness=1",
-            "gradient.aggregation = 'union': trainers agree in every step, it needs sync=sync, "
+            "gradient.aggregation = 'union': trainers synchronize in every step; needs sync=sync, "
             "not bounded",
         ),
         (
@@ -78,16 +84,18 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=cltk sync=bounded sync.staleness=1",
-            "gradient = 'cltk': its trainers agree in every step, it needs sync=sync, not bounded",
+            "gradient = 'cltk': its trainers synchronize in every step; needs sync=sync, "
+            "not bounded",
         ),
         (
             f"{HYBRID} gradient=terngrad sync=bounded sync.staleness=1",
-            "gradient = 'terngrad': its trainers agree in every step, it needs sync=sync or "
+            "gradient = 'terngrad': its trainers synchronize in every step; needs sync=sync or "
             "gradient.terngrad.sharing=false, not bounded",
         ),
         (
             f"{HYBRID} gradient=hard gradient.threshold=exact",
-            "gradient.threshold = 'exact': gradient=hard stands for hard; gradient=dct takes any",
+            "gradient.threshold = 'exact': gradient=hard is defined by hard; "
+            "gradient=dct works with any rule",
         ),
         (
             f"{HYBRID} gradient=hard gradient.hard=null",
@@ -109,7 +117,7 @@ HYBRID = "parallel=hybrid"
         ),
         (
             "gradient.hard=3",
-            "gradient.hard = 3: only applies to gradient.threshold=hard, not gradient=none",
+            "gradient.hard=3: gradient.hard is a section; its keys: gradient.hard.magnitude",
         ),
         ("~gradient", "gradient: missing"),
     ],
