@@ -75,6 +75,9 @@ def run(request: Request) -> int:
     with ExitStack() as stack:
         if options.output is not None:
             path = Path(options.output)
+            if not path.name:
+                fault = f"evaluate.output = {options.output}: not the name of a file"
+                raise ConfigError(faults_text([fault]))
             lock = path.with_name(f".{path.name}.lock")
             stack.enter_context(one_user(lock, OUTPUT_KEY, path))
         scored = _scored(request, Path(options.checkpoint), terminal)
@@ -149,6 +152,11 @@ def _rows(
     """
     folder = build.prepared_folder(config)
     there = (folder / ROWS_FILE).is_file()
+    if "data.raw" in given:
+        if "data.prepared" not in given:
+            fault = "data.raw: name the folder for the prepared rows too, data.prepared=FOLDER"
+            raise ConfigError(faults_text([fault]))
+        return prepared_rows(config, terminal, command)
     described = _describes_rows(given)
     if "data.prepared" in given or "data" in given:
         return folder if there and not described else prepared_rows(config, terminal, command)

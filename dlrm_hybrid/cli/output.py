@@ -69,7 +69,9 @@ class Output(io.RawIOBase):
         """Queue all of it, or lose it if too much is waiting."""
         chunk = bytes(data)
         with self._lock:
-            fits = self._pending_bytes + len(chunk) <= MOST_PENDING_BYTES
+            # One that is larger than all that may wait still goes out where nothing waits.
+            pending_bytes = self._pending_bytes
+            fits = pending_bytes == 0 or pending_bytes + len(chunk) <= MOST_PENDING_BYTES
             if fits:
                 chunk = _MARK + chunk if self._has_gap else chunk
                 self._pending_bytes += len(chunk)

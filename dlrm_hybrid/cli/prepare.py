@@ -167,7 +167,10 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
         verify(shards, lambda done: bar.update(done, rows, _rate(done, start, "rows", 1)))
     told = f"{folder}: {rows:,} rows, all checksums and values are right"
     raw = build.raw_paths(config)
-    for path, source in zip(raw, shards.manifest.sources, strict=False):
+    sources = shards.manifest.sources
+    if raw and len(raw) != len(sources):
+        raise DataError(f"data.raw: {len(raw)} files, {folder} was prepared from {len(sources)}")
+    for path, source in zip(raw, sources if raw else (), strict=True):
         if file_xxh3(path) != source.xxh3:
             raise DataError(f"{path}: not the bytes that {folder} was prepared from (data.raw)")
     terminal.line(f"{told}; prepared from these raw files" if raw else told)

@@ -36,7 +36,7 @@ FREE_IN_A_NEW_RUN = (
     *("gradient", "activation", "pull"),
 )
 # What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
-OF_AN_EVALUATION = ("evaluate", "threads", "activation.evaluate_masked", "data")
+OF_AN_EVALUATION = ("evaluate", "prepare", "threads", "activation.evaluate_masked", "data")
 OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
 # What compressors remember belongs to these, each under the name and shape that they give it.
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
@@ -121,7 +121,7 @@ def evaluated(
     ]
     values = dict(saved)
     for key, value in after.items():
-        if _below(key, (*taken, "evaluate")):
+        if _below(key, (*taken, "evaluate", "prepare")):
             values = _with(values, key, value)
     return values, faults
 

@@ -161,7 +161,9 @@ class KernelCache:
         path = kernel_path(folder, self._name, types)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            temporary.write_bytes(_checksum(payload) + payload)
+            # Whatever the umask: a file that others may write would not be believed later.
+            with open(temporary, "xb", opener=_private) as file:  # noqa: PTH123
+                file.write(_checksum(payload) + payload)
             temporary.replace(path)
         except OSError as error:
             drop(temporary)
@@ -175,6 +177,10 @@ class KernelCache:
 
     def flush(self) -> None:
         """Is part of what numba expects; files are removed where they are damaged."""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _roots() -> Iterator[Path]:

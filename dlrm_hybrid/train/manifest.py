@@ -85,6 +85,8 @@ class Manifest:
         config_hash: a name for the weights it leads to.
         rows: checksums of the prepared rows.
         test_loss: of an evaluation at this step, if there was one.
+        arithmetic: what the bits of the weights depend on besides; empty if not known.
+        vocabulary: what the ids of the rows mean; empty if not known.
         values: all of the above, and what else a run has noted, as JSON values.
     """
 
@@ -96,6 +98,8 @@ class Manifest:
     config_hash: str | None = None
     rows: tuple[str, ...] | None = None
     test_loss: float | None = None
+    arithmetic: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    vocabulary: Mapping[str, Any] = field(default_factory=dict[str, Any])
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -131,7 +131,10 @@ def test_a_run_that_saves_nothing_boasts_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(("width", "terminal"), [(80, True), (120, True), (80, False)])
-def test_the_line_of_progress_fits_and_tells_rates(width: int, terminal: bool) -> None:
+def test_the_line_of_progress_fits_and_tells_rates(
+    width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlrm_hybrid.cli.terminal.ETA_AFTER_SECONDS", 0.0)
     file = StringIO()
     console = Console(file=file, width=width, soft_wrap=True, force_terminal=terminal)
     steps = {"steps_total": 23_437, "samples_per_step": 64, "train_rows": 1, "test_rows": 1}

@@ -78,7 +78,8 @@ def test_trainers_together_are_plain_training_of_the_global_batch(
     assert code == 0
     expected = plain(*options, f"train.batch_size={64 * trainers}")
     assert_moved(folder, 10, 20)
-    for prefix, limit in (("bottom", 1e-7), ("top", 1e-7), ("embedding", 1e-6)):
+    # Dense weights: within the last place of one between 1 and 2.
+    for prefix, limit in (("bottom", 2**-23), ("top", 2**-23), ("embedding", 1e-6)):
         found = largest_difference(tensors(expected, 20), tensors(folder, 20), prefix)
         assert found <= limit, prefix
 

@@ -116,7 +116,8 @@ def assert_near(world: World, train: Train, plain: PlainRuns, *where: str) -> No
     assert code == 0
     expected = plain(*length, global_batch(world))
     assert_moved(folder, 10, 20)
-    for prefix, limit in (("bottom", 1e-7), ("top", 1e-7), ("embedding", 1e-6)):
+    # Dense weights: within the last place of one between 1 and 2.
+    for prefix, limit in (("bottom", 2**-23), ("top", 2**-23), ("embedding", 1e-6)):
         found = largest_difference(tensors(expected, 20), tensors(folder, 20), prefix)
         assert found <= limit, prefix
 
