@@ -152,11 +152,6 @@ def _rows(
     """
     folder = build.prepared_folder(config)
     there = (folder / ROWS_FILE).is_file()
-    if "data.raw" in given:
-        if "data.prepared" not in given:
-            fault = "data.raw: name the folder for the prepared rows too, data.prepared=FOLDER"
-            raise ConfigError(faults_text([fault]))
-        return prepared_rows(config, terminal, command)
     described = _describes_rows(given)
     if "data.prepared" in given or "data" in given:
         return folder if there and not described else prepared_rows(config, terminal, command)

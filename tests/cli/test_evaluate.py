@@ -49,6 +49,22 @@ def forged(run_folder: Path, target: Path, change: Callable[[dict[str, Any]], ob
     return target
 
 
+def test_an_output_that_is_no_file_is_refused(
+    trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(trained, "evaluate.output=.") == 2
+    assert "evaluate.output = .: not the name of a file" in capsys.readouterr().err
+
+
+def test_leave_to_replace_rows_is_never_the_checkpoints() -> None:
+    saved = {"prepare": {"overwrite": True}, "data": {"prepared": "a"}}
+    now = {"prepare": {"overwrite": False}, "data": {"prepared": "b"}}
+    values, faults = evaluated(saved, now, ["data.prepared"])
+    assert (values["prepare"], values["data"], faults) == (now["prepare"], now["data"], [])
+    saved, now = now, saved
+    assert evaluated(saved, now, ["prepare.overwrite"])[1] == []
+
+
 def test_what_contradicts_the_checkpoint_is_refused_with_its_value(
     trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
 ) -> None:

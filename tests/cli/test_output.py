@@ -45,6 +45,16 @@ def test_all_is_written_in_order(tmp_path: Path) -> None:
     assert path.read_text().split() == [str(number) for number in range(2000)]
 
 
+def test_one_large_write_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MOST_PENDING_BYTES", 10_000)
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        out = Output(file.fileno(), "stdout", tell=None)
+        out.write(b"x" * 50_000)
+        out.finish()
+    assert path.read_bytes() == b"x" * 50_000
+
+
 def test_who_does_not_read_holds_nobody_up(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,8 @@ def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -
     assert "2,000 rows, all checksums and values are right\n" in capsys.readouterr().out
     assert program("prepare", *check, "data.raw=train.txt") == 0
     assert "are right; prepared from these raw files\n" in capsys.readouterr().out
+    assert program("prepare", *check, "data.raw=[train.txt,train.txt]") == 3
+    assert "data.raw: 2 files" in capsys.readouterr().err
     raw.write_bytes(raw.read_bytes()[:-1])
     assert program("prepare", *check, "data.raw=train.txt") == 3
     assert re.search("train.txt: not the bytes that .* from", capsys.readouterr().err)

@@ -57,6 +57,16 @@ def test_what_one_process_compiles_the_next_one_loads(folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_generous_umask_opens_no_file_to_others(folder: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert hits_of_a_new_process() == 0
+    finally:
+        os.umask(before)
+    assert only_file(folder).stat().st_mode & 0o777 == 0o600
+    assert hits_of_a_new_process() == 1
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 

@@ -66,6 +66,7 @@ def part(values: Values, number: int = 0) -> Values:
 
 
 LIES: dict[str, tuple[Callable[[Values], object], str]] = {
+    "arithmetic that is a list": (lambda v: v.update(arithmetic=[1]), "arithmetic"),
     "a file above": (lambda v: part(v).update(file="../x"), "tensors.t.parts.0.file = '../x'"),
     "an absolute file": (lambda v: part(v).update(file="/etc/passwd"), "tensors.t.parts.0.file"),
     "a name with an escape": (
