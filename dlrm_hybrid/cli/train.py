@@ -33,6 +33,8 @@ from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
 TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
+# Of a command line, where it resumes: rows that a checkpoint was trained on are never replaced.
+NOT_REPEATED = ("checkpoint.resume=", "prepare.overwrite=")
 STATUS: dict[int, str] = {
     ExitCode.DONE: COMPLETE,
     ExitCode.DIVERGED: "diverged",
@@ -152,7 +154,7 @@ def _error(outcome: Outcome, request: Request) -> RunFailedError:
         with suppress(DataError):
             message += f"; a checkpoint of step {saved_step(request.folder):,} is saved"
         arguments = [
-            *(text for text in request.overrides if not text.startswith("checkpoint.resume=")),
+            *(text for text in request.overrides if not text.startswith(NOT_REPEATED)),
             f"hydra.run.dir={request.folder}",
             "checkpoint.resume=auto",
         ]

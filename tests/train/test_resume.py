@@ -167,7 +167,7 @@ def test_ctrl_c_saves_the_step_it_interrupts(
     folder = tmp_path / "interrupted"
     plan(folder, "SIGINT", 40)
     capsys.readouterr()
-    assert train("interrupted", "telemetry.every=1")[0] == 130
+    assert train("interrupted", "telemetry.every=1", "prepare.overwrite=true")[0] == 130
     told = capsys.readouterr()
     found = summary(folder)
     step = found["steps"]
@@ -175,6 +175,7 @@ def test_ctrl_c_saves_the_step_it_interrupts(
     assert f"stopping: saving step {step} (Ctrl-C again to stop without)\n" in told.out
     assert f"stopped by Ctrl-C; a checkpoint of step {step} is saved; go on with\n" in told.err
     assert f"hydra.run.dir={folder} checkpoint.resume=auto\n" in told.err
+    assert "prepare.overwrite" not in told.err
     pid = int((folder / "log" / "worker-0.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
     assert (found["status"], found["samples"]) == ("interrupted", step * 64)
