@@ -244,3 +244,14 @@ def log_parts64(_typing: Any, values: Any, first: Any) -> Any:
         return context.make_tuple(builder, signature.return_type, (product, exponent))
 
     return kinds(values, types.int64), generate
+
+
+@intrinsic
+def fused_multiply_add(_typing: Any, left: Any, right: Any, added: Any) -> Any:
+    """fused_multiply_add(left, right, added): left * right + added, rounded once; float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    kinds = types.float32
+    return kinds(kinds, kinds, kinds), generate

@@ -46,6 +46,22 @@ class DistinctIds:
         return sum_KD
 
 
+def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
+    """Ids with the rows of the batch in which they stand, ascending in each table.
+
+    Args:
+        ids_FB: int64; at most 2**31.
+
+    Returns:
+        id << shift | row, and the shift.
+    """
+    num_rows = ids_FB.shape[1]
+    shift = num_rows.bit_length()
+    keys_FB = (ids_FB.numpy() << shift) | np.arange(num_rows)
+    keys_FB.sort(axis=1)
+    return keys_FB, shift
+
+
 def distinct_ids(ids_FB: Tensor, order_F: Int64s) -> DistinctIds:
     """The distinct ids of a batch.
 
@@ -54,9 +70,7 @@ def distinct_ids(ids_FB: Tensor, order_F: Int64s) -> DistinctIds:
         order_F: the order of tables in which to list them.
     """
     num_tables, num_rows = ids_FB.shape
-    shift = num_rows.bit_length()
-    keys_FB = (ids_FB.numpy() << shift) | np.arange(num_rows)
-    keys_FB.sort(axis=1)
+    keys_FB, shift = sorted_keys(ids_FB)
     ids_K = np.empty(ids_FB.numel(), np.int64)
     counts_F = np.empty(num_tables, np.int64)
     places_BF = torch.empty(num_rows, num_tables, dtype=torch.int64)

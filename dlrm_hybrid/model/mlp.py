@@ -42,12 +42,12 @@ class _Chain(torch.autograd.Function):
     def forward(ctx: Any, kinds: tuple[_Kind, ...], x_BN: Tensor, *parameters: Tensor) -> Tensor:
         saved: list[Tensor] = []
         for kind, weight_MN, bias_M in zip(kinds, parameters[0::2], parameters[1::2], strict=True):
-            x_BN, weight_MN = x_BN.to(kind.dtype), weight_MN.to(kind.dtype)
+            x_BN, weight_MN = _cast(x_BN, kind.dtype), _cast(weight_MN, kind.dtype)
             saved += (x_BN, weight_MN)
-            x_BN = affine(x_BN, weight_MN, bias_M.to(kind.dtype), relu=kind.relu)
+            x_BN = affine(x_BN, weight_MN, _cast(bias_M, kind.dtype), relu=kind.relu)
         ctx.kinds = kinds
         ctx.save_for_backward(*saved, x_BN)
-        return x_BN.float()
+        return _cast(x_BN, torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -59,14 +59,20 @@ class _Chain(torch.autograd.Function):
         for layer in reversed(range(len(kinds))):
             x_BN, weight_MN, y_BM = saved[2 * layer : 2 * layer + 3]
             kind = kinds[layer]
-            g_BM = g_BM.to(kind.dtype)
+            g_BM = _cast(g_BM, kind.dtype)
             if kind.relu:
-                g_BM = torch.ops.aten.threshold_backward(g_BM, y_BM.to(kind.dtype), 0)
-            of_weight_MN = gradient_of_weight(g_BM, x_BN, weight_MN)
-            of_parameters += (g_BM.sum(0, dtype=torch.float32), of_weight_MN.float())
+                g_BM = torch.ops.aten.threshold_backward(g_BM, _cast(y_BM, kind.dtype), 0)
+            of_weight_MN = _cast(gradient_of_weight(g_BM, x_BN, weight_MN), torch.float32)
+            of_parameters += (g_BM.sum(0, dtype=torch.float32), of_weight_MN)
             if layer > 0 or wants_input:
                 g_BM = gradient_of_input(g_BM, weight_MN)
-        return (None, g_BM.float() if wants_input else None, *reversed(of_parameters))
+        of_input = _cast(g_BM, torch.float32) if wants_input else None
+        return (None, of_input, *reversed(of_parameters))
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # A step would call `to` forty times without need.
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 @final

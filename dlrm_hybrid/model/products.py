@@ -10,10 +10,12 @@ Shapes: B batch, N width of the layer's input, M width of its output.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 ONEDNN_ELEMENTS = 4096  # of a weight: below, oneDNN's set-up costs more than it saves
 NARROW = 32  # inputs: a product with so few columns is better computed transposed
@@ -23,7 +25,7 @@ def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor, *, relu: bool) -> Te
     """x W^T + b, cut at 0 if `relu`: (B, M); all of one type."""
     if _onednn_is_faster(weight_MN) or _onednn_fuses_relu(weight_MN):
         return _onednn(x_BN, weight_MN, bias_M, relu=relu)
-    y_BM = torch.addmm(bias_M, x_BN, weight_MN.t())
+    y_BM = functional.linear(x_BN, weight_MN, bias_M)
     return y_BM.relu_() if relu else y_BM
 
 
@@ -45,17 +47,24 @@ def gradient_of_weight(g_BM: Tensor, x_BN: Tensor, weight_MN: Tensor) -> Tensor:
 
 def _onednn_is_faster(weight_MN: Tensor) -> bool:
     return (
-        weight_MN.dtype == torch.float32
-        and weight_MN.numel() >= ONEDNN_ELEMENTS
-        and torch.backends.mkldnn.is_available()
+        weight_MN.dtype == torch.float32 and weight_MN.numel() >= ONEDNN_ELEMENTS and _has_onednn()
     )
 
 
 def _onednn_fuses_relu(weight_MN: Tensor) -> bool:
-    return weight_MN.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+    return weight_MN.dtype == torch.bfloat16 and _has_onednn()
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    return cast(Tensor, _operator()(x, weight, bias, "relu" if relu else "none", [], ""))
+
+
+@cache
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available()
+
+
+@cache
+def _operator() -> Any:
     # The operator that torch.compile calls for linear layers; any strides will do.
-    operator: Any = torch.ops.mkldnn._linear_pointwise
-    return cast(Tensor, operator(x, weight, bias, "relu" if relu else "none", [], ""))
+    return torch.ops.mkldnn._linear_pointwise.default

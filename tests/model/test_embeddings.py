@@ -3,7 +3,13 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.distinct_ids import DistinctBags
+from dlrm_hybrid.model.embeddings import (
+    SMALL_IDS,
+    EmbeddingOptimizer,
+    EmbeddingOptions,
+    Embeddings,
+)
 from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.spec import ModelSpec
 
@@ -55,6 +61,22 @@ def test_equals_the_forward_of_torchrec():
     )
     through_torchrec = embeddings._collection(features).values()
     assert torch.equal(through_torchrec.view(32, 4, 8), embeddings(ids_FB))
+
+
+@pytest.mark.parametrize("rows", [1, 32, SMALL_IDS // 4, SMALL_IDS // 4 + 1])
+def test_any_batch_learns_the_bits_that_fbgemm_learns(rows: int):
+    ours, fbgemm = _embeddings(EmbeddingOptimizer.SGD), _embeddings(EmbeddingOptimizer.SGD)
+    for step in range(3):
+        ids_FB = _ids(step, rows)
+        bags_K = torch.arange(ids_FB.numel())
+        bags = DistinctBags(ids_FB.flatten(), torch.arange(ids_FB.numel() + 1), bags_K)
+        gradient_BFD = torch.randn((rows, 4, 8), generator=torch.Generator().manual_seed(step))
+        ours(ids_FB).backward(gradient_BFD)
+        fbgemm.pooled(bags).backward(gradient_BFD.view(rows, -1))
+    before = _embeddings(EmbeddingOptimizer.SGD).weights()
+    for name, weight in ours.weights().items():
+        assert not torch.equal(weight, before[name])
+        assert torch.equal(weight, fbgemm.weights()[name])
 
 
 @pytest.mark.parametrize("bad_id", [-1, 17])
