@@ -6,7 +6,7 @@ from __future__ import annotations
 ALL = (
     *("read_sections", "synthesize", "section_forms", "histogram", "write_sections", "ternary"),
     *("rows", "id_sets", "parse", "scatter", "sent", "mean", "vocabulary", "distinct", "narrow"),
-    *("moments", "select", "largest", "gather", "levels", "assemble", "sample"),
+    *("moments", "select", "largest", "gather", "tables", "levels", "assemble", "sample"),
 )
 _PREPARE = ("synthesize", "parse", "vocabulary", "assemble")
 _WORLD = (
@@ -30,7 +30,7 @@ def needed(*, prepares: bool, is_synthetic: bool, world: str | None) -> frozense
     if is_synthetic:
         names.add("synthesize")
     if world is not None:
-        names.add("gather")
+        names.update(("gather", "tables"))
     if world:
         names.update(_WORLD)
         if world == "terngrad":
