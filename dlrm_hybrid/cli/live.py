@@ -11,6 +11,7 @@ from dlrm_hybrid.telemetry.markdown import MISSING
 
 SAVES_FROM = 1.05  # below, the ratio would read 1.0
 
+FEW_REPEATS = 5  # the best of so few may be a bad one
 
 class LiveTraining:
     """Shows each event as it comes; used inside a `with`."""
@@ -43,11 +44,11 @@ class LiveTraining:
                 f"{values['steps_total']:,} steps of {values['samples_per_step']}"
                 + (f", from step {event.step:,}" if event.step else "")
             )
-            speed = values.get("bfloat16_speed")
+            speed, repeats = values.get("bfloat16_speed"), values.get("bfloat16_repeats")
             if speed is not None and speed < 1:
                 self._terminal.line(
                     f"precision=bfloat16: its matrix products run at {speed:.2f} times the speed "
-                    "of float32 here; precision=float32 is faster"
+                    f"of float32 here{few}; precision=float32 is faster"
                 )
             if changed := values.get("changed_arithmetic"):
                 self._terminal.line(
@@ -83,6 +84,11 @@ class LiveTraining:
 
     def _text(self, event: Event) -> str:
         """Fits beside a bar in 80 columns; in 100 every figure is there, in 120 with its unit."""
+                few = (
+                    f" (best of {repeats}: a rough figure)"
+                    if repeats and repeats < FEW_REPEATS
+                    else ""
+                )
         room, full = self._terminal.has_room, self._terminal.is_full
         of_total = f"/{self._steps_total:,}" if full else ""
         parts = [f"{'step ' if room else ''}{event.step:,}{of_total}"]

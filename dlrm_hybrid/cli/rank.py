@@ -199,8 +199,10 @@ def started(
         "samples": progress.samples,
         "samples_per_step": plan.samples_per_step,
         "changed_arithmetic": changed_arithmetic(task),
-        "bfloat16_speed": build_model.measured_bfloat16(config, shards.table_rows),
+        "bfloat16_speed": None if measured is None else measured.speed,
+        "bfloat16_repeats": None if measured is None else measured.repeats,
         "train_rows": len(shards.train_rows),
         "test_rows": len(shards.test_rows(config.data.test_part)),
     }
     return Event(Kind.STARTED, progress.step, time.time(), values)
+    measured = build_model.measured_bfloat16(config, shards.table_rows)

@@ -12,7 +12,7 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, E
 from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.model.precision import bfloat16_speed
+from dlrm_hybrid.model.precision import Bfloat16, measure_bfloat16
 from dlrm_hybrid.model.schedule import Constant, Linear, Schedule, WarmupDecay
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import keep_freed_memory
@@ -35,13 +35,13 @@ def spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
     )
 
 
-def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> float | None:
-    """How many times as fast bfloat16 is as float32 for this model here; None where not asked."""
+def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 | None:
+    """What bfloat16 is worth for this model on this processor; None in a run of float32."""
     if config.precision != Precision.BFLOAT16:
         return None
     shapes = spec(config, table_rows).dense_shapes().values()
     layers = [(shape[1], shape[0]) for shape in shapes if len(shape) == 2]
-    return bfloat16_speed(layers, config.train.batch_size)
+    return measure_bfloat16(layers, config.train.batch_size)
 
 
 def embedding_options(config: Config) -> EmbeddingOptions:

@@ -8,39 +8,66 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from dlrm_hybrid.model.products import affine, gradient_of_input, gradient_of_weight
 
 MEASURE_SECONDS = 0.4
+LIMIT_SECONDS = 1.0  # on a busy machine, or one that multiplies bfloat16 very slowly
+ROUND_FLOPS = 1e9  # of all layers once, a few hundredths of a second; larger batches are cut
+LEAST_ROWS = 64  # fewer measure memory, not arithmetic
 _TYPES = (torch.float32, torch.bfloat16)
+_Layers = Sequence[tuple[torch.Tensor, ...]]
 
 
-def bfloat16_speed(layers: Sequence[tuple[int, int]], batch: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Bfloat16:
+    """What bfloat16 is worth.
+
+    Attributes:
+        speed: of its matrix products; that of float32 is 1.
+        repeats: how often each was measured.
+    """
+
+    speed: float
+    repeats: int
+
+
+def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
     """How many times as fast all products of these layers are in bfloat16 as in float32.
 
     The best of many short rounds of each, in turn, so that another program's load weighs on both.
-    Draws no random numbers.
+    Takes less than a second: where rounds take long there are few. Draws no random numbers.
 
     Args:
         layers: N and M of each.
         batch: B.
     """
-    rounds = [[_layer(n, m, batch, dtype) for n, m in layers] for dtype in _TYPES]
+    row_flops = 6 * sum(n * m for n, m in layers)
+    rows = min(batch, max(LEAST_ROWS, int(ROUND_FLOPS / row_flops)))
+    both = [[_layer(n, m, rows, dtype) for n, m in layers] for dtype in _TYPES]
+    begin = time.perf_counter()
+    first = _repeated(both, begin + MEASURE_SECONDS / 2)  # sets oneDNN up
+    if time.perf_counter() - begin > LIMIT_SECONDS / 2:
+        return first
+    return _repeated(both, begin + MEASURE_SECONDS)
+
+
+def _repeated(both: Sequence[_Layers], until: float) -> Bfloat16:
     best = [float("inf"), float("inf")]
-    for _ in range(2):  # the first one sets oneDNN up
-        best = [float("inf"), float("inf")]
-        until = time.perf_counter() + MEASURE_SECONDS / 2
-        while time.perf_counter() < until or best[1] == float("inf"):
-            for place, tensors in enumerate(rounds):
-                begin = time.perf_counter()
-                for x_BN, weight_MN, bias_M, g_BM in tensors:
-                    affine(x_BN, weight_MN, bias_M, relu=True)
-                    gradient_of_input(g_BM, weight_MN)
-                    gradient_of_weight(g_BM, x_BN, weight_MN)
-                best[place] = min(best[place], time.perf_counter() - begin)
-    return best[0] / best[1]
+    repeats = 0
+    while not repeats or time.perf_counter() < until:
+        for place, layers in enumerate(both):
+            begin = time.perf_counter()
+            for x_BN, weight_MN, bias_M, g_BM in layers:
+                affine(x_BN, weight_MN, bias_M, relu=True)
+                gradient_of_input(g_BM, weight_MN)
+                gradient_of_weight(g_BM, x_BN, weight_MN)
+            best[place] = min(best[place], time.perf_counter() - begin)
+        repeats += 1
+    return Bfloat16(best[0] / best[1], repeats)
 
 
 def _layer(n: int, m: int, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -1,11 +1,22 @@
+import time
+
 import torch
 
-from dlrm_hybrid.model.precision import bfloat16_speed
+from dlrm_hybrid.model.precision import measure_bfloat16
 
 
 def test_measuring_both_precisions_changes_nothing_that_is_drawn_later() -> None:
     torch.manual_seed(0)
     expected = torch.rand(4)
     torch.manual_seed(0)
-    assert 0 < bfloat16_speed([(13, 64), (64, 16)], batch=8) < 100
+    found = measure_bfloat16([(13, 64), (64, 16)], batch=8)
+    assert 0 < found.speed < 100
+    assert found.repeats > 10
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_measuring_takes_no_longer_for_a_large_model() -> None:
+    start = time.perf_counter()
+    found = measure_bfloat16([(1024, 1024)] * 8, batch=16_384)  # one round: 0.8 TFLOP of each
+    assert time.perf_counter() - start < 5
+    assert found.repeats >= 1
