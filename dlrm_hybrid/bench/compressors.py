@@ -11,7 +11,7 @@ from dlrm_hybrid.bench.compressors_fragments import measure_fragments
 from dlrm_hybrid.bench.compressors_methods import SETTLING, Drawn, Layers, measure_methods
 from dlrm_hybrid.bench.compressors_rules import measure_rules
 from dlrm_hybrid.bench.kernels_encode import dlrm_gradients
-from dlrm_hybrid.bench.table import Row, render, section
+from dlrm_hybrid.bench.table import Progress, Row, render, section, silent
 from dlrm_hybrid.telemetry.machine import Machine
 
 SIZES = (260_000, 2_600_000, 26_000_000)
@@ -61,21 +61,22 @@ class Measured(NamedTuple):
     fragments: list[Row]
 
 
-def measure_compressors(bench: CompressorsBench) -> Measured:
+def measure_compressors(bench: CompressorsBench, progress: Progress = silent) -> Measured:
     """Rules, methods on made-up tensors and on the paper's layers, fragments; in one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     steps = SETTLING + bench.repeats
     try:
-        rules = measure_rules(bench.sizes, bench.repeats)
+        rules = measure_rules(bench.sizes, bench.repeats, progress)
         drawn = [
             row
             for size in bench.sizes
-            for row in measure_methods(Drawn(size, steps), bench.repeats)
+            for row in measure_methods(Drawn(size, steps), bench.repeats, progress)
         ]
-        gradients = dlrm_gradients(steps)
-        layers = measure_methods(Layers(gradients), bench.repeats)
-        return Measured(rules, drawn, layers, measure_fragments(gradients, bench.repeats))
+        gradients = dlrm_gradients(steps, progress)
+        layers = measure_methods(Layers(gradients), bench.repeats, progress)
+        fragments = measure_fragments(gradients, bench.repeats, progress)
+        return Measured(rules, drawn, layers, fragments)
     finally:
         torch.set_num_threads(threads)
 

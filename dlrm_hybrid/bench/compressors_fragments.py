@@ -6,6 +6,7 @@ Shapes: N elements of all layers, L fragments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bench.kernels_encode import Gradients
 from dlrm_hybrid.bench.kernels_gradient import DENSITIES, seconds
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.compress.gradient.deft import choose, norms_of
 from dlrm_hybrid.compress.gradient.deft_plan import (
     Fragments,
@@ -30,14 +31,15 @@ TRAINERS = (2, 4, 8, 16)
 Parts = Sequence[tuple[slice, int]]
 
 
-def measure_fragments(made: Sequence[Gradients], repeats: int) -> list[Row]:
+def measure_fragments(
+    made: Sequence[Gradients], repeats: int, progress: Progress = silent
+) -> list[Row]:
     """A row for every density and number of trainers; medians over the last `repeats` steps."""
     counts = [gradient.numel() for gradient in made[0].values()]
     steps = [torch.cat([one.reshape(-1) for one in step.values()]) for step in made[-repeats:]]
     return [
         _row(steps, partition(counts, trainers), density, trainers)
-        for density in DENSITIES
-        for trainers in TRAINERS
+        for density, trainers in told("fragments", list(product(DENSITIES, TRAINERS)), progress)
     ]
 
 

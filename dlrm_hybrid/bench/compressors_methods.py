@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from math import sqrt
 from statistics import median
 from typing import Protocol, final
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.bench.kernels_gradient import DENSITIES, SEED, SHIFT, seconds
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor, Coordination
 from dlrm_hybrid.config import build_coordination, build_gradient
@@ -113,12 +114,13 @@ class _Turn:
     error: float
 
 
-def measure_methods(source: Source, repeats: int) -> list[Row]:
+def measure_methods(source: Source, repeats: int, progress: Progress = silent) -> list[Row]:
     """A row for every density and method; medians over `repeats` steps after settling."""
     return [
         _row(source, density, method, list(_turns(source, density, method, repeats)))
-        for density in DENSITIES
-        for method in METHODS
+        for density, method in told(
+            f"methods, {source.name}", list(product(DENSITIES, METHODS)), progress
+        )
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.bench.kernels_gradient import DENSITIES, SEED, SHIFT, libraries, seconds
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.gaussian import Fit, Gaussian
@@ -72,17 +73,22 @@ class _Turn:
     error: float
 
 
-def measure_rules(sizes: tuple[int, ...], repeats: int) -> list[Row]:
+def measure_rules(sizes: tuple[int, ...], repeats: int, progress: Progress = silent) -> list[Row]:
     """A row for every distribution, size, density and rule; medians over `repeats` turns."""
+    turns = range(SETTLING + repeats)
+    cases = list(product(DRAWS, sizes, DENSITIES, turns))
+    rounds = told("rules", cases, progress, cost=lambda case: case[1])
     return [
         row
         for name, draw in DRAWS.items()
         for size in sizes
-        for row in _of_values(name, draw, size, repeats)
+        for row in _of_values(name, draw, size, repeats, rounds)
     ]
 
 
-def _of_values(name: str, draw: Draw, size: int, repeats: int) -> Iterator[Row]:
+def _of_values(
+    name: str, draw: Draw, size: int, repeats: int, rounds: Iterator[object]
+) -> Iterator[Row]:
     turns = SETTLING + repeats
     stream = draw(np.random.default_rng(SEED), size + SHIFT * turns).astype(np.float32)
     for density in DENSITIES:
@@ -90,6 +96,7 @@ def _of_values(name: str, draw: Draw, size: int, repeats: int) -> Iterator[Row]:
         made: dict[str, list[_Turn]] = {rule: [] for rule in RULES}
         memories = {label: rule.slots() for label, rule in RULES.items()}
         for turn in range(turns):
+            next(rounds)
             values_N = stream[SHIFT * turn :][:size]
             counts = turn >= SETTLING
             others, one_pass = _references(values_N, keep) if counts else ({}, 0.0)

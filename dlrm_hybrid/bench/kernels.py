@@ -10,7 +10,7 @@ from dlrm_hybrid.bench.kernels_activation import measure_activation
 from dlrm_hybrid.bench.kernels_encode import accumulated, dlrm_gradients, measure_encode
 from dlrm_hybrid.bench.kernels_gradient import SELECT_SIZES, measure_select, measure_threshold
 from dlrm_hybrid.bench.kernels_wire import measure_wire
-from dlrm_hybrid.bench.table import Row, render, section
+from dlrm_hybrid.bench.table import Progress, Row, render, section, silent
 from dlrm_hybrid.telemetry.machine import Machine
 
 NOTE = """\
@@ -60,19 +60,19 @@ def documented_bench(repeats: int) -> KernelsBench:
     return KernelsBench(repeats=repeats, steps=100, select_sizes=SELECT_SIZES)
 
 
-def measure_kernels(bench: KernelsBench) -> list[Group]:
+def measure_kernels(bench: KernelsBench, progress: Progress = silent) -> list[Group]:
     """Measure all groups, in one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        gradients = dlrm_gradients(bench.steps)
-        thresholds = measure_threshold(accumulated(gradients), bench.repeats)
+        gradients = dlrm_gradients(bench.steps, progress)
+        thresholds = measure_threshold(accumulated(gradients), bench.repeats, progress)
         return [
-            Group("Select", measure_select(bench.select_sizes, bench.repeats), NOTE),
+            Group("Select", measure_select(bench.select_sizes, bench.repeats, progress), NOTE),
             Group("Threshold", thresholds, THRESHOLD),
-            Group("Gradients of a step", measure_encode(gradients), ENCODE),
-            Group("Sections", measure_wire(bench.repeats), WIRE),
-            Group("Activations", measure_activation(bench.repeats), ACTIVATION),
+            Group("Gradients of a step", measure_encode(gradients, progress), ENCODE),
+            Group("Sections", measure_wire(bench.repeats, progress), WIRE),
+            Group("Activations", measure_activation(bench.repeats, progress), ACTIVATION),
         ]
     finally:
         torch.set_num_threads(threads)

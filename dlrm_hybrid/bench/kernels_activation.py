@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import product
 from statistics import median
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
 from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
 
@@ -29,7 +30,7 @@ SEED = 0
 Turn = Callable[[], object]
 
 
-def measure_activation(repeats: int) -> list[Row]:
+def measure_activation(repeats: int, progress: Progress = silent) -> list[Row]:
     """A row for every batch size, sparsity and kind of input; medians over `repeats` turns.
 
     A pass is one `y.add_(x)` of B x 256 float32; the layer is a product B x 256 by 256 x 256.
@@ -39,10 +40,10 @@ def measure_activation(repeats: int) -> list[Row]:
     torch.set_num_threads(1)
     try:
         return [
-            _measure(rows, sparsity, rectified, repeats)
-            for rows in ROWS
-            for sparsity in SPARSITIES
-            for rectified in (False, True)
+            _measure(*case, repeats)
+            for case in told(
+                "activations", list(product(ROWS, SPARSITIES, (False, True))), progress
+            )
         ]
     finally:
         torch.set_num_threads(threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from dlrm_hybrid.bench.kernels_gradient import seconds
 from dlrm_hybrid.bench.plain_dlrm import PlainDlrm, PlainTraining, RowDataset, plain_loader
 from dlrm_hybrid.bench.random_rows import draw_rows
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.compress.gradient.aim import Aim, Scope
 from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
 from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
@@ -64,13 +65,16 @@ METHODS = (
 )
 
 
-def dlrm_gradients(steps: int) -> list[Gradients]:
+def dlrm_gradients(steps: int, progress: Progress = silent) -> list[Gradients]:
     """Gradients of the 8 layers over some steps of plain training on random rows."""
     rows = draw_rows(SPEC.table_rows, steps * BATCH, SEED)
     model = PlainDlrm(SPEC, SEED)
     training = PlainTraining(model, LR)
     made: list[Gradients] = []
-    for batch in plain_loader(RowDataset(rows.counts_RI, rows.ids_RF, rows.label_R), BATCH):
+    batches = plain_loader(RowDataset(rows.counts_RI, rows.ids_RF, rows.label_R), BATCH)
+    for batch, _ in zip(
+        batches, told("gradients to compress", range(steps), progress), strict=True
+    ):
         training.step(batch)
         made.append(dict(_gradients(model)))
     return made
@@ -87,14 +91,15 @@ def accumulated(gradients: list[Gradients]) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def measure_encode(gradients: list[Gradients]) -> list[Row]:
+def measure_encode(gradients: list[Gradients], progress: Progress = silent) -> list[Row]:
     """A row for every method and type of value; medians over all steps but the first tenth.
 
     A pass adds the gradients of all layers to the residuals with `Tensor.add_`. Caches are cold
     after other numbers and other Python code, as where several ranks share a core.
     """
     dtypes = (Dtype.FLOAT32, Dtype.BFLOAT16)
-    return [_encode_row(method, dtype, gradients) for method in METHODS for dtype in dtypes]
+    cases = told("gradients of a step", list(product(METHODS, dtypes)), progress)
+    return [_encode_row(method, dtype, gradients) for method, dtype in cases]
 
 
 def _encode_row(method: Method, dtype: Dtype, gradients: list[Gradients]) -> Row:

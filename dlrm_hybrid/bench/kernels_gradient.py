@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.select import accumulate_select
 
@@ -35,25 +36,35 @@ SEED = 0
 Float32s = NDArray[np.float32]
 
 
-def measure_select(sizes: tuple[int, ...], repeats: int) -> list[Row]:
+def measure_select(sizes: tuple[int, ...], repeats: int, progress: Progress = silent) -> list[Row]:
     """A row for every size and density; medians over `repeats` turns.
 
     A pass is one `residual.add_(gradient)`; "torch" does what the selection does in plain torch
     operations.
     """
-    return [_select_row(size, density, repeats) for size in sizes for density in DENSITIES]
+    cases = list(product(sizes, DENSITIES))
+    return [
+        _select_row(size, density, repeats)
+        for size, density in told("select", cases, progress, cost=lambda case: case[0])
+    ]
 
 
-def measure_threshold(tensors: Mapping[str, Float32s], repeats: int) -> list[Row]:
+def measure_threshold(
+    tensors: Mapping[str, Float32s], repeats: int, progress: Progress = silent
+) -> list[Row]:
     """A row for every tensor of `drawn` and of `tensors`, and every density.
 
     Libraries are given the magnitudes; the goal is against `torch.topk`.
     """
-    return [
-        _threshold_row(name, values_N, density, repeats)
+    cases = [
+        (name, values_N, density)
         for name, values_N in {**drawn(THRESHOLD_SIZE), **tensors}.items()
         for density in DENSITIES
         if values_N.size * density >= 100
+    ]
+    return [
+        _threshold_row(*case, repeats)
+        for case in told("threshold", cases, progress, cost=lambda case: case[1].size)
     ]
 
 

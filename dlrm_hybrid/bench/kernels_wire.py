@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from dlrm_hybrid.bench.table import Row
+from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.kernels.read_sections import decode
 from dlrm_hybrid.kernels.section_forms import fit
 from dlrm_hybrid.kernels.write_sections import STORE_BYTES
@@ -28,14 +28,14 @@ TURN_ELEMENTS = 100_000  # a turn writes or reads so many, for few end within mi
 SEED = 0
 
 
-def measure_wire(repeats: int) -> list[Row]:
+def measure_wire(repeats: int, progress: Progress = silent) -> list[Row]:
     """A row for every density; medians over `repeats` turns, CPU time of the thread.
 
     Entropy is that of indices drawn one by one with the density. Indices are the kernels alone:
     finding the parameter and coding, or reading. A section is all that a push does between chosen
     float32 values and a payload of bfloat16, and back.
     """
-    return [_measure(density, repeats) for density in DENSITIES]
+    return [_measure(density, repeats) for density in told("sections", DENSITIES, progress)]
 
 
 def _measure(density: float, repeats: int) -> Row:

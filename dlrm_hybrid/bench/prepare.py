@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from dlrm_hybrid.bench.prepare_run import Memory, PrepareRun, run_prepare, watch_prepare
-from dlrm_hybrid.bench.table import Row, render, section, spread
+from dlrm_hybrid.bench.table import Progress, Row, render, section, silent, spread, told
 from dlrm_hybrid.data import synthetic
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.loader import Loader, LoaderState
@@ -75,12 +75,15 @@ class PrepareMeasured:
     loader: tuple[LoaderRun, ...]
 
 
-def measure_prepare(bench: PrepareBench, note: Note) -> PrepareMeasured:
+def measure_prepare(
+    bench: PrepareBench, note: Note, progress: Progress = silent
+) -> PrepareMeasured:
     """Generate rows, prepare them in all ways, read the last shards; minutes long.
 
     Args:
         bench: what to do.
         note: told in a few words what begins.
+        progress: hears how far it is.
 
     Raises:
         DlrmError: no room on the disk, or `prepare` failed.
@@ -88,12 +91,16 @@ def measure_prepare(bench: PrepareBench, note: Note) -> PrepareMeasured:
     runs: list[PrepareRun] = []
     memory: list[Memory] = []
     loader: tuple[LoaderRun, ...] = ()
+    passes = 1 + len(PROCESSES) * (bench.repeats + 1)
+    sizes = [bench.rows // part for part in PARTS for _ in range(passes)]
+    rounds = told("prepare", sizes, progress, cost=float)
     bench.folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="bench-prepare-", dir=bench.folder) as name:
         raw, output = Path(name) / "train.txt", Path(name) / "shards"
         for part in PARTS:
             rows = bench.rows // part
             note(f"generate {rows:,} rows")
+            next(rounds)
             synthetic.generate(raw, rows, SEED, bench.profile, lambda done: None)
             if part == PARTS[0]:
                 note("compile the kernels")
@@ -102,7 +109,9 @@ def measure_prepare(bench: PrepareBench, note: Note) -> PrepareMeasured:
                 note(f"prepare {rows:,} rows with {processes} process(es)")
                 options = replace(bench.options, processes=processes)
                 for _ in range(bench.repeats):
+                    next(rounds)
                     runs.append(run_prepare(raw, _fresh(output), options))
+                next(rounds)
                 memory.append(watch_prepare(raw, _fresh(output), options))
         note("read batches")
         loader = measure_loader(open_shards(output, None), bench.loader, bench.repeats)

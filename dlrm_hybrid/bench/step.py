@@ -21,7 +21,7 @@ from torch import Tensor
 from dlrm_hybrid.bench.plain_dlrm import PlainBatch, PlainDlrm, PlainTraining, RowDataset
 from dlrm_hybrid.bench.plain_dlrm import plain_loader as loader_of_plain
 from dlrm_hybrid.bench.random_rows import RandomRows, draw_rows, write_shards
-from dlrm_hybrid.bench.table import Row, render, spread
+from dlrm_hybrid.bench.table import Progress, Row, render, silent, spread, told
 from dlrm_hybrid.data.loader import START, Loader
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.dlrm import Dlrm
@@ -125,7 +125,7 @@ def criteo_bench(repeats: int) -> StepBench:
     )
 
 
-def measure_step(bench: StepBench) -> list[StepRow]:
+def measure_step(bench: StepBench, progress: Progress = silent) -> list[StepRow]:
     """Measure all cases; two rows for each, with loading and without. Uses one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -134,7 +134,11 @@ def measure_step(bench: StepBench) -> list[StepRow]:
         with TemporaryDirectory(prefix="dlrm_hybrid-bench-") as folder:
             write_shards(Path(folder), rows, bench.spec.table_rows)
             shards = open_shards(Path(folder), expected=None)
-            return [row for case in bench.cases for row in _measure(bench, case, rows, shards)]
+            cases = [case for case in bench.cases for _ in range(1 + bench.repeats)]
+            rounds = told("steps", cases, progress)
+            return [
+                row for case in bench.cases for row in _measure(bench, case, rows, shards, rounds)
+            ]
     finally:
         torch.set_num_threads(threads)
 
@@ -145,7 +149,9 @@ def step_page(rows: list[StepRow], machine: Machine, command: str) -> str:
     return render("CPU time of a training step", machine, command, cells) + f"\n{NOTE}\n"
 
 
-def _measure(bench: StepBench, case: Case, rows: RandomRows, shards: Shards) -> list[StepRow]:
+def _measure(
+    bench: StepBench, case: Case, rows: RandomRows, shards: Shards, rounds: Iterator[object]
+) -> list[StepRow]:
     steps = bench.turn_rows // case.batch_size
     ours = _our_step(bench.spec, case.precision)
     plain = _plain_step(bench.spec)
@@ -159,9 +165,13 @@ def _measure(bench: StepBench, case: Case, rows: RandomRows, shards: Shards) -> 
         lambda: _run(ours, iter(our_kept)),
         lambda: _run(plain, iter(plain_kept)),
     )
+    next(rounds)
     for turn in turns:
         turn()  # the first turn pages memory in and is not counted
-    seconds = [[turn() / (steps * case.batch_size) for turn in turns] for _ in range(bench.repeats)]
+    seconds: list[list[float]] = []
+    for _ in range(bench.repeats):
+        next(rounds)
+        seconds.append([turn() / (steps * case.batch_size) for turn in turns])
     loaded, plain_loaded, kept, plain_without = (tuple(each) for each in zip(*seconds, strict=True))
     return [
         StepRow(case=case, loading=True, ours_seconds=loaded, plain_seconds=plain_loaded),

@@ -1,15 +1,44 @@
-"""Benchmark results as Markdown: what ran, where, and a table of figures."""
+"""Benchmark results as Markdown: what ran, where, a table of figures; and how far a bench is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.machine import Machine
 
 Cell = str | int | float | None
 Row = Mapping[str, Cell]
+Case = TypeVar("Case")
+# Hears what is being measured, and how much of how much of it is done.
+Progress = Callable[[str, float, float], None]
+
+
+def silent(stage: str, done: float, total: float) -> None:
+    """A `Progress` that nobody sees."""
+
+
+def told(
+    stage: str,
+    cases: Sequence[Case],
+    progress: Progress,
+    cost: Callable[[Case], float] = lambda case: 1,
+) -> Iterator[Case]:
+    """All cases one after the other, telling before each how far it is.
+
+    Args:
+        stage: what is measured.
+        cases: of it.
+        progress: hears of it.
+        cost: how long a case takes, in any unit.
+    """
+    done, total = 0.0, sum(map(cost, cases))
+    for case in cases:
+        progress(stage, done, total)
+        yield case
+        done += cost(case)
 
 
 def render(title: str, machine: Machine, command: str, rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dlrm_hybrid.bench.table import Progress
 from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
@@ -28,7 +29,12 @@ def run(request: Request) -> int:
         "compressors": _compressors,
     }[options.what]
     compile_ahead(ahead.ALL, terminal)  # so that nothing measured is a compiler
-    page = measure(request.config, command, terminal)
+    with terminal.bar("bench", is_late=True) as bar:
+
+        def progress(stage: str, done: float, total: float) -> None:
+            bar.update(done, total, stage)
+
+        page = measure(request.config, command, terminal, progress)
     terminal.line(page)
     if options.output is not None:
         try:
@@ -38,22 +44,24 @@ def run(request: Request) -> int:
     return ExitCode.DONE
 
 
-def _step(config: Config, command: str, terminal: Terminal) -> str:
+def _step(config: Config, command: str, terminal: Terminal, progress: Progress) -> str:
     # Loads torch: only this verb's process needs it, and only here.
     from dlrm_hybrid.bench.step import criteo_bench, measure_step, step_page
 
     machine = describe()
-    return step_page(measure_step(criteo_bench(config.bench.repeats)), machine, command)
+    return step_page(measure_step(criteo_bench(config.bench.repeats), progress), machine, command)
 
 
-def _kernels(config: Config, command: str, terminal: Terminal) -> str:
+def _kernels(config: Config, command: str, terminal: Terminal, progress: Progress) -> str:
     from dlrm_hybrid.bench.kernels import documented_bench, kernels_page, measure_kernels
 
     machine = describe()
-    return kernels_page(measure_kernels(documented_bench(config.bench.repeats)), machine, command)
+    return kernels_page(
+        measure_kernels(documented_bench(config.bench.repeats), progress), machine, command
+    )
 
 
-def _compressors(config: Config, command: str, terminal: Terminal) -> str:
+def _compressors(config: Config, command: str, terminal: Terminal, progress: Progress) -> str:
     from dlrm_hybrid.bench.compressors import (
         compressors_page,
         documented_bench,
@@ -61,11 +69,11 @@ def _compressors(config: Config, command: str, terminal: Terminal) -> str:
     )
 
     machine = describe()
-    measured = measure_compressors(documented_bench(config.bench.repeats))
+    measured = measure_compressors(documented_bench(config.bench.repeats), progress)
     return compressors_page(measured, machine, command)
 
 
-def _prepare(config: Config, command: str, terminal: Terminal) -> str:
+def _prepare(config: Config, command: str, terminal: Terminal, progress: Progress) -> str:
     from dlrm_hybrid.bench.prepare import LoaderSizes, PrepareBench, measure_prepare, prepare_page
 
     machine = describe()
@@ -81,7 +89,7 @@ def _prepare(config: Config, command: str, terminal: Terminal) -> str:
             ),
             folder=Path(folder),
         )
-        return prepare_page(measure_prepare(bench, terminal.line), machine, command)
+        return prepare_page(measure_prepare(bench, terminal.line, progress), machine, command)
 
 
 def _bench_folder() -> Path:

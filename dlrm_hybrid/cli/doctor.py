@@ -9,7 +9,7 @@ from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.curve import make_key_file
 from dlrm_hybrid.config import build
-from dlrm_hybrid.doctor.checks import Level, run_checks
+from dlrm_hybrid.doctor.checks import Check, Level, check_rows, run_checks
 from dlrm_hybrid.kernels.cache import kernel_folder
 from dlrm_hybrid.kernels.needs import ALL
 from dlrm_hybrid.types import ExitCode
@@ -30,7 +30,7 @@ def run(request: Request) -> int:
 def _check(rows: Path, terminal: Terminal) -> int:
     """Print every check as it is made; exit 5 if training cannot run."""
     failed = 0
-    for check in run_checks(Path.cwd(), rows):
+    for check in run_checks(Path.cwd(), lambda: _check_rows(rows, terminal)):
         terminal.line(f"{check.level:<4}  {check.name:<19}  {check.detail}")
         failed += check.level is Level.FAIL
     if failed:
@@ -38,6 +38,11 @@ def _check(rows: Path, terminal: Terminal) -> int:
         return ExitCode.RESOURCES
     terminal.line("this machine is able to train")
     return ExitCode.DONE
+
+
+def _check_rows(folder: Path, terminal: Terminal) -> Check:
+    with terminal.counter("check", "rows", is_late=True) as show:
+        return check_rows(folder, show)
 
 
 def _make_keys(path: Path, terminal: Terminal) -> int:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from dlrm_hybrid.cli.closing import tell_scores
 from dlrm_hybrid.cli.compiling import compile_for
+from dlrm_hybrid.cli.live import LiveWork
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.request import EvaluateTask, Request
 from dlrm_hybrid.cli.run_folder import one_user, write_whole
@@ -81,7 +82,7 @@ def run(request: Request) -> int:
             lock = path.with_name(f".{path.name}.lock")
             stack.enter_context(one_user(lock, OUTPUT_KEY, path))
         scored = _scored(request, Path(options.checkpoint), terminal)
-        event = _scores(scored)
+        event = _scores(scored, terminal)
         _tell(scored, event, terminal)
         if options.output is not None:
             values = {**_names(scored), "step": event.step, **event.values}
@@ -189,7 +190,7 @@ def _check_vocabulary(scored: _Scored) -> None:
     )
 
 
-def _scores(scored: _Scored) -> Event:
+def _scores(scored: _Scored, terminal: Terminal) -> Event:
     task = EvaluateTask(
         checkpoint=str(scored.checkpoint),
         prepared=str(scored.rows),
@@ -197,11 +198,16 @@ def _scores(scored: _Scored) -> Event:
         values=scored.values,
     )
     found: list[Event] = []
-    with TemporaryDirectory(prefix="dlrm_hybrid-") as logs:
+    with TemporaryDirectory(prefix="dlrm_hybrid-") as logs, LiveWork(terminal) as live:
+
+        def report(event: Event) -> None:
+            found.append(event)
+            live.show(event)
+
         rank = Rank(
             index=0, name="worker-0", argument=json.dumps(asdict(task)), log_folder=Path(logs)
         )
-        outcome = run_ranks([rank], EVALUATE_RANK, found.append)
+        outcome = run_ranks([rank], EVALUATE_RANK, report)
     if outcome.exit_code != ExitCode.DONE:
         raise RunFailedError(outcome.message, outcome.exit_code)
     (event,) = (event for event in found if event.kind is Kind.EVALUATED)

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import final
 
 from dlrm_hybrid.cli.figures import quantity
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.markdown import MISSING
 
+FEW_REPEATS = 5  # the best of so few may be a bad one
 SAVES_FROM = 1.05  # below, the ratio would read 1.0
 
-FEW_REPEATS = 5  # the best of so few may be a bad one
+
+@final
+class LiveWork:
+    """Shows how far something is that a rank works at for a while; used inside a `with`."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._stack = ExitStack()
+        self._task = ""
+        self._count: Callable[[float, float | None], None] | None = None
+
+    def __enter__(self) -> LiveWork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, event: Event) -> None:
+        """Take one event; one of another kind than WORKING says that the work is over."""
+        values = event.values
+        if event.kind is not Kind.WORKING or values["task"] != self._task:
+            self._stack.close()
+            self._task, self._count = "", None
+        if event.kind is not Kind.WORKING:
+            return
+        if self._count is None:
+            self._task = values["task"]
+            self._count = self._stack.enter_context(
+                self._terminal.counter(self._task, values["unit"], is_late=True)
+            )
+        self._count(values["done"], values["total"])
+
 
 class LiveTraining:
     """Shows each event as it comes; used inside a `with`."""
@@ -19,6 +53,7 @@ class LiveTraining:
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._stack = ExitStack()
+        self._work = LiveWork(terminal)
         self._bar: Bar | None = None
         self._steps_total = 0
         self._before: tuple[float, int] | None = None
@@ -29,10 +64,13 @@ class LiveTraining:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._work:
+            pass
         self._stack.close()
 
     def show(self, event: Event) -> None:
         """Take one event."""
+        self._work.show(event)
         values = event.values
         if event.kind is Kind.STARTED:
             self._stack.close()  # the bar of an attempt before
@@ -46,6 +84,11 @@ class LiveTraining:
             )
             speed, repeats = values.get("bfloat16_speed"), values.get("bfloat16_repeats")
             if speed is not None and speed < 1:
+                few = (
+                    f" (best of {repeats}: a rough figure)"
+                    if repeats and repeats < FEW_REPEATS
+                    else ""
+                )
                 self._terminal.line(
                     f"precision=bfloat16: its matrix products run at {speed:.2f} times the speed "
                     f"of float32 here{few}; precision=float32 is faster"
@@ -84,11 +127,6 @@ class LiveTraining:
 
     def _text(self, event: Event) -> str:
         """Fits beside a bar in 80 columns; in 100 every figure is there, in 120 with its unit."""
-                few = (
-                    f" (best of {repeats}: a rough figure)"
-                    if repeats and repeats < FEW_REPEATS
-                    else ""
-                )
         room, full = self._terminal.has_room, self._terminal.is_full
         of_total = f"/{self._steps_total:,}" if full else ""
         parts = [f"{'step ' if room else ''}{event.step:,}{of_total}"]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlrm_hybrid.cli.figures import rate
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
@@ -25,8 +26,6 @@ from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 
 if TYPE_CHECKING:
     from dlrm_hybrid.data.prepare import PrepareResult
-
-BYTES_PER_MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +121,8 @@ def _generate(config: Config, terminal: Terminal, path: Path) -> None:
 
     rows, seed = config.data.rows, config.data.seed
     assert rows is not None and seed is not None
-    with terminal.bar("generate") as bar:
-        start = time.perf_counter()
-        generate(
-            path,
-            rows,
-            seed,
-            build.profile(),
-            lambda done: bar.update(done, rows, _rate(done, start, "rows", 1)),
-        )
+    with terminal.counter("generate", "rows") as show:
+        generate(path, rows, seed, build.profile(), lambda done: show(done, rows))
 
 
 def _prepare(config: Config, raw: Raw, command: Command, terminal: Terminal) -> Manifest | None:
@@ -162,9 +154,8 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
     """Read everything that was prepared, and the raw files where they are named."""
     shards = open_shards(folder, build.semantics(config))
     rows = shards.manifest.rows
-    with terminal.bar("check") as bar:
-        start = time.perf_counter()
-        verify(shards, lambda done: bar.update(done, rows, _rate(done, start, "rows", 1)))
+    with terminal.counter("check", "rows") as show:
+        verify(shards, lambda done: show(done, rows))
     told = f"{folder}: {rows:,} rows, all checksums and values are right"
     raw = build.raw_paths(config)
     sources = shards.manifest.sources
@@ -188,11 +179,9 @@ class _Stages:
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage != self._stage:
             self._stage, self._start = stage, time.perf_counter()
-        if stage == "parse":
-            rate = _rate(done / BYTES_PER_MB, self._start, "MB", 0)
-        else:
-            rate = _rate(done, self._start, "rows" if stage == "assemble" else "values", 0)
-        self._bar.update(done, total, f"{stage}: {rate}")
+        unit = {"parse": "bytes", "assemble": "rows"}.get(stage, "values")
+        speed = rate(done, time.perf_counter() - self._start, unit)
+        self._bar.update(done, total, f"{stage}: {speed}")
 
 
 def _tell(result: PrepareResult, folder: Path, terminal: Terminal) -> None:
@@ -223,15 +212,6 @@ def _export(folder: Path, target: Path, terminal: Terminal) -> None:
 
     shards = open_shards(folder, expected=None)
     rows = shards.manifest.rows
-    with terminal.bar("parquet") as bar:
-        start = time.perf_counter()
-        files = export_parquet(
-            shards, target, lambda done: bar.update(done, rows, _rate(done, start, "rows", 1))
-        )
+    with terminal.counter("parquet", "rows") as show:
+        files = export_parquet(shards, target, lambda done: show(done, rows))
     terminal.line(f"{target}: {len(files)} Parquet files, {rows:,} rows")
-
-
-def _rate(done: float, start: float, unit: str, digits: int) -> str:
-    seconds = time.perf_counter() - start
-    rate = done / seconds if seconds > 0 else 0.0
-    return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:,.{digits}f} {unit}/s"

@@ -41,7 +41,7 @@ from dlrm_hybrid.train.checkpoint_commit import clean
 from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups, piece_groups
 from dlrm_hybrid.train.loop import train
-from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress
+from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress, working
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.saver import LocalSaver
@@ -65,7 +65,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
     clock = SpanClock()
     engine = build_engine.engine(config, shards, plan.steps, clock)
     meter = RankMeter(engine.count, clock, uncounted=engine.uncounted, versions=engine.versions)
-    progress = _resume(task, values, engine, shards)
+    progress = _resume(task, values, engine, shards, report)
     root = folder / CHECKPOINTS
     clean(root)
     rewind_events(folder / EVENTS_FILE, progress)
@@ -75,7 +75,7 @@ def train_rank(argument: str, report: Report, stop: StopWish) -> None:
         parts = Parts(
             learn=engine.learn,
             meet=lambda progress, is_late: _meet(progress, plan, engine, stop, is_late),
-            evaluate=lambda: engine.evaluate(stop.check),
+            evaluate=lambda: engine.evaluate(evaluating(config, shards, report, stop)),
             saver=LocalSaver(
                 commits=commits(task, config, values, shards, f"{RANK_NAME} (rank 0)"),
                 writer=ShardWriter(root=root, rank=RANK_NAME, attempt=task.attempt),
@@ -129,8 +129,9 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     scored = replace(config, parallel=_small_world(config.parallel))
     engine = build_engine.engine(scored, shards, 1, SpanClock())
     groups = checkpoint_groups(engine.tensors())
-    checkpoint.load(folder, {name: groups[name] for name in ("dense", "embeddings")})
-    scores = engine.evaluate(stop.check)
+    needed = {name: groups[name] for name in ("dense", "embeddings")}
+    checkpoint.load(folder, needed, checking(report))
+    scores = engine.evaluate(evaluating(config, shards, report, stop))
     step = checkpoint_folder.read_facts(folder)["step"]
     report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
 
@@ -144,7 +145,36 @@ def _small_world(parallel: ParallelConfig) -> ParallelConfig:
     return replace(parallel, trainers=trainers, servers=servers, world="in_process")
 
 
-def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards) -> Progress:
+def checking(report: Report) -> Callable[[int, int], None]:
+    """Shows a person how far the check of a checkpoint's files is."""
+    return working(report, "checkpoint", "bytes")
+
+
+def evaluating(
+    config: Config, shards: Shards, report: Report, stop: StopWish | None = None
+) -> Callable[[int], None]:
+    """Shows a person how far an evaluation is.
+
+    Args:
+        config: of the run.
+        shards: its rows.
+        report: gets events.
+        stop: the wish that ends it; None where somebody else looks after that.
+    """
+    total = len(shards.test_rows(config.data.test_part))
+    tell = working(report, "evaluate", "rows")
+
+    def check(done: int) -> None:
+        if stop is not None:
+            stop.check()
+        tell(done, total)
+
+    return check
+
+
+def _resume(
+    task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards, report: Report
+) -> Progress:
     """Load the checkpoint to go on from, if there is one."""
     if task.resume_from is None:
         return Progress()
@@ -152,7 +182,7 @@ def _resume(task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: 
     facts = check_checkpoint(folder, values, shards, new_run=not task.goes_on)
     groups = checkpoint_groups(engine.tensors())
     compressor, versions = groups.pop(COMPRESSOR, {}), groups.pop(VERSIONS, {})
-    checkpoint.load(folder, groups)
+    checkpoint.load(folder, groups, checking(report))
     copy_into(versions, dense_values(folder, facts["config"], values))
     trainers = other_compressors(folder, facts, values)
     copy_into(compressor, remembered(folder, compressor, trainers))
@@ -190,6 +220,7 @@ def started(
     task: TrainTask, config: Config, shards: Shards, plan: Plan, progress: Progress
 ) -> Event:
     """The first event of an attempt."""
+    measured = build_model.measured_bfloat16(config, shards.table_rows)
     values = {
         "attempt": task.attempt,
         "rank": 0,
@@ -205,4 +236,3 @@ def started(
         "test_rows": len(shards.test_rows(config.data.test_part)),
     }
     return Event(Kind.STARTED, progress.step, time.time(), values)
-    measured = build_model.measured_bfloat16(config, shards.table_rows)

@@ -161,7 +161,7 @@ def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
                 job.config, job.layout, job.shards, job.channel, job.meeting, job.meter
             )
         )
-        progress = _restart(job, built)
+        progress = _restart(job, built, report)
         job.meter.step = progress.step
         sink: Sink = Fanout([])
         if built.rank.leads:
@@ -201,13 +201,14 @@ def _parts(
         writer=_writer(job),
         groups=lambda: piece_groups(built.pieces()),
     )
+    live = report if worker.leads else _say_nothing
     return Parts(
         learn=worker.learn,
         meet=lambda progress, is_late: worker.meet(progress, job.plan, stop, is_late),
-        evaluate=lambda: worker.evaluate(stop),
+        evaluate=lambda: worker.evaluate(stop, ranks.evaluating(job.config, job.shards, live)),
         saver=saver,
         sink=sink,
-        live=report if worker.leads else _say_nothing,
+        live=live,
         spans=job.meter.clock.seconds,
     )
 
@@ -224,7 +225,7 @@ def _say_nothing(event: Event) -> None:
     """Only the leader shows its progress."""
 
 
-def _restart(job: _Job, built: BuiltWorker) -> Progress:
+def _restart(job: _Job, built: BuiltWorker, report: ranks.Report) -> Progress:
     """Go on from the checkpoint of the task, if it names one."""
     if job.task.resume_from is None:
         return Progress()
@@ -233,6 +234,7 @@ def _restart(job: _Job, built: BuiltWorker) -> Progress:
     progress = rank_facts.resumed(job.task, facts)
     dense = dense_values(folder, facts["config"], job.values)
     trainers = rank_facts.other_compressors(folder, facts, job.values)
-    built.restart(progress.step, dense, folder, trainers)
+    tell = ranks.checking(report if built.rank.leads else _say_nothing)
+    built.restart(progress.step, dense, folder, trainers, tell)
     # The sums of all workers are counted once.
     return progress if built.rank.leads else replace(progress, interval=Interval())

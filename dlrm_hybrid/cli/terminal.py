@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -15,9 +14,12 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
+from dlrm_hybrid.cli.figures import rate
 from dlrm_hybrid.types import printable
 
 PLAIN_LINE_SECONDS = 5.0
+QUIET_SECONDS = 2.0  # what takes less time shows no late bar
+REFRESH_SECONDS = 0.25
 MAX_WIDTH = 1000
 ROOM_COLUMNS = 120
 FULL_COLUMNS = 100
@@ -36,8 +38,12 @@ class Bar(Protocol):
 class Terminal:
     """Standard output of the program."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+        self.clock = clock
+        self._open: Progress | None = None
 
     @property
     def has_room(self) -> bool:
@@ -68,11 +74,77 @@ class Terminal:
         unlimited = self.console.options.update(width=MAX_WIDTH)
         self.console.print(Segments(self.console.render(table, unlimited)))
 
-    def bar(self, label: str) -> AbstractContextManager[Bar]:
-        """A bar that is there inside a `with`."""
+    def bar(self, label: str, *, is_late: bool = False) -> AbstractContextManager[Bar]:
+        """A bar that is there inside a `with`; inside that of another it takes its place.
+
+        Args:
+            label: what goes on.
+            is_late: show it only if it takes a while, and leave nothing of it behind: what comes of
+                it has lines of its own. The bar moves with its updates alone, so that nothing is
+                measured beside a thread that draws.
+        """
         if self.console.is_terminal:
-            return _RichBar(self.console, label, bar_columns=10 if self.has_room else 6)
-        return _PlainBar(self, label)
+            return _RichBar(self, label, is_late)
+        return _PlainBar(self, label, is_late)
+
+    @contextmanager
+    def counter(
+        self, label: str, unit: str, *, is_late: bool = False
+    ) -> Generator[Callable[[float, float | None], None], None, None]:
+        """A bar that is told how much of how much is done, and shows how much in a second.
+
+        Args:
+            label: what goes on.
+            unit: of what is counted, as `rows`; of bytes the speed is in MB.
+            is_late: as of `bar`.
+        """
+        begun: tuple[float, float] | None = None
+        with self.bar(label, is_late=is_late) as bar:
+
+            def show(done: float, total: float | None) -> None:
+                nonlocal begun
+                now = self.clock()
+                if begun is None or done < begun[1]:  # what begins anew is measured anew
+                    begun = now, done
+                bar.update(done, total, rate(done - begun[1], now - begun[0], unit))
+
+            yield show
+
+    @contextmanager
+    def progress(self, moves: bool) -> Generator[Progress, None, None]:
+        """The lines of bars on the screen; inside those of another bar, in their place meanwhile.
+
+        Args:
+            moves: draw them by a thread, and leave them on the screen.
+        """
+        if self._open is not None:
+            hidden = [task.id for task in self._open.tasks if task.visible]
+            for task in hidden:
+                self._open.update(task, visible=False)
+            try:
+                yield self._open
+            finally:
+                for task in self._open.task_ids:
+                    if task in hidden:
+                        self._open.update(task, visible=True)
+                    else:
+                        self._open.remove_task(task)
+                self._open.refresh()
+            return
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10 if self.has_room else 6),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}"),
+            TextColumn("ETA {task.fields[eta]}"),
+            console=self.console,
+            refresh_per_second=1 / REFRESH_SECONDS,
+            auto_refresh=moves,
+            transient=not moves,
+        ) as self._open:
+            try:
+                yield self._open
+            finally:
+                self._open = None
 
 
 class Eta:
@@ -105,54 +177,59 @@ class Eta:
 
 
 class _RichBar:
-    def __init__(self, console: Console, label: str, bar_columns: int) -> None:
+    def __init__(self, terminal: Terminal, label: str, is_late: bool) -> None:
+        self._terminal = terminal
+        self._label = label
+        self._is_late = is_late
+        self._clock = terminal.clock
+        self._begun = self._drawn = terminal.clock()
+        self._eta = Eta(terminal.clock)
         self._stack = ExitStack()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=bar_columns),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}"),
-            TextColumn("ETA {task.fields[eta]}"),
-            console=console,
-            refresh_per_second=4,
-        )
-        self._task: TaskID = self._progress.add_task(label, total=None, text="", eta="-:--")
-        self._eta = Eta()
+        self._shown: tuple[Progress, TaskID] | None = None
 
     def __enter__(self) -> Bar:
-        self._stack.enter_context(self._progress)
+        if not self._is_late:
+            self._show()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def update(self, done: float, total: float | None, text: str) -> None:
-        eta = self._eta.update(done, total)
-        self._progress.update(self._task, completed=done, total=total, text=text, eta=eta)
+        eta, now = self._eta.update(done, total), self._clock()
+        if self._shown is None and now - self._begun >= QUIET_SECONDS:
+            self._show()
+        if self._shown is None:
+            return
+        progress, task = self._shown
+        progress.update(task, completed=done, total=total, text=text, eta=eta)
+        if self._is_late and now - self._drawn >= REFRESH_SECONDS:
+            progress.refresh()
+            self._drawn = now
+
+    def _show(self) -> None:
+        progress = self._stack.enter_context(self._terminal.progress(moves=not self._is_late))
+        task = progress.add_task(self._label, total=None, text="", eta="-:--")
+        self._shown = progress, task
 
 
 class _PlainBar:
-    """A line every few seconds, and the last one."""
+    """A line every few seconds, and the last one unless it is late."""
 
-    def __init__(
-        self, terminal: Terminal, label: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, terminal: Terminal, label: str, is_late: bool) -> None:
         self._terminal = terminal
         self._label = label
-        self._clock = clock
-        self._shown = clock()
-        self._eta = Eta(clock)
+        self._is_late = is_late
+        self._clock = terminal.clock
+        self._shown = terminal.clock()
+        self._eta = Eta(terminal.clock)
         self._pending = ""
 
     def __enter__(self) -> Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pending:
+        if self._pending and not self._is_late:
             self._terminal.line(self._pending)
 
     def update(self, done: float, total: float | None, text: str) -> None:

@@ -27,7 +27,7 @@ from dlrm_hybrid.parallel.tables import OwnTables
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
-from dlrm_hybrid.train.checkpoint import open_checkpoint
+from dlrm_hybrid.train.checkpoint import Tell, open_checkpoint
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.worker_rank import WorkerRank
@@ -47,12 +47,25 @@ class BuiltWorker:
         return [*self.rank.pieces(), *self.tables]
 
     def restart(
-        self, step: int, dense: Mapping[str, Tensor], folder: Path, trainers: int | None
+        self,
+        step: int,
+        dense: Mapping[str, Tensor],
+        folder: Path,
+        trainers: int | None,
+        tell: Tell,
     ) -> None:
-        """Go on after `step` steps with `dense_values`, and with what else a checkpoint holds."""
+        """Go on after `step` steps with `dense_values`, and with what else a checkpoint holds.
+
+        Args:
+            step: that many are done.
+            dense: weights and what belongs to them.
+            folder: of the checkpoint.
+            trainers: that saved it, where their compressors were others.
+            tell: hears how far the check of each file with rows of tables is.
+        """
         own = self.rank.compression.tensors()
         self.rank.restart(step, {**dense, **remembered(folder, own, trainers)})
-        open_checkpoint(folder).fill(self.tables)
+        open_checkpoint(folder, tell).fill(self.tables)
 
 
 @contextmanager

@@ -48,12 +48,12 @@ class Check:
     detail: str
 
 
-def run_checks(folder: Path, rows: Path) -> Iterator[Check]:
+def run_checks(folder: Path, rows: Callable[[], Check]) -> Iterator[Check]:
     """All checks, cheapest first.
 
     Args:
         folder: where runs and data would lie.
-        rows: the folder of prepared rows that the configuration names.
+        rows: calls `check_rows`.
     """
     probes: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
@@ -62,7 +62,7 @@ def run_checks(folder: Path, rows: Path) -> Iterator[Check]:
         ("vector instructions", _vectors),
         ("memory", _memory),
         ("disk", lambda: _disk(folder)),
-        ("prepared rows", lambda: check_rows(rows)),
+        ("prepared rows", rows),
         ("torch", _torch),
         ("fbgemm", _fbgemm),
         ("bfloat16", _bfloat16),
@@ -138,14 +138,19 @@ def _disk(folder: Path) -> Check:
     return Check("disk", Level.OK, text)
 
 
-def check_rows(folder: Path) -> Check:
-    """Read all prepared rows and compare their checksums."""
+def check_rows(folder: Path, progress: Callable[[int, int], None]) -> Check:
+    """Read all prepared rows and compare their checksums.
+
+    Args:
+        folder: of the rows that the configuration names.
+        progress: called with how many of how many rows have been read.
+    """
     name = "prepared rows"
     if not folder.exists():
         return Check(name, Level.OK, f"none in {folder} yet")
     try:
         shards = open_shards(folder, None)
-        verify(shards, lambda rows: None)
+        verify(shards, lambda done: progress(done, shards.manifest.rows))
     except DataError as error:
         return Check(name, Level.FAIL, str(error))
     return Check(name, Level.OK, f"{shards.manifest.rows:,} in {folder}, all checksums are right")

@@ -19,6 +19,7 @@ class Kind(StrEnum):
 
     STARTED = "started"
     TICK = "tick"
+    WORKING = "working"
     PROGRESS = "progress"
     COMPRESSION = "compression"
     EVALUATED = "evaluated"
@@ -46,6 +47,8 @@ class Event:
                 bfloat16_repeats of that measurement.
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
                 never recorded.
+            working: task, done, total and unit (rows or bytes) of what takes a while, such as an
+                evaluation; for the eye only, never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
                 interval), lr, samples_per_step, and timed_rows, timed_seconds, timed_cpu_seconds
                 and seconds_by_span (see `spans.Span`) of the training steps in it that belong to no

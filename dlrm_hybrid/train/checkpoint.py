@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, final
@@ -20,7 +20,13 @@ from dlrm_hybrid.train.manifest import Manifest, Part, TensorEntry
 from dlrm_hybrid.train.tensor_file import DTYPES
 from dlrm_hybrid.types import DataError
 
+# Called with how many bytes of how many of a file have been checked.
+Tell = Callable[[int, int], None]
 TYPES = {title: dtype for dtype, title in DTYPES.items()}
+
+
+def _nothing(done: int, total: int) -> None:
+    """Nobody waits for it."""
 
 
 @final
@@ -31,10 +37,12 @@ class Checkpoint:
     Attributes:
         folder: where it lies.
         manifest: what it says of itself.
+        tell: hears how far the check of a file is.
     """
 
     folder: Path
     manifest: Manifest
+    tell: Tell = _nothing
     _checked: set[str] = field(default_factory=set[str], repr=False)
 
     def names(self, group: str) -> list[str]:
@@ -108,7 +116,10 @@ class Checkpoint:
         entry = self.manifest.files[file]
         expected = Content(entry.num_bytes, entry.xxh3)
         try:
-            found = content(plain_file(self.folder, file, instead))
+            found = content(
+                plain_file(self.folder, file, instead),
+                lambda done: self.tell(done, expected.num_bytes),
+            )
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}{instead}") from error
         if found != expected:
@@ -120,18 +131,23 @@ class Checkpoint:
         return path
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path, tell: Tell = _nothing) -> Checkpoint:
     """Read the manifest of a complete checkpoint; raises DataError if it is none."""
-    return Checkpoint(folder, read(folder))
+    return Checkpoint(folder, read(folder), tell)
 
 
-def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], tell: Tell = _nothing) -> None:
     """Copy the tensors of a checkpoint into `groups`, which must have the same names and shapes.
+
+    Args:
+        folder: of the checkpoint.
+        groups: tensors by name, by group.
+        tell: hears how far the check of each file is.
 
     Raises:
         DataError: a file is missing, changed or does not fit; the message names file and tensor.
     """
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, tell)
     for group, tensors in groups.items():
         odd = sorted(set(checkpoint.names(group)) ^ set(tensors))
         if odd:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,23 @@ def write(path: Path, parts: Iterable[memoryview]) -> Content:
     return Content(num_bytes, digest.hexdigest())
 
 
-def content(path: Path) -> Content:
-    """What a file holds; raises OSError if it cannot be read."""
+def content(path: Path, tell: Callable[[int], None] = lambda done: None) -> Content:
+    """What a file holds.
+
+    Args:
+        path: of the file.
+        tell: called with the bytes that have been read.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     digest = xxhash.xxh3_128()
     num_bytes = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             num_bytes += len(chunk)
+            tell(num_bytes)
     return Content(num_bytes, digest.hexdigest())
 
 

@@ -44,8 +44,8 @@ class Engine(Protocol):
         """Make one step; see `Parts.learn`."""
         ...
 
-    def evaluate(self, check: Callable[[], None]) -> BinaryScores:
-        """Scores on the test part; `check` is called now and then, what it raises ends it."""
+    def evaluate(self, check: Callable[[int], None]) -> BinaryScores:
+        """Scores on the test part; `check` hears of the rows done, what it raises ends it."""
         ...
 
     def tensors(self) -> Mapping[str, Tensor]:

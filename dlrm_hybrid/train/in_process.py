@@ -108,7 +108,7 @@ class InProcessEngine:
         )
         return learned, afters[0]
 
-    def evaluate(self, check: Callable[[], None]) -> BinaryScores:
+    def evaluate(self, check: Callable[[int], None]) -> BinaryScores:
         """See `Engine`; scores the master weights, whatever version the workers are at."""
         masters = self._dense()
         for worker in self.evaluators:
@@ -116,7 +116,7 @@ class InProcessEngine:
                 weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         for number, batch in enumerate(self.test.batches()):
-            check()
+            check(number * self.test.batch_size)
             programs: dict[int, Generator[Effect, Any, Tensor | None]] = {
                 worker.rank: evaluate_batch(worker, number, stage_inputs(worker, batch))
                 for worker in self.evaluators

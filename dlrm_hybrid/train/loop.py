@@ -26,11 +26,9 @@ from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval, Stopwatch
 from dlrm_hybrid.train.checkpoint_commit import Saved
-from dlrm_hybrid.train.parts import Parts, Plan, Progress, is_due
+from dlrm_hybrid.train.parts import TICK_SECONDS, Parts, Plan, Progress, is_due
 from dlrm_hybrid.train.signals import obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError
-
-TICK_SECONDS = 0.5
 
 
 def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:

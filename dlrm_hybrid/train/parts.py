@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from dlrm_hybrid.data.loader import START, LoaderState
-from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.sinks import Sink
@@ -19,6 +20,7 @@ from dlrm_hybrid.train.checkpoint_commit import Saved
 from dlrm_hybrid.types import DataError
 
 AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due
+TICK_SECONDS = 0.5  # between two events for the eye
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +186,24 @@ class Parts:
 def is_due(step: int, every: int) -> bool:
     """Whether something done every so many steps falls due at `step`; 0 is never."""
     return every > 0 and step > 0 and step % every == 0
+
+
+def working(live: Callable[[Event], None], task: str, unit: str) -> Callable[[int, int], None]:
+    """Tells now and then how much of how much is done of something that takes a while.
+
+    Args:
+        live: takes the events.
+        task: what it is, in a word.
+        unit: of what is counted, rows or bytes.
+    """
+    next_tick = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal next_tick
+        now = time.monotonic()
+        if now >= next_tick:
+            next_tick = now + TICK_SECONDS
+            values = {"task": task, "done": done, "total": total, "unit": unit}
+            live(Event(Kind.WORKING, -1, time.time(), values))
+
+    return tell

@@ -93,7 +93,7 @@ class SingleEngine:
             f"{' or '.join(f'{key} = {rates[key]}' for key in keys)} may be too high"
         )
 
-    def evaluate(self, check: Callable[[], None]) -> BinaryScores:
+    def evaluate(self, check: Callable[[int], None]) -> BinaryScores:
         """See `Engine`."""
         return evaluate(self.trainer.model, self.test, check)
 

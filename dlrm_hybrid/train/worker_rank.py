@@ -115,8 +115,12 @@ class WorkerRank:
         told = Decision(decision["severity"], decision["save"])
         return replace(progress, interval=Interval()), told
 
-    def evaluate(self, stop: StopWish) -> BinaryScores | None:
+    def evaluate(self, stop: StopWish, tell: Callable[[int], None]) -> BinaryScores | None:
         """Scores of the master weights, at the leader; see `Parts.evaluate`.
+
+        Args:
+            stop: wish of signals.
+            tell: called now and then with the rows done.
 
         Raises:
             PreemptedError, InterruptedRunError: in all workers between the same batches.
@@ -127,9 +131,12 @@ class WorkerRank:
             masters = self.talk.fetch(self.topology.server_group, self.step, stage)
         else:
             masters = self.client.tensors()
-        return self.evaluation.scores(
-            self.leader, masters, lambda number: self._meet_evaluating(number, stop)
-        )
+
+        def meet(number: int, done_rows: int) -> None:
+            tell(done_rows)
+            self._meet_evaluating(number, stop)
+
+        return self.evaluation.scores(self.leader, masters, meet)
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker, but of its tables."""

@@ -42,21 +42,21 @@ class WorldEvaluation:
     test: TestPart
 
     def scores(
-        self, leader: int, masters: Mapping[str, Tensor], meet: Callable[[int], None]
+        self, leader: int, masters: Mapping[str, Tensor], meet: Callable[[int, int], None]
     ) -> BinaryScores | None:
         """Scores of the master weights at the leader, None elsewhere.
 
         Args:
             leader: its rank.
             masters: the weights of this worker's stage by name.
-            meet: called before each group of batches with its number, by all workers alike; what
-                it raises in all of them ends the evaluation.
+            meet: called before each group of batches with its number and the rows done, by all
+                workers alike; what it raises in all of them ends the evaluation.
         """
         for name, weight in self.evaluator.model.dense_parameters().items():
             weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         for number, group in enumerate(self._groups()):
-            meet(number)
+            meet(number, number * self.topology.trainers * self.test.batch_size)
             logit_B = self._predict(number, group)
             if self.talk.rank == leader:
                 self._score(number, group, logit_B, metrics)

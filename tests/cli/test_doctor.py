@@ -28,7 +28,10 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
 
     monkeypatch.setattr(checks, "_vectors", broken)
     found = {
-        check.name: check for check in checks.run_checks(checks.Path.cwd(), checks.Path("nothing"))
+        check.name: check
+        for check in checks.run_checks(
+            Path.cwd(), lambda: checks.check_rows(Path("nothing"), print)
+        )
     }
     assert found["vector instructions"].level is Level.FAIL
     assert found["vector instructions"].detail == "OSError: no such device"
@@ -41,10 +44,10 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
 def test_damaged_rows_are_a_finding(small_rows: list[str], tmp_path: Path) -> None:
     prepared = Path(next(text for text in small_rows if "prepared" in text).partition("=")[2])
     rows = Path(shutil.copytree(prepared, tmp_path / "rows"))
-    assert checks.check_rows(rows).level is Level.OK
+    assert checks.check_rows(rows, print).level is Level.OK
     with (rows / "day_0.bin").open("r+b") as file:
         file.write(b"\xff")
-    found = checks.check_rows(rows)
+    found = checks.check_rows(rows, print)
     assert found.level is Level.FAIL
     assert "day_0.bin: rows 0 to 999 (counted from 0) have another checksum" in found.detail
 

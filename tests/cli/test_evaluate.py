@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated
@@ -36,6 +37,12 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     return lambda checkpoint, *given: run(
         ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={checkpoint}", *given]
     )
+
+
+@pytest.fixture
+def shows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work of any length is shown, at every report."""
+    monkeypatch.setattr(terminal, "PLAIN_LINE_SECONDS", 0.0)
 
 
 def forged(run_folder: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -206,3 +213,22 @@ def test_a_checkpoint_of_nonsense_is_refused(
     assert code == 3
     assert told in message.err
     assert message.err.replace("\n", "").isprintable()
+
+
+@pytest.mark.usefixtures("shows_at_once")
+def test_evaluations_and_checks_of_checkpoints_show_how_far_they_are(
+    small_rows: list[str],
+    trained: Path,
+    evaluate: Evaluate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert evaluate(trained) == 0
+    told = capsys.readouterr().out
+    assert "\ncheckpoint 100%" in f"\n{told}"
+    assert "\nevaluate   0%  0 rows/s" in told
+    resumed = (f"checkpoint.resume={trained}", "train.steps=3", f"hydra.run.dir={tmp_path / 'run'}")
+    assert run(["dlrm_hybrid", "train", *small_rows, *resumed]) == 0
+    told = capsys.readouterr().out
+    assert "\ncheckpoint 100%" in told
+    assert "\nevaluate   0%  0 rows/s" in told

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from dlrm_hybrid.cli.live import LiveTraining
+from dlrm_hybrid.cli.live import LiveTraining, LiveWork
 from dlrm_hybrid.cli.terminal import Eta, Terminal
 from dlrm_hybrid.telemetry.events import Event, Kind
 
@@ -90,11 +90,95 @@ def test_a_terminal_shows_every_figure_it_has_columns_for(
         assert text in last
 
 
-@pytest.mark.parametrize(("speed", "lines"), [(None, 1), (2.1, 1), (0.46, 2)])
-def test_a_bfloat16_that_loses_is_told(speed: float | None, lines: int) -> None:
+@pytest.mark.parametrize(
+    ("speed", "repeats", "lines"), [(None, None, 1), (2.1, 90, 1), (0.46, 90, 2), (0.46, 2, 2)]
+)
+def test_a_bfloat16_that_loses_is_told(
+    speed: float | None, repeats: int | None, lines: int
+) -> None:
+    measured = {"bfloat16_speed": speed, "bfloat16_repeats": repeats}
     file = StringIO()
     rows = {"train_rows": 1, "test_rows": 1, "steps_total": 1, "samples_per_step": 1}
     with LiveTraining(Terminal(Console(file=file, width=200))) as live:
-        live.show(Event(Kind.STARTED, 0, 1.0, {**rows, "bfloat16_speed": speed}))
+        live.show(Event(Kind.STARTED, 0, 1.0, {**rows, **measured}))
     assert len(file.getvalue().splitlines()) == lines
     assert ("0.46 times the speed of float32" in file.getvalue()) == (lines == 2)
+    assert ("(best of 2: a rough figure)" in file.getvalue()) == (repeats == 2)
+
+
+def working(done: int, task: str = "evaluate") -> Event:
+    values = {"task": task, "done": done, "total": 1_000_000, "unit": "rows"}
+    return Event(Kind.WORKING, -1, 0.0, values)
+
+
+EVALUATED = {"log_loss": 0.5, "auc": 0.7, "accuracy": 0.75, "base_rate": 0.25}
+
+
+def drawn(file: StringIO) -> str:
+    """What has been drawn since the last call, without colours."""
+    text = Text.from_ansi(file.getvalue()).plain
+    file.seek(0)
+    file.truncate()
+    return text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_work_that_takes_a_while_stands_in_the_place_of_the_training(width: int) -> None:
+    clock, file = Clock(), StringIO()
+    console = Console(file=file, width=width, force_terminal=True, soft_wrap=True)
+    rows = {"train_rows": 6_000_000, "test_rows": 1000, "steps_total": 46_870}
+    with LiveTraining(Terminal(console, clock)) as live:
+        live.show(Event(Kind.STARTED, 0, 0.0, {**rows, "samples_per_step": 128}))
+        drawn(file)
+        for second in (0.0, 1.9):
+            clock.now = 100 + second
+            live.show(working(int(100_000 * second)))
+        assert "evaluate" not in drawn(file)
+        clock.now = 104.0
+        live.show(working(400_000))
+        lines = [line.strip("\r") for line in drawn(file).split("\r") if "evaluate" in line]
+        assert "40%  100,000 rows/s ETA 0:06" in lines[-1]
+        assert len(lines[-1].rstrip()) <= width
+        assert "train" not in lines[-1]
+        live.show(Event(Kind.EVALUATED, 100, 5.0, EVALUATED))
+        shown = drawn(file)
+        assert "step 100: test log-loss 0.5000" in shown
+        assert "train" in shown.splitlines()[-1]
+        assert "evaluate" not in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "seconds", "wanted"),
+    [
+        (False, range(3), []),
+        (False, range(13), ["evaluate  50%  100,000 rows/s  ETA 0:05"]),
+        (True, range(2), []),
+    ],
+)
+def test_what_is_done_soon_is_not_shown_and_a_file_gets_a_line_now_and_then(
+    is_terminal: bool, seconds: range, wanted: list[str]
+) -> None:
+    clock, file = Clock(), StringIO()
+    console = Console(file=file, width=80, force_terminal=is_terminal, soft_wrap=True)
+    with LiveWork(Terminal(console, clock)) as live:
+        for second in seconds:
+            clock.now = 100.0 + second
+            live.show(working(100_000 * second))
+    lines = file.getvalue().splitlines()
+    assert lines[:1] == wanted
+    assert len(lines) == len(seconds) // 6
+
+
+def test_a_late_bar_leaves_nothing_behind_and_another_task_has_its_own() -> None:
+    clock, file = Clock(), StringIO()
+    console = Console(file=file, width=80, force_terminal=True, soft_wrap=True)
+    with LiveWork(Terminal(console, clock)) as live:
+        for task in ("checkpoint", "evaluate"):
+            for second in range(4):
+                clock.now += 1
+                live.show(working(100_000 * second, task))
+    shown = file.getvalue()
+    assert "checkpoint" in shown
+    assert "evaluate" in shown
+    rest = shown.rpartition("\x1b[2K")[2]  # behind the last time that the line was erased
+    assert Text.from_ansi(rest).plain.strip() == ""
