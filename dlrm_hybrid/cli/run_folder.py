@@ -77,8 +77,6 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
     used = any(path.name != LOCK_FILE for path in folder.iterdir())
     if used and (is_restart or resume == "auto" or request.config.skip_completed):
         _check_same_run(request)
-        # Until this attempt ends nothing is summed up.
-        (folder / SUMMARY_FILE).unlink(missing_ok=True)
     elif used:
         raise _fault(
             f"hydra.run.dir = {folder}: is not empty; two runs never share a folder "
@@ -129,7 +127,10 @@ def is_complete(request: Request) -> bool:
 
 
 def write_facts(request: Request) -> None:
-    """`config.json`, `overrides.yaml`, `environment.json`, and `origin.json` of a new run."""
+    """`config.json`, `overrides.yaml`, `environment.json`, and `origin.json` of a new run.
+
+    From now on, and until this attempt ends, nothing is summed up.
+    """
     folder = request.folder
     environment = {**asdict(describe()), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
     overrides = "".join(f"- {json.dumps(override)}\n" for override in request.overrides)
@@ -139,6 +140,7 @@ def write_facts(request: Request) -> None:
     write_whole(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
     write_whole(folder / "overrides.yaml", overrides or "[]\n")
     write_whole(folder / "environment.json", json.dumps(environment, indent=1))
+    (folder / SUMMARY_FILE).unlink(missing_ok=True)  # of an attempt before this one
 
 
 def attempts(folder: Path) -> int:

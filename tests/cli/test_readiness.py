@@ -1,5 +1,6 @@
 """Runs that cannot begin: told before a run folder is written, without torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from dlrm_hybrid.cli import train as verb
+from dlrm_hybrid.config.compose import values_of
 
 Train = Callable[..., tuple[int, Path]]
 
@@ -42,6 +44,17 @@ def test_what_is_missing_is_told_and_no_folder_is_left(
     assert found == code
     assert message in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_a_refused_resume_leaves_the_summary_as_it_was(
+    train: Train, small_rows: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values_of(small_rows)))
+    (folder / "summary.json").write_text('{"status": "interrupted"}')
+    assert train("run", "checkpoint.resume=auto", "data.prepared=/proc/none/rows")[0] == 5
+    assert (folder / "summary.json").read_text() == '{"status": "interrupted"}'
 
 
 def test_tables_larger_than_the_memory_are_refused(
