@@ -61,11 +61,12 @@ def small_rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def train(small_rows: list[str], tmp_path: Path) -> Callable[..., tuple[int, Path]]:
     """Train on the small rows as the command line would: exit code and run folder."""
     from dlrm_hybrid.cli.main import run
+    from dlrm_hybrid.config.overrides import override_text
 
     def train_here(name: str, *overrides: str) -> tuple[int, Path]:
         folder = tmp_path / name
-        argv = ["dlrm_hybrid", "train", *small_rows, f"hydra.run.dir={folder}", *overrides]
-        return run(argv), folder
+        run_folder = override_text("hydra.run.dir", str(folder))
+        return run(["dlrm_hybrid", "train", *small_rows, run_folder, *overrides]), folder
 
     return train_here
 

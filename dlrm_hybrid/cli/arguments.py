@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from dlrm_hybrid.cli.request import Arguments
@@ -25,14 +26,14 @@ HYDRAS = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
     *("--experimental-rerun", "--info", "-i", "--hydra-help", "--run", "-r"),
 )
-# What a word alone most likely stands for.
+# What a word alone most likely stands for: a key, and what belongs before it.
 POSITIONAL = {
-    "prepare": "data=criteo_kaggle data.raw={}",
-    "train": "checkpoint.resume={}",
-    "evaluate": "evaluate.checkpoint={}",
-    "report": "report.runs={}",
-    "bench": "bench.what={}",
-    "doctor": "doctor.action={}",
+    "prepare": ("data=criteo_kaggle ", "data.raw"),
+    "train": ("", "checkpoint.resume"),
+    "evaluate": ("", "evaluate.checkpoint"),
+    "report": ("", "report.runs"),
+    "bench": ("", "bench.what"),
+    "doctor": ("", "doctor.action"),
 }
 
 
@@ -97,9 +98,19 @@ def _unknown_flag(flag: str, value: str) -> str:
     keys = [key for key in all_keys() if key == name or key.rpartition(".")[2] == name]
     keys += [group for group in all_groups() if group == name]
     if keys:
-        meant = " or ".join(f"{key}={value or '…'}" for key in keys)
+        meant = " or ".join(_set(key, value) for key in keys)
         return f"{flag}: keys are set without dashes; did you mean {meant}?"
     return f"{flag}: unknown flag; there are {', '.join(FLAGS)}"
+
+
+def _set(key: str, value: str) -> str:
+    """What sets a key to what was typed: as it is, where Hydra can read it."""
+    from dlrm_hybrid.config.overrides import override_fault, override_text
+
+    if not value:
+        return f"{key}=…"
+    typed = f"{key}={value}"
+    return shlex.quote(override_text(key, value) if override_fault(typed) else typed)
 
 
 def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
@@ -116,6 +127,8 @@ def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
         else:
             loose.append(word)
     if loose:
-        together = loose[0] if len(loose) == 1 else f"[{','.join(loose)}]"
-        meant = POSITIONAL[verb].format(together)
+        from dlrm_hybrid.config.overrides import override_text  # Hydra takes a tenth of a second
+
+        before, key = POSITIONAL[verb]
+        meant = before + shlex.quote(override_text(key, loose[0] if len(loose) == 1 else loose))
         yield f"{' '.join(loose)}: is not key=value; did you mean {meant}?"

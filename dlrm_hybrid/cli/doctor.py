@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dlrm_hybrid.cli.compiling import compile_ahead
@@ -9,6 +10,7 @@ from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.curve import make_key_file
 from dlrm_hybrid.config import build
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.doctor.checks import Check, Level, check_rows, run_checks
 from dlrm_hybrid.kernels.cache import kernel_folder
 from dlrm_hybrid.kernels.needs import ALL
@@ -47,9 +49,10 @@ def _check_rows(folder: Path, terminal: Terminal) -> Check:
 
 def _make_keys(path: Path, terminal: Terminal) -> int:
     make_key_file(path)
+    keys = shlex.quote(override_text("network.keys", str(path.absolute())))
     terminal.line(
         f"{path}: a CURVE key pair; who has this file may speak to the ranks of a run.\n"
         "Copy it to every machine, readable by you only (scp -p), and train with\n"
-        f"  network.keys={path.absolute()} network.bind=<the network between them, 10.0.0.0/24>"
+        f"  {keys} network.bind=<the network between them, 10.0.0.0/24>"
     )
     return ExitCode.DONE

@@ -6,6 +6,7 @@ A checkpoint may be somebody else's: nothing in its configuration decides where 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import best_reachable
 from dlrm_hybrid.config import build, compose
 from dlrm_hybrid.config.identity import evaluated
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, saved_values, validate
 from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
@@ -115,8 +117,9 @@ def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
     scored = _Scored(checkpoint, facts, values, config, rows, shards)
     if not scored.trained_on:
         if not _asks_for_rows(given):
+            asked = shlex.quote(override_text("data.prepared", str(rows)))
             raise DataError(
-                f"{rows}: other rows than {checkpoint} was trained on; data.prepared={rows} "
+                f"{rows}: other rows than {checkpoint} was trained on; {asked} "
                 "scores it on them, if their vocabulary is the same"
             )
         _check_vocabulary(scored)

@@ -32,9 +32,11 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
 from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.train.checkpoint_folder import lost_latest, saved_step
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
@@ -217,7 +219,7 @@ def _announce(
         lock: gets the lock of the run folder.
     """
     folder = job.read(RUN_FOLDER)
-    own = [] if folder is None else [f"hydra.run.dir={folder}"]
+    own = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
     request = _composed(arguments, own)
     if request is None:
         return None
@@ -262,9 +264,16 @@ def _composed(arguments: Arguments, own: Sequence[str]) -> Request | None:
 
 
 def own_network(config: Config, overrides: Sequence[str]) -> Config:
-    """The configuration of the run, with what this machine's command line says of its network."""
-    own = dict(override.split("=", 1) for override in overrides if "=" in override)
-    changes = {key.partition(".")[2]: own[key] for key in OWN_KEYS if key in own}
+    """The configuration of the run, with what this machine's command line says of its network.
+
+    Raises:
+        ConfigError: that cannot be read.
+    """
+    own = [text for text in overrides if text.partition("=")[0] in OWN_KEYS]
+    if faults := [fault for text in own if (fault := override_fault(text))]:
+        raise ConfigError(faults_text(faults))
+    given = dict(read_override(text) for text in own)
+    changes = {key.partition(".")[2]: value and str(value) for key, value in given.items()}
     return replace(config, network=replace(config.network, **changes))
 
 

@@ -14,6 +14,7 @@ from dlrm_hybrid.cli.figures import rate
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data import folder as folders
@@ -75,7 +76,7 @@ def prepared_rows(config: Config, terminal: Terminal, command: Command) -> Path:
     if raw and not _are_gone(raw, folder, terminal):
         _prepare(config, raw, command, terminal)
         return folder
-    fix = command.with_(f"data.raw={_raw_names(folder)}", "prepare.overwrite=true")
+    fix = command.with_(_raw_override(_raw_names(folder)), "prepare.overwrite=true")
     advice = f"to replace it, where data.raw names the raw rows:\n  {fix}"
     options = replace(build.prepare_options(config, advice), overwrite=False)
     if folders.current(folder, None, options, terminal.line) is None:
@@ -97,23 +98,23 @@ def _are_gone(raw: Raw, folder: Path, terminal: Terminal) -> bool:
     """Whether raw files are not there any more, but the rows prepared from files of these names."""
     if isinstance(raw, Generated) or all(path.exists() for path in raw):
         return False
-    if _raw_names(folder) != _joined([path.name for path in raw]):
+    if _raw_names(folder) != [path.name for path in raw]:
         return False
     missing = next(path for path in raw if not path.exists())
     terminal.line(f"{missing}: no such file any more; taking the rows prepared from it ({folder})")
     return True
 
 
-def _raw_names(folder: Path) -> str:
-    """What to write after `data.raw=` for the files that a folder was made from."""
+def _raw_names(folder: Path) -> list[str]:
+    """The names of the raw files that a folder was made from, as far as it says."""
     try:
-        return _joined([source.stamp.name for source in read_manifest(folder).sources])
+        return [source.stamp.name for source in read_manifest(folder).sources]
     except DataError:
-        return "train.txt"
+        return ["train.txt"]
 
 
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{','.join(names)}]"
+def _raw_override(names: Sequence[str]) -> str:
+    return override_text("data.raw", names[0] if len(names) == 1 else names)
 
 
 def _generate(config: Config, terminal: Terminal, path: Path) -> None:

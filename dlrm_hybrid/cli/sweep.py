@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.run_folder import is_complete, one_run, write_whole
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.types import ExitCode
@@ -77,9 +79,11 @@ class Sweep:
         write_whole(path.with_suffix(".csv"), sweep_csv(rows))
         terminal.table("", table.columns, table.rows, table.num_texts)
         if failed:
+            again = shlex.quote(override_text(FOLDER_KEY, str(folder)))
             terminal.line(
                 f"{failed} of {len(rows)} jobs did not complete; to go on with them, the same "
-                f"command with\n  hydra.sweep.dir={folder} skip_completed=true"
+                f"command with\n  {again} skip_completed=true"
             )
         terminal.line(f"summary {path}.md, {path}.csv; pictures:")
-        terminal.line(f"  python -m dlrm_hybrid report report.runs={folder}")
+        runs = shlex.quote(override_text("report.runs", str(folder)))
+        terminal.line(f"  python -m dlrm_hybrid report {runs}")

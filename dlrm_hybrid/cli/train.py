@@ -20,9 +20,11 @@ from dlrm_hybrid.cli.remarks import remarks
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest, saved_step
@@ -155,7 +157,7 @@ def _error(outcome: Outcome, request: Request) -> RunFailedError:
             message += f"; a checkpoint of step {saved_step(request.folder):,} is saved"
         arguments = [
             *(text for text in request.overrides if not text.startswith(NOT_REPEATED)),
-            f"hydra.run.dir={request.folder}",
+            override_text(RUN_FOLDER_KEY, str(request.folder)),
             "checkpoint.resume=auto",
         ]
         message += f"; go on with\n  python -m dlrm_hybrid train {shlex.join(arguments)}"

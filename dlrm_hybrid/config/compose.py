@@ -32,6 +32,7 @@ from dlrm_hybrid.config.overrides import (
     Points,
     override_fault,
     points_of,
+    read_override,
 )
 from dlrm_hybrid.config.validate import all_faults, faults_text, flatten
 from dlrm_hybrid.types import ConfigError
@@ -147,13 +148,17 @@ def given_keys(overrides: Sequence[str]) -> list[str]:
     """Keys and sections that these overrides give a value; of an experiment those in its file."""
     keys: list[str] = []
     for text in overrides:
-        key, _, choice = text.lstrip("+~").partition("=")
-        names = choice.strip("[]").split(",") if key == EXPERIMENT else ()
-        keys += [one for name in names for one in _keys_of_experiment(name)] if names else [key]
+        key, value = read_override(text)
+        if key != EXPERIMENT or value is None:
+            keys.append(key)
+            continue
+        names = cast("list[Any]", value) if isinstance(value, list) else [value]
+        for name in names:
+            keys += _keys_of_experiment(name)
     return keys
 
 
-def _keys_of_experiment(choice: str) -> list[str]:
+def _keys_of_experiment(choice: Any) -> list[str]:
     path = conf_folder() / EXPERIMENT / f"{choice}.yaml"
     values = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
     groups = [key.rpartition("/")[2] for choice in values.pop("defaults", ()) for key in choice]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
 from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
@@ -20,6 +22,7 @@ from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
 MOST_NESTED = 32  # brackets; the parser recurses
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _HYDRA = re.compile(r"[^=]*(?<![\w-])hydra(?![\w-])[^=]*")
 # What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
 # number, an integer of thousands of digits, a package without a group.
@@ -45,6 +48,20 @@ class Points:
     def is_swept(self) -> bool:
         """Whether a sweep has several points for it."""
         return len(self.overrides) != 1
+
+
+def override_text(key: str, value: str | Sequence[str]) -> str:
+    """The override that sets a key to this very text, or list of texts, quoted if need be.
+
+    On a command line `shlex.quote` belongs around it: the shell reads it first.
+    """
+    return f"{key}={_value_text(value)}"
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """Key, or group, and value of an override that has no fault, as Hydra reads them."""
+    override = OverridesParser.create().parse_override(text)
+    return override.key_or_group, cast("Any", override.value())
 
 
 def points_of(text: str) -> Points:
@@ -75,6 +92,17 @@ def override_fault(text: str, is_sweep: bool = False) -> str | None:
         return next((fault for fault in faults if fault), None) or _key(text, override)
     except (HydraException, *UNCHECKED):
         return f"{text}: cannot be parsed as key=value"
+
+
+def _value_text(value: str | Sequence[str]) -> str:
+    if not isinstance(value, str):
+        return f"[{','.join(_value_text(one) for one in value)}]"
+    with suppress(HydraException, *UNCHECKED):
+        if value and "${" not in value and read_override(f"_={value}")[1] == value:
+            return value
+    # Inside quotes, too, ${ begins an interpolation, unless an odd number of backslashes is before.
+    escaped = _INTERPOLATION.sub(r"\1\1\\${", value)
+    return QuotedString(escaped, Quote.double).with_quotes()
 
 
 def _swept(override: Override) -> list[str]:

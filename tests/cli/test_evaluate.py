@@ -96,6 +96,9 @@ def test_only_what_somebody_has_written_counts(small_rows: list[str]) -> None:
     assert evaluated(small, paper, compose.given_keys(["evaluate.checkpoint=x"]))[1] == []
     _, faults = evaluated(small, paper, compose.given_keys(["model=dlrm_paper"]))
     assert any(fault.startswith("model.bottom = ") for fault in faults)
+    plain = compose.given_keys(["+experiment=dct_dp"])
+    for quoted in ("'dct_dp'", '["dct_dp"]', "[ dct_dp ]"):
+        assert compose.given_keys([f"+experiment={quoted}"]) == plain
     # The default, but written: it counts, and agrees.
     assert (
         evaluated(small, small, compose.given_keys(["model=dlrm_small", "train.seed=0"]))[1] == []

@@ -1,5 +1,7 @@
 """What `--help` says, and how mistakes are met."""
 
+import shlex
+
 import pytest
 
 from dlrm_hybrid.cli.help import READS, VERBS, groups_read, help_text, keys_read, line_of
@@ -115,7 +117,9 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("train --info", "--info: not available here"),
         ("evaluate runs/mine", "did you mean evaluate.checkpoint=runs/mine?"),
         ("report runs/a", "did you mean report.runs=runs/a?"),
-        ("report runs/a runs/b", "did you mean report.runs=[runs/a,runs/b]?"),
+        ("report runs/a runs/b", "did you mean 'report.runs=[runs/a,runs/b]'?"),
+        ("report 'my runs, é'", """did you mean 'report.runs="my runs, é"'?"""),
+        ("train --resume 'my run (1)'", """did you mean 'checkpoint.resume="my run (1)"'?"""),
         ("report report.runs=a,b", "for a list write report.runs=[a,b]"),
         ("prepare train.txt", "did you mean data=criteo_kaggle data.raw=train.txt?"),
         ("bench kernels", "did you mean bench.what=kernels?"),
@@ -125,7 +129,7 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
 def test_a_mistake_is_met_with_the_command_that_was_meant(
     command: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = faults(capsys, *command.split())
+    told = faults(capsys, *shlex.split(command))
     assert any(meant in line for line in told), told
 
 

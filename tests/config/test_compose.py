@@ -1,6 +1,10 @@
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from dlrm_hybrid.config.compose import job_of, shown, sweep_of, values_of
+from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.types import ConfigError
 
 
@@ -171,6 +175,31 @@ def test_a_sweep_that_cannot_be_is_refused_at_once(override: str, message: str) 
 def test_a_sweep_of_too_many_jobs_is_refused() -> None:
     axes = ("train.epochs=range(1,30)", "train.steps=range(1,30)", "data.days=range(2,30)")
     assert faults(*axes, is_sweep=True) == ["-m: 23,548 jobs; a sweep has at most 10,000"]
+
+
+TEXTS = st.text(st.characters(codec="utf-8")) | st.text("ab1 ,=:'\"\\\\${}[]()~é\t\n.*@")
+
+
+@given(st.one_of(TEXTS, st.lists(TEXTS)))
+@example("/data/a run, (x=1) of é")
+@example("~/it's")
+@example("1")
+@example("null")
+@example("a\\")
+@example("\\\\${train.seed}\\\\")
+def test_an_override_made_of_a_text_gives_it_back(value: str | list[str]) -> None:
+    assume("???" not in value and value != "???")  # a value that is missing, to OmegaConf
+    text = override_text("data.raw", value)
+    assert override_fault(text) is None
+    key, read = read_override(text)
+    assert key == "data.raw"
+    composed = OmegaConf.create({"raw": read})
+    assert OmegaConf.to_container(composed, resolve=True) == {"raw": value}
+
+
+@pytest.mark.parametrize("text", ["runs/a-b_2.0", "/tmp/pytest-3/run", "a b"])
+def test_a_plain_text_is_not_quoted(text: str) -> None:
+    assert override_text("name", text) == f"name={text}"
 
 
 def test_the_configuration_is_shown() -> None:
