@@ -259,7 +259,6 @@ def _composed(arguments: Arguments, own: Sequence[str]) -> Request | None:
     if arguments.cfg is not None:
         print(compose.shown(overrides, arguments.cfg, arguments.package, arguments.resolve), end="")
         return None
-    job.folder.mkdir(parents=True, exist_ok=True)
     return Request(validate(job.values), job.values, job.folder, job.overrides)
 
 

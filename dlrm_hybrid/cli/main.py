@@ -156,7 +156,6 @@ class _Jobs:
         config = validate(job.values)
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
         folder = job.folder if self.verb == "train" else Path.cwd()
-        folder.mkdir(parents=True, exist_ok=True)
         request = Request(config, job.values, folder, job.overrides)
         if self.sweep is not None and self.sweep.skips(request):
             return ExitCode.DONE

@@ -27,13 +27,13 @@ FLOAT_BYTES = 4
 
 @contextmanager
 def no_empty_folder(folder: Path) -> Generator[None, None, None]:
-    """Remove a run folder at an error if nothing has been written to it."""
+    """Make a run folder, and remove it at the end of a `with` if nothing has been written to it."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield
-    except BaseException:
+    finally:
         with suppress(OSError):
             folder.rmdir()
-        raise
 
 
 def ready_rows(request: Request, resume_from: Path | None, terminal: Terminal) -> Path:

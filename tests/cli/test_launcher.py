@@ -2,17 +2,21 @@
 
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from dlrm_hybrid.cli import launched
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.launcher import Launch, find_launch
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.cli.request import Arguments
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.types import ConfigError, ResourceError
+from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 
 TORCHRUN = {
     "RANK": "5",
@@ -179,6 +183,9 @@ def test_the_network_is_each_machines_own() -> None:
     own = own_network(given, ["parallel.trainers=9", "network.bind=10.0.0.2"])
     assert (own.network.bind, own.network.keys) == ("10.0.0.2", "keys.json")
     assert own.parallel == given.parallel
+    assert own_network(given, ['network.keys="my, keys"']).network.keys == "my, keys"
+    with pytest.raises(ConfigError, match="network.keys=my, keys: several values"):
+        own_network(given, ["network.keys=my, keys"])
 
 
 def test_a_store_on_loopback_is_refused_for_several_machines() -> None:
@@ -235,3 +242,21 @@ def test_one_process_of_a_launcher_is_refused_a_world_of_several(
     argv = ["dlrm_hybrid", "train", "parallel=hybrid", f"hydra.run.dir={tmp_path / 'run'}"]
     assert run(argv) == 2
     assert "WORLD_SIZE = 1: parallel.trainers = 2" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_restart_finds_its_folder_whatever_it_is_called_and_leaves_none_that_is_empty(
+    monkeypatch: pytest.MonkeyPatch, small_rows: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launched, "die_with_parent", lambda parent: None)  # these tests' own
+    monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
+    folder = tmp_path / "it's (started), é = 1"
+    port = free_port()
+    first = open_board(member(0, port))
+    first.for_all_attempts().put(launched.RUN_FOLDER, str(folder))
+    world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
+    given = Arguments(overrides=[*small_rows, *world, "checkpoint.resume=nope"])
+    again = replace(member(0, port), rank_0_serves=False, restarts=1)
+    with pytest.raises(DataError, match="nope: no checkpoint here"):
+        launched.run(again, given)
+    assert not folder.exists()
