@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid import __version__
@@ -50,8 +50,11 @@ READS: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
     "report": ("report",),
     "bench": ("bench", "data", "threads"),
-    "doctor": ("doctor",),
+    "doctor": ("doctor", "data"),
 }
+# They may be given the command line of a run as it is. `evaluate` compares all of it with what its
+# checkpoint was made with, and refuses what it does not know what to do with.
+TAKE_A_RUN = ("prepare", "train", "evaluate", "doctor")
 FOLDERS = {
     "train": (
         ("hydra.run.dir=FOLDER", "the run's folder; default runs/<name>/<stamp>-<id>"),
@@ -142,6 +145,34 @@ def groups_read(verb: str) -> list[str]:
     """The groups that a verb reads."""
     groups = [name for name in READS[verb] if name in all_groups()]
     return [*groups, *([EXPERIMENT] if verb == "train" else [])]
+
+
+def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
+    """Overrides of keys that a verb does not read, with what to say of each.
+
+    Args:
+        verb: of the program.
+        overrides: of the command line; those of keys that do not exist are somebody else's.
+    """
+    told: dict[str, str] = {}
+    for text in overrides:
+        name = text.lstrip("+~").partition("=")[0].partition("@")[0]
+        readers = [f"`{one}`" for one in VERBS if _reads(one, name)]
+        if readers and f"`{verb}`" not in readers:
+            *others, last = readers
+            do = f"{', '.join(others)} and {last} do" if others else f"{last} does"
+            told[text] = f"{name}: `{verb}` does not read it; {do}"
+    return told
+
+
+def _reads(verb: str, name: str) -> bool:
+    """Whether a verb reads a key, any key of a section, or the choice of a group."""
+    parts = (*READS[verb], *groups_read(verb), *(("hydra",) if verb == "train" else ()))
+    return any(_below(name, part) or _below(part, name) for part in parts)
+
+
+def _below(name: str, root: str) -> bool:
+    return name == root or name.startswith(f"{root}.")
 
 
 def line_of(key: str, choice: str = "") -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
-from dlrm_hybrid.cli.help import VERBS, help_text, usage
+from dlrm_hybrid.cli.help import TAKE_A_RUN, VERBS, help_text, unread, usage
 from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
 from dlrm_hybrid.cli.request import Arguments, Request
 from dlrm_hybrid.disk import refusals
@@ -30,6 +30,7 @@ from dlrm_hybrid.types import (
     InterruptedRunError,
     PreemptedError,
     StoppedLateError,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
         return import_module("dlrm_hybrid.cli.launched").run(launch, given)
+    _refuse_unread(verb, given)
     if given.is_sweep and verb != "train":
         given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
     elif given.is_sweep and given.cfg is None:
@@ -85,6 +87,18 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
         return ExitCode.DONE
     return _Jobs(verb, launch, stop).run(job)
+
+
+def _refuse_unread(verb: str, given: Arguments) -> None:
+    """Keys that mean nothing to the verb: a fault, or a remark where a run's may be given."""
+    told = unread(verb, given.overrides)
+    if verb not in TAKE_A_RUN:
+        given.faults += told.values()
+        return
+    # What `evaluate` does not read it has compared with the checkpoint.
+    texts = [one for one in told if verb != "evaluate" or one.startswith("hydra.")]
+    if texts:
+        print(printable(f"not read by `{verb}`: {' '.join(texts)}"), file=sys.stderr)
 
 
 def _complete(arguments: Sequence[str]) -> int:

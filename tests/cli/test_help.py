@@ -124,6 +124,12 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("prepare train.txt", "did you mean data=criteo_kaggle data.raw=train.txt?"),
         ("bench kernels", "did you mean bench.what=kernels?"),
         ("doctor keys", "did you mean doctor.action=keys?"),
+        ("report train.steps=5", "train.steps: `report` does not read it; `train` does"),
+        ("report +experiment=dct_dp", "experiment: `report` does not read it; `train` does"),
+        ("report hydra.run.dir=x", "hydra.run.dir: `report` does not read it; `train` does"),
+        ("bench model=dlrm_small", "model: `bench` does not read it; `train` does"),
+        ("bench report.runs=x", "report.runs: `bench` does not read it; `report` does"),
+        ("report data.rows=5", "`prepare`, `train`, `evaluate`, `bench` and `doctor` do"),
     ],
 )
 def test_a_mistake_is_met_with_the_command_that_was_meant(
@@ -163,3 +169,21 @@ def test_whatever_is_typed_is_met_with_one_line(
     (line,) = faults(capsys, "train", override)
     assert line.isprintable()
     assert len(line) <= 1_000
+
+
+def test_the_command_line_of_a_run_serves_other_verbs_and_what_they_do_not_read_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ("+experiment=dct_dp", "train.steps=5", "data.rows=7000", "hydra.run.dir=runs/mine")
+    for verb, text in (
+        ("prepare", "not read by `prepare`: +experiment=dct_dp train.steps=5 hydra.run.dir="),
+        ("doctor", "not read by `doctor`: +experiment=dct_dp train.steps=5 hydra.run.dir="),
+        ("evaluate", "not read by `evaluate`: hydra.run.dir=runs/mine\n"),
+        ("train", ""),
+    ):
+        assert run(["dlrm_hybrid", verb, *line, "--cfg", "job"]) == 0
+        told = capsys.readouterr().err
+        assert told.startswith(text)
+        assert bool(told) == bool(text)
+    assert run(["dlrm_hybrid", "train", "report.output=x.html", "--cfg", "job"]) == 0
+    assert capsys.readouterr().err == "not read by `train`: report.output=x.html\n"
