@@ -23,6 +23,7 @@ from dlrm_hybrid.train.checkpoint_folder import (
     partial_folder,
     partial_folders,
     read,
+    step_of,
     unwritten,
 )
 from dlrm_hybrid.train.durable import flush, replace_text
@@ -89,7 +90,7 @@ def commit(
         flush(root)
         replace_text(root / LATEST_FILE, folder.name + "\n")
         for newer in complete(root):
-            if newer.name > folder.name:
+            if step_of(newer) > prepared.step:
                 _remove(newer)
         _keep(root, keep)
         return folder, sum(path.stat().st_size for path in folder.iterdir())

@@ -155,10 +155,11 @@ def complete(root: Path) -> list[Path]:
         for path in root.glob(f"{PREFIX}*/{MANIFEST_FILE}")
         if is_name(path.parent.name) and not path.parent.is_symlink()
     ]
-    return sorted(found, key=_step)
+    return sorted(found, key=step_of)
 
 
-def _step(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """The step in the name of a checkpoint's folder; a name may have more digits than another."""
     return int(folder.name.removeprefix(PREFIX))
 
 
@@ -177,7 +178,7 @@ def instead_of(folder: Path) -> str:
     """What to do where this checkpoint is damaged, as the end of a message."""
     if not is_name(folder.name) or not folder.parent.is_dir():
         return ""
-    older = [one for one in complete(folder.parent) if _step(one) < _step(folder)]
+    older = [one for one in complete(folder.parent) if step_of(one) < step_of(folder)]
     if not older:
         return ""
     return f"; the one before it is {older[-1]}: to go on from there remove {folder}"

@@ -15,7 +15,7 @@ from torch import Tensor
 from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.train import checkpoint, checkpoint_commit, durable
 from dlrm_hybrid.train.checkpoint_commit import amend, clean, commit
-from dlrm_hybrid.train.checkpoint_folder import Keeping, find, partial_folder, read
+from dlrm_hybrid.train.checkpoint_folder import Keeping, complete, find, partial_folder, read
 from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.tensor_file import write_tensors
 from dlrm_hybrid.train.two_phase import Preparing
@@ -158,6 +158,15 @@ def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     ]
     assert find(tmp_path).name == "step_00003000"
     assert find(tmp_path / "step_00000010").name == "step_00000010"
+
+
+def test_a_step_of_nine_digits_is_after_one_of_eight(tmp_path: Path) -> None:
+    last, first = 99_999_999, 100_000_000
+    for step in (last, first):
+        save(tmp_path, step, groups(1.0), TWO)
+    assert [folder.name for folder in complete(tmp_path)] == [f"step_{last}", f"step_{first}"]
+    save(tmp_path, last, groups(1.0), TWO)  # of a run that went back: what came after is gone
+    assert [folder.name for folder in complete(tmp_path)] == [f"step_{last}"]
 
 
 def test_the_best_is_kept_besides_and_found_by_name(tmp_path: Path) -> None:
