@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.train.rank import Loss, Rank, run_rank
 
 PRELOAD = "dlrm_hybrid.train.preload"
+LOG_TAIL_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class Running:
     """A started rank.
 
     Attributes:
+        log_begin: bytes that earlier attempts have written to its log.
         ready: it has said so: its signal handlers are in place.
         failure: what it said before it ended.
     """
@@ -34,6 +37,7 @@ class Running:
     rank: Rank
     process: BaseProcess
     connection: Connection
+    log_begin: int
     ready: bool = False
     failure: Event | None = None
 
@@ -42,6 +46,21 @@ class Running:
         """What it has told of others that it needs."""
         values = None if self.failure is None else self.failure.values["lost"]
         return None if values is None else Loss.from_values(values)
+
+    @property
+    def log(self) -> Path:
+        """The file that has its output."""
+        return self.rank.log_folder / f"{self.rank.name}.log"
+
+    def last_words(self) -> str:
+        """The end of what it has written to its log, and all that the forkserver has written."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.log_begin, self.log.stat().st_size - LOG_TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            text = ""
+        return text + forkserver_errors()
 
     @property
     def title(self) -> str:
@@ -100,6 +119,7 @@ class _ForkserverErrors:
     """What the forkserver writes to standard error, and ranks that have no log yet."""
 
     descriptor: int | None = None
+    begin: int = 0
 
     @contextmanager
     def caught(self) -> Generator[None, None, None]:
@@ -115,18 +135,26 @@ class _ForkserverErrors:
             os.close(before)
 
     def text(self) -> str:
-        """All of it."""
+        """All of it since the attempt before."""
         if self.descriptor is None:
             return ""
-        size = os.fstat(self.descriptor).st_size
-        return os.pread(self.descriptor, size, 0).decode(errors="replace")
+        return os.pread(self.descriptor, self._size(), self.begin).decode(errors="replace")
+
+    def end_attempt(self) -> None:
+        """What is there now is none of the next attempt's."""
+        if self.descriptor is not None:
+            self.begin = self._size()
+
+    def _size(self) -> int:
+        assert self.descriptor is not None
+        return os.fstat(self.descriptor).st_size
 
 
 _ERRORS = _ForkserverErrors()
 
 
 def forkserver_errors() -> str:
-    """What the forkserver, and ranks that have no log yet, have written to standard error."""
+    """What the forkserver, and ranks without a log, have written since the attempt before."""
     return _ERRORS.text()
 
 
@@ -158,10 +186,11 @@ def start(rank: Rank, entry: str) -> Running:
     ensure_forkserver()
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
+    log_begin = _size(rank.log_folder / f"{rank.name}.log")
     process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
     process.start()
     sender.close()  # or the end of the rank would not end the connection
-    return Running(rank, process, receiver)
+    return Running(rank, process, receiver, log_begin)
 
 
 def end(running: Sequence[Running]) -> None:
@@ -171,3 +200,8 @@ def end(running: Sequence[Running]) -> None:
             one.process.kill()
         one.process.join()
         one.connection.close()
+    _ERRORS.end_attempt()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

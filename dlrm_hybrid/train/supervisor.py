@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
@@ -32,8 +31,9 @@ from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
-LOG_TAIL_BYTES = 4096
 UNKNOWN_CODE = 255  # of a rank whose forkserver is gone, and all of its ranks with it
+# A process that ends at a limit ends by itself; the kernel's OOM killer, too, sends SIGKILL.
+KILLED_BY_OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -187,11 +187,10 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         return Outcome(code, _lost(one, one.loss, running), lost=True)
     if one.failure is not None and code == one.failure.values["exit_code"]:
         return Outcome(code, one.failure.values["message"])
-    log = one.rank.log_folder / f"{one.rank.name}.log"
+    if -code not in KILLED_BY_OTHERS and (limit := limits.reached_in(one.last_words())):
+        # No loss: another attempt would reach it, too.
+        return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {one.log}")
     lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
-    limit = _limit(log, code)
-    if limit is not None:
-        return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {log}", lost)
     if code == UNKNOWN_CODE:
         cause, code = "went with the process that ranks are forked from", ExitCode.FAILED
     elif code < 0:
@@ -199,20 +198,7 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
         cause = f"ended with exit code {code}"
-    return Outcome(code, f"{one.title} {cause}; see {log}", lost)
-
-
-def _limit(log: Path, code: int) -> str | None:
-    """The limit by which a rank may have ended so suddenly that it could not say so itself."""
-    if -code in (signal.SIGINT, signal.SIGTERM):
-        return None
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        text = ""
-    return limits.reached_in(text + forkserver_errors())
+    return Outcome(code, f"{one.title} {cause}; see {one.log}", lost)
 
 
 def _lost(teller: Running, loss: Loss, running: Sequence[Running]) -> str:

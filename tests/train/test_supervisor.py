@@ -26,6 +26,13 @@ def event(step: int, **values: object) -> Event:
     return Event(Kind.TICK, step, 0.0, values)
 
 
+def ends_in_three_ways(argument: str, report, stop: StopWish) -> None:
+    """One at each attempt: killed by somebody, a crash, the end of the memory."""
+    attempt = Path(argument).read_text().count("attempt")
+    os.write(1, b"attempt\n" if attempt == 1 else b"attempt: std::bad_alloc\n")
+    os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[attempt])
+
+
 def tells_its_pid(argument: str, report, stop: StopWish) -> None:
     report(event(int(argument), pid=os.getpid(), group=os.getpgid(0)))
 
@@ -146,6 +153,26 @@ def test_only_a_loss_is_followed_by_another_attempt(
         )
     assert len(made) == attempts
     assert outcome.exit_code == {"has_bad_data": 3}.get(entry, 1)
+
+
+def test_a_limit_is_taken_for_the_cause_where_it_may_be_and_is_no_loss(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    lost: list[str] = []
+
+    with Forwarder() as forwarder:
+        outcome = run_attempts(
+            forwarder,
+            lambda: ranks(tmp_path, str(log)),
+            f"{__name__}:ends_in_three_ways",
+            lambda event: None,
+            lambda outcome: lost.append(outcome.message),
+        )
+    named = [
+        f"worker-0 (rank 0) was killed by {name}; see {log}" for name in ("SIGKILL", "SIGSEGV")
+    ]
+    assert lost == named
+    assert (outcome.exit_code, outcome.lost) == (5, False)
+    assert outcome.message.startswith("worker-0 (rank 0): out of memory: ")
 
 
 @pytest.mark.parametrize(
