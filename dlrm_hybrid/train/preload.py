@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from dlrm_hybrid.kernels.jit import import_numba
 from dlrm_hybrid.process import die_with_parent
 
 SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.loop")
@@ -17,4 +16,4 @@ SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.tra
 die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
 for name in SLOW:
     import_module(name)
-import_numba()
+import_module("dlrm_hybrid.kernels.jit").import_numba()
