@@ -59,9 +59,9 @@ def parse(verb: str, arguments: Sequence[str]) -> Arguments:
             words.append(text)
     given.faults += _unknown_words(verb, words)
     if given.cfg is None and (given.resolve or given.package is not None):
-        given.faults.append("--resolve, --package: belong to --cfg job")
+        given.faults.append("--resolve, --package: only apply with --cfg job")
     if given.cfg is not None and given.is_sweep:
-        given.faults.append("--cfg: shows one configuration, -m makes several")
+        given.faults.append("--cfg: cannot be combined with -m")
     return given
 
 
@@ -73,7 +73,7 @@ def _take_flag(given: Arguments, text: str, rest: list[str]) -> None:
     elif flag in CFG:
         given.cfg = value if sign else rest.pop(0) if rest and rest[0] in SECTIONS else "job"
         if given.cfg not in SECTIONS:
-            given.faults.append(f"{text}: shows one of {', '.join(SECTIONS)}")
+            given.faults.append(f"{text}: must be one of {', '.join(SECTIONS)}")
     elif flag in PACKAGE:
         given.package = value if sign else rest.pop(0) if rest else ""
     else:
@@ -93,14 +93,14 @@ def _is_utf8(text: str) -> bool:
 def _unknown_flag(flag: str, value: str) -> str:
     """What to write instead of a flag: most programs have their options as flags, this has keys."""
     if flag in HYDRAS:
-        return f"{flag}: not available here; a run is configured by conf/ and by overrides"
+        return f"{flag}: this flag of Hydra's is not supported; configure with key=value"
     name = flag.lstrip("-").replace("-", "_")
     keys = [key for key in all_keys() if key == name or key.rpartition(".")[2] == name]
     keys += [group for group in all_groups() if group == name]
     if keys:
         meant = " or ".join(_set(key, value) for key in keys)
         return f"{flag}: keys are set without dashes; did you mean {meant}?"
-    return f"{flag}: unknown flag; there are {', '.join(FLAGS)}"
+    return f"{flag}: unknown flag; choose from {', '.join(FLAGS)}"
 
 
 def _set(key: str, value: str) -> str:

@@ -86,7 +86,7 @@ class Attempts:
             return lost
         options = self.request.config.checkpoint
         told = (
-            f"no restart is left (checkpoint.max_restarts = {options.max_restarts} within "
+            f"no restarts left (checkpoint.max_restarts = {options.max_restarts} within "
             f"{options.restart_window_seconds:g} s)"
         )
         return replace(lost, message=f"{lost.message}; {told}")

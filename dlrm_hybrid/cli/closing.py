@@ -20,7 +20,7 @@ Told = Mapping[str, Any]
 
 
 def tell_scores(terminal: Terminal, title: str, scores: Told, teacher: Told | None) -> None:
-    """A table of test scores: the model's and, for made-up rows, the best reachable ones."""
+    """A table of test scores: the model's and, for synthetic rows, the best possible ones."""
 
     def cell(value: float | None) -> str:
         return MISSING if value is None else f"{value:.4f}"
@@ -28,7 +28,7 @@ def tell_scores(terminal: Terminal, title: str, scores: Told, teacher: Told | No
     names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate")
     rows = [["model", *(cell(scores[name]) for name in names)]]
     if teacher is not None:
-        rows.append(["best reachable", *(cell(teacher.get(name)) for name in names)])
+        rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])
     columns = (title, "log-loss", "AUC", "accuracy", "norm. entropy", "base rate")
     terminal.table("", columns, rows)
 
@@ -70,7 +70,7 @@ def tell_roles(terminal: Terminal, roles: Sequence[Told]) -> None:
         rows.append([role, *cells])
     names = [SHORT.get(span, span.value) for span in shown] + ([] if wide else ["other"])
     if rows:
-        terminal.table("", ("time of", *names, "CPU", "sent"), rows)
+        terminal.table("", ("role", *names, "CPU", "sent"), rows)
 
 
 def tell_traffic(terminal: Terminal, network: Told) -> None:
@@ -105,7 +105,7 @@ def tell_strangers(terminal: Terminal, network: Told) -> None:
     messages, connections = network["foreign_messages"], network["refused_connections"]
     if messages or connections:
         terminal.line(
-            f"from outside the run, refused: {messages:,} messages, {connections:,} connections"
+            f"rejected from outside the run: {messages:,} messages, {connections:,} connections"
         )
 
 

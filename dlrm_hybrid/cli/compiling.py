@@ -32,7 +32,7 @@ def compile_ahead(names: Iterable[str], terminal: Terminal) -> None:
     for line in found.refused:
         terminal.line(f"kernel cache: {line}")
     if found.path is None:
-        terminal.line("compiled kernels cannot be kept: every process will compile its own")
+        terminal.line("compiled kernels cannot be cached: every process will compile its own")
         return
     if found.refused:
         terminal.line(f"kernel cache: {found.path} is used instead")
@@ -42,7 +42,7 @@ def compile_ahead(names: Iterable[str], terminal: Terminal) -> None:
     try:
         with locked(
             found.path / LOCK_FILE,
-            lambda holder: terminal.line(f"kernels are being compiled by {holder}: waiting for it"),
+            lambda holder: terminal.line(f"waiting for {holder}, which is compiling kernels"),
         ):
             ahead.tidy(found.path)
             _compile(found.path, _missing(found.path, wanted, terminal), terminal)
@@ -53,7 +53,7 @@ def compile_ahead(names: Iterable[str], terminal: Terminal) -> None:
 def _missing(folder: Path, names: frozenset[str], terminal: Terminal) -> tuple[str, ...]:
     state = ahead.look(folder, names)
     for line in state.damaged:
-        terminal.line(f"kernel cache: {line}; removed, to be compiled again")
+        terminal.line(f"kernel cache: {line}; removed and recompiled")
     return state.missing
 
 
@@ -62,9 +62,7 @@ def _compile(folder: Path, missing: tuple[str, ...], terminal: Terminal) -> None
         return
     processes = min(len(os.sched_getaffinity(0)), len(missing), MOST_PROCESSES)
     cores = "1 core" if processes == 1 else f"{processes} cores"
-    terminal.line(
-        f"compiling kernels for this processor on {cores}, once; they are kept in {folder}"
-    )
+    terminal.line(f"compiling kernels for this processor on {cores}, once; cached in {folder}")
     done = 0
     with terminal.bar("compile") as bar, Workers(processes) as workers:
 

@@ -24,7 +24,7 @@ def run(request: Request) -> int:
         return _make_keys(Path(request.config.doctor.output), terminal)
     if action == "compile":
         compile_ahead(ALL, terminal)
-        terminal.line(f"all kernels are compiled, in {kernel_folder().path}")
+        terminal.line(f"all kernels are compiled and cached in {kernel_folder().path}")
         return ExitCode.DONE
     return _check(build.prepared_folder(request.config), terminal)
 
@@ -36,9 +36,9 @@ def _check(rows: Path, terminal: Terminal) -> int:
         terminal.line(f"{check.level:<4}  {check.name:<19}  {check.detail}")
         failed += check.level is Level.FAIL
     if failed:
-        terminal.line(f"{failed} of these must be put right before training can run")
+        terminal.line(f"not ready to train: {failed} of these failed")
         return ExitCode.RESOURCES
-    terminal.line("this machine is able to train")
+    terminal.line("ready to train")
     return ExitCode.DONE
 
 
@@ -51,7 +51,7 @@ def _make_keys(path: Path, terminal: Terminal) -> int:
     make_key_file(path)
     keys = shlex.quote(override_text("network.keys", str(path.absolute())))
     terminal.line(
-        f"{path}: a CURVE key pair; who has this file may speak to the ranks of a run.\n"
+        f"{path}: a CURVE key pair; anyone who has this file can connect to the ranks of a run.\n"
         "Copy it to every machine, readable by you only (scp -p), and train with\n"
         f"  {keys} network.bind=<the network between them, 10.0.0.0/24>"
     )

@@ -28,7 +28,7 @@ def rank_namespaces(config: Config, terminal: Terminal) -> Generator[Namespaces,
     with open_network(plan) as network:
         terminal.line(
             f"emulated network: {plan.hosts} hosts at {plan.rate_bits_per_second / 1e6:g} Mbit/s, "
-            f"{plan.echo_bytes:,} bytes and back in {1e3 * network.echo_seconds:.1f} ms, "
-            f"{network.echo_share:.0%} of the line's time"
+            f"an echo of {plan.echo_bytes:,} bytes took {1e3 * network.echo_seconds:.1f} ms, "
+            f"{network.echo_share:.0%} of the link's nominal time"
         )
         yield lambda rank: network.namespaces[build.host(config, rank)]

@@ -119,8 +119,8 @@ def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
         if not _asks_for_rows(given):
             asked = shlex.quote(override_text("data.prepared", str(rows)))
             raise DataError(
-                f"{rows}: other rows than {checkpoint} was trained on; {asked} "
-                "scores it on them, if their vocabulary is the same"
+                f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
+                "scores it on them if their vocabulary is the same"
             )
         _check_vocabulary(scored)
     return scored
@@ -166,8 +166,8 @@ def _rows(
         named = replace(config, data=replace(config.data, prepared=None))
         return prepared_rows(named, terminal, command)
     raise DataError(
-        f"{folder}: no prepared rows here, where {checkpoint} was trained on them; name yours with "
-        "data.prepared=FOLDER"
+        f"{folder}: the rows that {checkpoint} was trained on are not here; set "
+        "data.prepared=FOLDER to where they are"
     )
 
 
@@ -183,13 +183,13 @@ def _check_vocabulary(scored: _Scored) -> None:
     reason = "the checkpoint does not say which vocabulary it was trained with"
     if isinstance(known, Mapping):
         theirs = cast("Mapping[str, Any]", known)
-        reason = "their ids mean other categories: " + "; ".join(
+        reason = "their vocabulary differs: " + "; ".join(
             f"{key} is {value!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
             for key, value in found.items()
             if theirs.get(key) != value
         )
     raise DataError(
-        f"{scored.rows}: other rows than {scored.checkpoint} was trained on, and {reason}"
+        f"{scored.rows}: not the rows that {scored.checkpoint} was trained on, and {reason}"
     )
 
 
@@ -219,7 +219,7 @@ def _scores(scored: _Scored, terminal: Terminal) -> Event:
 
 def _tell(scored: _Scored, event: Event, terminal: Terminal) -> None:
     names = _names(scored)
-    other = "" if scored.trained_on else "; not those it was trained on, with the same vocabulary"
+    other = "" if scored.trained_on else " (not those it was trained on, same vocabulary)"
     terminal.line(f"checkpoint {names['checkpoint']}, step {event.step:,}")
     terminal.line(
         f"rows {names['data']}, test part `{names['part']}`: {event.values['rows']:,} rows{other}"

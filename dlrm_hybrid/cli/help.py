@@ -23,10 +23,10 @@ WIDTH = 80
 DOC_COLUMN = 32
 VERBS = {
     "prepare": "parse raw Criteo rows into shards of integers and ids",
-    "train": "train a model, or one for each point of a sweep (-m)",
+    "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
     "report": "compare runs: tables and plots in one HTML file",
-    "bench": "measure this machine",
+    "bench": "run a benchmark on this machine",
     "doctor": "check this machine and report problems; make key files",
 }
 # What each verb reads: sections, or single keys of others.
@@ -39,7 +39,7 @@ READS: Mapping[str, tuple[str, ...]] = {
             "threads",
             "skip_completed",
             "train",
-            "prepare",
+            "prepare.overwrite",
             "data",
             "model",
             "optimizer",
@@ -58,16 +58,16 @@ TAKE_A_RUN = ("prepare", "train", "evaluate", "doctor")
 FOLDERS = {
     "train": (
         ("hydra.run.dir=FOLDER", "the run's folder; default runs/<name>/<stamp>-<id>"),
-        ("hydra.sweep.dir=FOLDER", "of a sweep (-m); default runs/sweep/<stamp>-<id>"),
+        ("hydra.sweep.dir=FOLDER", "the sweep's folder (-m); default runs/sweep/<stamp>-<id>"),
     )
 }
 FLAGS = (
-    ("-h, --help", "this text; with overrides, the keys that they bring"),
-    ("--cfg job", "print the composed configuration, do not run"),
-    ("--package KEY, --resolve", "of that: one section; interpolations resolved"),
-    ("--version", "the version of dlrm_hybrid"),
+    ("-h, --help", "show this help, for the choices made by the overrides given"),
+    ("--cfg job", "print the configuration and exit"),
+    ("--package KEY, --resolve", "with --cfg: print only this section; resolve interpolations"),
+    ("--version", "print the version"),
 )
-SWEEP_FLAG = ("-m, --multirun", "a run for each combination: key=a,b or key=range(0,5)")
+SWEEP_FLAG = ("-m, --multirun", "run every combination of values: key=a,b or key=range(0,5)")
 EXAMPLES = {
     "prepare": (
         "prepare data=criteo_kaggle data.raw=train.txt",
@@ -106,7 +106,7 @@ def usage() -> str:
         "examples:",
         *(f"  {PROGRAM} {EXAMPLES[verb][0]}" for verb in VERBS),
         "",
-        f"`{PROGRAM} COMMAND --help` lists what a command reads. Shell completion:",
+        f"`{PROGRAM} COMMAND --help` lists the keys of a command. Shell completion:",
         f'  eval "$({PROGRAM} -sc install=bash)"',
     ]
     return "\n".join(lines) + "\n"
@@ -195,7 +195,7 @@ def _groups(verb: str, values: Mapping[str, Any]) -> list[str]:
         if len(choices) > 1:
             head = "+experiment=…" if group == EXPERIMENT else f"{group}={_choice(group, values)}"
             lines.append(_entry(head, " | ".join(choices)))
-    return ["groups (a choice brings its keys):", *lines] if lines else []
+    return ["groups (each choice sets the keys of its section):", *lines] if lines else []
 
 
 def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:

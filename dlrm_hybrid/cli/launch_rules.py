@@ -71,9 +71,8 @@ def _misfits(config: Config, launch: Launch) -> Iterator[str]:
     parallel = config.parallel
     if config.network.name == "emulated":
         yield (
-            f"network = emulated: its hosts are made where ranks are started, and here "
-            f"{launch.size_key} = {launch.size} says that a launcher starts them; start the run "
-            "without it, or use network=host"
+            f"network = emulated: not available where a launcher starts the ranks "
+            f"({launch.size_key} = {launch.size}); start the run without one, or use network=host"
         )
         return
     if not build.many_processes(config):
@@ -92,6 +91,6 @@ def _misfits(config: Config, launch: Launch) -> Iterator[str]:
         )
     if launch.num_nodes > 1 and config.network.bind is None:
         yield (
-            f"network.bind = null: {launch.num_nodes} machines cannot meet on loopback; name the "
-            "network between them (10.0.0.0/24) or this machine's address"
+            f"network.bind = null: {launch.num_nodes} machines cannot connect over loopback; set "
+            "it to the network between them (10.0.0.0/24) or this machine's address"
         )

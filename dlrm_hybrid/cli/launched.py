@@ -121,8 +121,8 @@ def open_board(launch: Launch) -> StoreBoard:
         board = serve_board(launch.host, launch.port, prefix, _go_on)
         if launch.num_nodes > 1 and board.place.startswith("127."):
             raise ConfigError(
-                f"MASTER_ADDR = {launch.host}: is loopback on rank 0's machine, where other "
-                "machines do not come; set it to an address of the network between them"
+                f"MASTER_ADDR = {launch.host}: is loopback on rank 0's machine, which other "
+                "machines cannot reach; set it to an address of the network between them"
             )
     else:
         board = reach_board(launch.host, launch.port, prefix, _go_on, CONNECT_SECONDS)
@@ -137,14 +137,14 @@ def _join(launch: Launch, board: StoreBoard) -> None:
         board.put("job.json", json.dumps(mine))
     theirs = json.loads(await_text(board, "job.json", CONNECT_SECONDS))
     if theirs != mine:
-        found = f"{_job_name(theirs['job'])} with {theirs['size']} processes is there"
+        found = f"{_job_name(theirs['job'])} with {theirs['size']} processes uses this port"
     elif not board.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
-        found = f"rank {launch.rank} has come already"
+        found = f"another rank {launch.rank} has already joined"
     else:
         return
     raise ConfigError(
         f"MASTER_ADDR = {launch.host}, MASTER_PORT = {launch.port}: this is rank {launch.rank} of "
-        f"{launch.size} of {_job_name(launch.job)}, and {found}; give each job a port of its own"
+        f"{launch.size} of {_job_name(launch.job)}, but {found}; give each job its own port"
     )
 
 
@@ -290,8 +290,8 @@ def _same_rows(
     found = rows_identity(open_shards(rows, build.semantics(config)))
     if found != list(announced.rows):
         raise DataError(
-            f"data.prepared = {rows}: on {socket.gethostname()} (rank {launch.rank}) these are "
-            "other rows than rank 0 has"
+            f"data.prepared = {rows}: the rows on {socket.gethostname()} (rank {launch.rank}) "
+            "differ from those of rank 0"
         )
     return rows
 

@@ -79,7 +79,7 @@ class LiveTraining:
             self._bar = self._stack.enter_context(self._terminal.bar("train"))
             self._terminal.line(
                 f"{values['train_rows']:,} training rows, {values['test_rows']:,} test rows, "
-                f"{values['steps_total']:,} steps of {values['samples_per_step']}"
+                f"{values['steps_total']:,} steps of {values['samples_per_step']} samples"
                 + (f", from step {event.step:,}" if event.step else "")
             )
             speed, repeats = values.get("bfloat16_speed"), values.get("bfloat16_repeats")
@@ -95,13 +95,14 @@ class LiveTraining:
                 )
             if changed := values.get("changed_arithmetic"):
                 self._terminal.line(
-                    f"bit equality with the unbroken run ends here: {', '.join(changed)}"
+                    f"no longer bit-identical to an uninterrupted run: {', '.join(changed)}"
                 )
             if event.step >= values["steps_total"]:
-                self._terminal.line("no step is left to train; scoring the weights as they are")
+                self._terminal.line("all steps are already trained; only evaluating")
         elif event.kind is Kind.STOPPING:
             self._terminal.line(
-                f"stopping: saving step {event.step:,} (Ctrl-C again to stop without)"
+                f"stopping: saving a checkpoint at step {event.step:,} "
+                "(Ctrl-C again to quit without saving)"
             )
         elif event.kind in (Kind.PROGRESS, Kind.TICK):
             self._progress(event)

@@ -24,7 +24,7 @@ TERMINAL_LOG = "terminal.log"  # beside those of ranks
 PATIENCE_SECONDS = 5.0  # at the end of the program, for somebody who still reads
 PLAIN_SIGNS = "dlrm_hybrid.plain_signs"
 _PLAIN = {"×": "x", "÷": "/", "→": "->", "…": "...", "–": "-", "—": "-"}
-_MARK = b"\n[some output is lost here: nobody read it]\n"
+_MARK = b"\n[some output was dropped here: nothing read it]\n"
 
 
 @final
@@ -78,7 +78,7 @@ class Output(io.RawIOBase):
                 self._queue.put(chunk)
             self._has_gap = not fits
         if not fits:
-            self._lose("nobody reads it")
+            self._lose("nothing reads it")
         return len(data)
 
     def log_losses(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class Output(io.RawIOBase):
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)
         if self._thread.is_alive():
-            self._lose("nobody reads it")
+            self._lose("nothing reads it")
 
     def _drain(self) -> None:
         broken = False
@@ -108,7 +108,7 @@ class Output(io.RawIOBase):
 
     def _lose(self, cause: str) -> None:
         if self._fault is None:
-            self._fault = f"{self.name}: {cause}; output is lost, the program goes on"
+            self._fault = f"{self.name}: {cause}; output is dropped, the program continues"
             self._write_log(self._fault)
             if self._tell is not None:
                 self._tell.write(f"{self._fault}\n".encode())

@@ -77,11 +77,11 @@ def prepared_rows(config: Config, terminal: Terminal, command: Command) -> Path:
         _prepare(config, raw, command, terminal)
         return folder
     fix = command.with_(_raw_override(_raw_names(folder)), "prepare.overwrite=true")
-    advice = f"to replace it, where data.raw names the raw rows:\n  {fix}"
+    advice = f"to replace it, with data.raw naming the raw files:\n  {fix}"
     options = replace(build.prepare_options(config, advice), overwrite=False)
     if folders.current(folder, None, options, terminal.line) is None:
         raise DataError(
-            f"data.prepared = {folder}: no prepared rows here; name the raw rows (train.txt, .gz "
+            f"data.prepared = {folder}: no prepared rows here; name the raw file (train.txt, .gz "
             f"or .zst) to prepare them first:\n  {command.with_('data.raw=train.txt')}"
         )
     return folder
@@ -101,7 +101,7 @@ def _are_gone(raw: Raw, folder: Path, terminal: Terminal) -> bool:
     if _raw_names(folder) != [path.name for path in raw]:
         return False
     missing = next(path for path in raw if not path.exists())
-    terminal.line(f"{missing}: no such file any more; taking the rows prepared from it ({folder})")
+    terminal.line(f"{missing}: no longer exists; using the rows prepared from it ({folder})")
     return True
 
 
@@ -142,7 +142,7 @@ def _prepare(config: Config, raw: Raw, command: Command, terminal: Terminal) -> 
     compile_for(config, terminal, trains=command.verb != "prepare")
 
     files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))
-    terminal.line(f"preparing {files} as {folder}")
+    terminal.line(f"preparing {files} into {folder}")
     with terminal.bar("prepare") as bar:
         result = prepare(raw, folder, options, _Stages(bar), terminal.line)
     if result.up_to_date:
@@ -157,15 +157,17 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
     rows = shards.manifest.rows
     with terminal.counter("check", "rows") as show:
         verify(shards, lambda done: show(done, rows))
-    told = f"{folder}: {rows:,} rows, all checksums and values are right"
+    told = f"{folder}: {rows:,} rows, all checksums and values are valid"
     raw = build.raw_paths(config)
     sources = shards.manifest.sources
     if raw and len(raw) != len(sources):
         raise DataError(f"data.raw: {len(raw)} files, {folder} was prepared from {len(sources)}")
     for path, source in zip(raw, sources if raw else (), strict=True):
         if file_xxh3(path) != source.xxh3:
-            raise DataError(f"{path}: not the bytes that {folder} was prepared from (data.raw)")
-    terminal.line(f"{told}; prepared from these raw files" if raw else told)
+            raise DataError(
+                f"{path}: differs from the file that {folder} was prepared from (data.raw)"
+            )
+    terminal.line(f"{told}; the raw files match" if raw else told)
     return ExitCode.DONE
 
 
@@ -200,10 +202,10 @@ def _tell(result: PrepareResult, folder: Path, terminal: Terminal) -> None:
 def _remarks(manifest: Manifest) -> list[str]:
     remarks: list[str] = []
     if manifest.bad_rows:
-        remarks.append(f"  {manifest.bad_rows:,} bad rows were left out (data.on_bad_row)")
+        remarks.append(f"  {manifest.bad_rows:,} bad rows were dropped (data.on_bad_row)")
     if manifest.zero_keys:
         remarks.append(
-            f"  {manifest.zero_keys:,} fields hold 00000000 and share the id of a missing value"
+            f"  {manifest.zero_keys:,} fields contain 00000000 and share the id of missing values"
         )
     return remarks
 

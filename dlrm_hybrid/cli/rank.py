@@ -125,7 +125,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if list(task.rows) != rows_identity(shards):
-        raise DataError(f"{task.prepared}: the rows have changed meanwhile")
+        raise DataError(f"{task.prepared}: the rows changed after the run started")
     scored = replace(config, parallel=_small_world(config.parallel))
     engine = build_engine.engine(scored, shards, 1, SpanClock())
     groups = checkpoint_groups(engine.tensors())

@@ -88,8 +88,8 @@ def other_compressors(
     if not isinstance(trainers, int) or not 0 < trainers < 2**16:
         raise DataError(f"{folder}: config.parallel.trainers = {trainers!r}: is no number of them")
     print(
-        f"{folder}: made by other compressors; each of parallel.trainers = "
-        f"{values['parallel']['trainers']} takes the mean of what waited at {trainers}, where it "
-        "still fits; thresholds are found again"
+        f"{folder}: saved with other compression settings; each of parallel.trainers = "
+        f"{values['parallel']['trainers']} starts with the mean residual of {trainers}, where it "
+        "still fits; thresholds are recomputed"
     )
     return trainers

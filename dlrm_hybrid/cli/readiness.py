@@ -102,6 +102,6 @@ def check_checkpoint(
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
     if lines:
         raise DataError(
-            f"{folder}: cannot go on from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
+            f"{folder}: cannot resume from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
         )
     return facts

@@ -39,7 +39,7 @@ def run(request: Request) -> int:
     write_whole(page, html(document), OUTPUT_KEY)
     pictures = _pictures(document, options, page)
     write_whole(page.with_suffix(".md"), text(document, pictures), OUTPUT_KEY)
-    terminal.line(f"report {page}, as Markdown {page.with_suffix('.md')}")
+    terminal.line(f"wrote {page} and {page.with_suffix('.md')}")
     return ExitCode.DONE
 
 
@@ -63,7 +63,7 @@ def _pictures(document: Document, options: ReportConfig, page: Path) -> str | No
 def _paths(options: ReportConfig) -> list[Path]:
     if options.runs is None:
         raise ConfigError(
-            faults_text(["report.runs = null: name run folders, or folders above them"])
+            faults_text(["report.runs = null: name run folders, or folders that contain them"])
         )
     names = [options.runs] if isinstance(options.runs, str) else options.runs
     return [Path(name) for name in names]

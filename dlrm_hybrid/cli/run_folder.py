@@ -80,7 +80,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
     elif used:
         raise _fault(
             f"hydra.run.dir = {folder}: is not empty; two runs never share a folder "
-            "(checkpoint.resume=auto goes on with the run in it)"
+            "(checkpoint.resume=auto continues the run in it)"
         )
     return resume_point(request)
 
@@ -100,8 +100,8 @@ def resume_point(request: Request) -> Path | None:
     began = str(origin.get("checkpoint", f"what a damaged {ORIGIN_FILE} named"))
     if not (Path(began) / MANIFEST_FILE).is_file():
         raise DataError(
-            f"hydra.run.dir = {folder}: this run began with the weights of {began} and has saved "
-            "nothing itself; that checkpoint is gone, so it cannot go on"
+            f"hydra.run.dir = {folder}: this run started from the weights of {began} and has no "
+            "checkpoint of its own; that one no longer exists, so it cannot resume"
         )
     return Path(began)
 
@@ -110,9 +110,9 @@ def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], 
     """Say what a run begins with, where the command line may have meant something else."""
     folder, resume = request.folder, request.config.checkpoint.resume
     if resume_from is not None and resume_from != folder:
-        say(f"begins with the weights of {resume_from}")
+        say(f"starting from the weights of {resume_from}")
     elif resume_from is None and resume == "auto":
-        say(f"checkpoint.resume=auto: no checkpoint in {folder} yet; begins at step 0")
+        say(f"checkpoint.resume=auto: no checkpoint in {folder} yet; starting at step 0")
 
 
 def is_complete(request: Request) -> bool:
@@ -185,12 +185,12 @@ def _check_same_run(request: Request) -> None:
     folder = request.folder
     values = _read(folder / CONFIG_FILE)
     if values is None:
-        raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to go on with")
+        raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to resume")
     if config_hash(values) != config_hash(request.values):
         raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
     summary = _read(folder / SUMMARY_FILE)
     if summary is not None and summary.get("status") == COMPLETE:
-        raise _fault(f"hydra.run.dir = {folder}: this run is complete; start another")
+        raise _fault(f"hydra.run.dir = {folder}: this run is complete; choose another folder")
 
 
 def _fault(text: str) -> ConfigError:

@@ -55,7 +55,7 @@ class Sweep:
         """Whether the job is to be left as it is, and say so."""
         skipped = request.config.skip_completed and is_complete(request)
         if skipped:
-            self.terminal.line(f"job {request.folder.name}: is complete, skipped")
+            self.terminal.line(f"job {request.folder.name}: already complete, skipped")
         return skipped
 
     def add(self, job: compose.Job, exit_code: int) -> None:
@@ -81,9 +81,9 @@ class Sweep:
         if failed:
             again = shlex.quote(override_text(FOLDER_KEY, str(folder)))
             terminal.line(
-                f"{failed} of {len(rows)} jobs did not complete; to go on with them, the same "
+                f"{failed} of {len(rows)} jobs did not complete; to resume them, repeat the "
                 f"command with\n  {again} skip_completed=true"
             )
-        terminal.line(f"summary {path}.md, {path}.csv; pictures:")
+        terminal.line(f"wrote {path}.md and {path}.csv; for plots run")
         runs = shlex.quote(override_text("report.runs", str(folder)))
         terminal.line(f"  python -m dlrm_hybrid report {runs}")

@@ -154,11 +154,11 @@ def _error(outcome: Outcome, request: Request) -> RunFailedError:
     stopped = outcome.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
     if stopped and has_checkpoint(request.folder):
         with suppress(DataError):
-            message += f"; a checkpoint of step {saved_step(request.folder):,} is saved"
+            message += f"; checkpoint saved at step {saved_step(request.folder):,}"
         arguments = [
             *(text for text in request.overrides if not text.startswith(NOT_REPEATED)),
             override_text(RUN_FOLDER_KEY, str(request.folder)),
             "checkpoint.resume=auto",
         ]
-        message += f"; go on with\n  python -m dlrm_hybrid train {shlex.join(arguments)}"
+        message += f"; resume with\n  python -m dlrm_hybrid train {shlex.join(arguments)}"
     return RunFailedError(message, outcome.exit_code)

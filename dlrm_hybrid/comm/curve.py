@@ -55,12 +55,13 @@ def check_listening(address: str, keys: CurveKeys | None, enclosed: bool) -> Non
         raise ConfigError(f"network.bind: {address!r} is not an IPv4 address") from error
     if parsed.is_unspecified or parsed.is_multicast:
         raise ConfigError(
-            f"network.bind: {address} is not the address of one interface, which others connect to"
+            f"network.bind: {address} is not the address of one interface, which other machines "
+            "could connect to"
         )
     if not parsed.is_loopback and keys is None and not enclosed:
         raise ConfigError(
-            f"network.bind: other machines reach {address}, so ranks listen there only with CURVE "
-            "keys: make a file of them with doctor.action=keys and name it by network.keys"
+            f"network.bind: other machines can reach {address}, so ranks need CURVE "
+            "keys: create a key file with doctor.action=keys and set network.keys to it"
         )
 
 

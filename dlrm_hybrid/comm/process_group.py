@@ -98,7 +98,7 @@ def _meet(store: Store, members: Sequence[int], rank: int, options: GroupOptions
     except RuntimeError as error:
         missing = [member for member, key in keys.items() if not store.check([key])]
         raise DeadlineError(
-            f"ranks {missing} did not come to the embeddings' process group within "
+            f"ranks {missing} did not join the embeddings' process group within "
             f"{options.deadline_seconds:g} s (network.patience_seconds)"
         ) from error
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from dlrm_hybrid.types import ConfigError, DeadlineError, DlrmError, ResourceError, RunFailedError
 
 FAILURE = "failure.json"
-IN_USE = "; another program has it, perhaps another job: give each job a port of its own"
+IN_USE = "; another program uses it, perhaps another job: give each job its own port"
 POLL_SECONDS = 0.05
 LEAST_SECONDS = 1.0
 ALL_ATTEMPTS = "dlrm_hybrid"

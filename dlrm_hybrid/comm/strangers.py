@@ -30,8 +30,8 @@ class Strangers:
         self.foreign_messages += 1
         if self.foreign_messages == 1:
             self.report(
-                f"rank {self.rank}: dropped a message that is not of this run: {fault}; "
-                "more like it are only counted"
+                f"rank {self.rank}: dropped a message from outside this run: {fault}; "
+                "further ones are only counted"
             )
 
     def connection(self) -> None:
@@ -39,8 +39,8 @@ class Strangers:
         self.refused_connections += 1
         if self.refused_connections == 1:
             self.report(
-                f"rank {self.rank}: refused a connection that has not the keys of this run, or "
-                "speaks another protocol; more like it are only counted"
+                f"rank {self.rank}: refused a connection without this run's keys or with "
+                "another protocol; further ones are only counted"
             )
 
     def values(self) -> dict[str, int]:

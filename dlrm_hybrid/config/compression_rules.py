@@ -26,7 +26,7 @@ def _of_whole_activations(config: Config) -> Iterator[str]:
     if activation.precision != "float32":
         yield f"activation.precision = {activation.precision!r}: activation=none sends float32"
     if activation.observe is not None and not config.parallel.cuts:
-        yield f"activation.observe = {activation.observe}: needs parallel.cuts to look at"
+        yield f"activation.observe = {activation.observe}: needs parallel.cuts"
 
 
 def _no_cuts(config: Config) -> str:

@@ -66,7 +66,7 @@ def _local(config: Config) -> Iterator[str]:
     if gradient.name == "topk" and (gradient.lifespan != 1 or gradient.renewal != "fixed"):
         yield (
             f"gradient.lifespan = {gradient.lifespan}, gradient.renewal = {gradient.renewal!r}: "
-            "gradient=topk finds the k largest of every step; in gradient=dct thresholds live"
+            "gradient=topk selects anew every step; gradient=dct reuses thresholds"
         )
     if gradient.aggregation == "union" and config.sync.name != "sync":
         yield (
@@ -75,8 +75,8 @@ def _local(config: Config) -> Iterator[str]:
         )
     if gradient.aggregation == "union" and gradient.correction is not None:
         yield (
-            f"gradient.aggregation = 'union': gradient={gradient.name} forgets the momentum "
-            "of its own choice, so others may not choose for it"
+            f"gradient.aggregation = 'union': gradient={gradient.name} clears the momentum "
+            "of its own selection only, so it cannot send the union; use own"
         )
     if gradient.staggered and gradient.renewal != "fixed":
         yield "gradient.staggered = True: only applies to gradient.renewal=fixed"
@@ -87,8 +87,8 @@ def _local(config: Config) -> Iterator[str]:
         yield f"gradient.correction.warmup_sparsities = {list(rising)}: must increase"
     if gradient.residual == "update" and config.optimizer.name != "sgd":
         yield (
-            f"gradient.residual = 'update': optimizer={config.optimizer.name} must see gradients, "
-            "not updates; only optimizer=sgd can do without"
+            f"gradient.residual = 'update': needs optimizer=sgd; optimizer={config.optimizer.name} "
+            "must see gradients, not updates"
         )
 
 
@@ -104,11 +104,11 @@ def _levels(config: Config) -> Iterator[str]:
         return
     if not terngrad.sharing:
         yield (
-            "gradient.terngrad.sharing = False: sums of several scales have no levels, "
-            "it needs gradient.terngrad.pull=weights"
+            "gradient.terngrad.sharing = False: sums of different scales have no common levels; "
+            "needs gradient.terngrad.pull=weights"
         )
     if config.pull.precision != "float32":
         yield (
-            f"pull.precision = {config.pull.precision!r}: nothing is rounded where replicas learn, "
-            "it needs gradient.terngrad.pull=weights"
+            f"pull.precision = {config.pull.precision!r}: gradient.terngrad.pull=levels does not "
+            "round weights; needs gradient.terngrad.pull=weights"
         )

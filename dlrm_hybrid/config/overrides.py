@@ -160,7 +160,7 @@ def _group(text: str, override: Override) -> str | None:
     given: Any = _swept(override) if override.is_sweep_override() else value
     names = cast("list[Any]", given) if isinstance(given, list) else [given]
     if not names or any(name not in choices for name in names):
-        return f"{text}: no such choice; there are {', '.join(choices)}"
+        return f"{text}: no such choice; choose from {', '.join(choices)}"
     if (group == EXPERIMENT) != override.is_add():
         sign = "+" if group == EXPERIMENT else ""
         return f"{text}: write {sign}{text.lstrip('+')}"
@@ -174,7 +174,7 @@ def _key(text: str, override: Override) -> str | None:
         return None
     group, _, leaf = name.rpartition(".")
     if leaf == "name" and group in all_groups() and not override.is_delete():
-        return f"{text}: sets the name alone; {group}={value} brings all its keys"
+        return f"{text}: sets only the name; {group}={value} selects the choice with all its keys"
     below = [key for key in all_keys() if key.startswith(f"{name}.")]
     if not below and not any(name == key or name.startswith(f"{key}.") for key in all_keys()):
         return unknown_key(name, f"{sign}{value}")

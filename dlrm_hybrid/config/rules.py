@@ -29,7 +29,7 @@ def _data(config: Config) -> Iterator[str]:
             if getattr(data, key) is None:
                 yield f"data.{key} = null: data=synthetic needs a number"
         if data.raw is not None:
-            yield f"data.raw = {data.raw!r}: data=synthetic makes its own; use data=criteo_kaggle"
+            yield f"data.raw = {data.raw!r}: data=synthetic has no raw file; use data=criteo_kaggle"
     else:
         for key in ("rows", "seed"):
             if getattr(data, key) is not None:
@@ -40,7 +40,7 @@ def _data(config: Config) -> Iterator[str]:
     if data.day_split == "files" and files != data.days:
         yield (
             f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
-            f"it lists {files}"
+            f"but lists {files}"
         )
 
 
@@ -51,7 +51,7 @@ def _model(config: Config) -> Iterator[str]:
     if model.bottom[-1] != model.embedding_dim:
         yield (
             f"model.bottom[{len(model.bottom) - 1}] = {model.bottom[-1]}: must equal "
-            f"model.embedding_dim = {model.embedding_dim}, they meet in the dot interaction"
+            f"model.embedding_dim = {model.embedding_dim}, both feed the dot interaction"
         )
     if model.top[-1] != 1:
         yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
@@ -99,15 +99,15 @@ def _parallel(config: Config) -> Iterator[str]:
         return
     if parallel.trainers > 1 and parallel.servers == 0:
         yield (
-            f"parallel.servers = 0: parallel.trainers = {parallel.trainers} need a server to meet; "
-            "only one trainer can do without"
+            f"parallel.servers = 0: parallel.trainers = {parallel.trainers} need at least one "
+            "server; only a single trainer works without"
         )
     known = layer_cuts(config)
     unknown = [cut for cut in parallel.cuts if cut not in known]
     if unknown:
         yield (
             f"parallel.cuts = [{', '.join(parallel.cuts)}]: no layer {', '.join(unknown)} to cut "
-            f"after; there are {', '.join(known)}"
+            f"after; choose from {', '.join(known)}"
         )
     elif list(parallel.cuts) != sorted(set(parallel.cuts), key=known.index):
         yield (
@@ -132,7 +132,7 @@ def _pipeline(config: Config) -> Iterator[str]:
     if config.sync.name == "sync" and staleness:
         yield f"sync.staleness = {staleness}: only applies to sync=bounded"
     if config.sync.name == "bounded" and not staleness:
-        yield "sync.staleness = 0: sync=bounded needs 1 or more; sync=sync is 0"
+        yield "sync.staleness = 0: sync=bounded needs 1 or more; for 0 use sync=sync"
     if config.sync.name == "bounded" and config.parallel.servers == 0:
         yield "sync = bounded: needs parallel.servers of 1 or more"
 
@@ -158,7 +158,7 @@ def _tables(config: Config) -> Iterator[str]:
     if embedding.sharding == "column_wise" and embedding.optimizer == "rowwise_adagrad":
         yield (
             "embedding.sharding = 'column_wise': embedding.optimizer=rowwise_adagrad keeps one "
-            "number for each whole row"
+            "accumulator per full row"
         )
 
 

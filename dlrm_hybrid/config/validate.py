@@ -17,6 +17,14 @@ from dlrm_hybrid.types import ConfigError, printable
 
 ADDED_LATER = {"minutes": 0.0}  # to `checkpoint`; runs before it saved by steps alone
 NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
+# Messages of pydantic's that speak of JSON, not of what is typed.
+PYDANTIC = {
+    "Input should be a valid array": "must be a list such as [a,b]",
+    "Input should be a valid integer": "must be an integer",
+    "Input should be a valid number": "must be a number",
+    "Input should be a valid string": "must be text",
+    "Input should be a valid boolean": "must be true or false",
+}
 MOST_CHARACTERS = 500  # of the line for one fault
 
 
@@ -138,7 +146,7 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
         elif fault["type"] in ("missing", "missing_argument"):
             yield f"{'.'.join(str(part) for part in fault['loc'])}: missing"
         else:
-            message = fault["msg"].replace("Input should", "must")
+            message = PYDANTIC.get(fault["msg"], fault["msg"].replace("Input should", "must"))
             shown.setdefault(f"{key} = {_shown(fault['input'])}", []).append(message)
     for head, messages in shown.items():
         yield f"{head}: {', or '.join(messages)}"

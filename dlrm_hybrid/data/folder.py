@@ -130,7 +130,7 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         return Stale(str(error))
     differences = list(_differences(found, raw, options.semantics, say))
     if differences:
-        return Stale(f"{output} was made from something else: {'; '.join(differences)}")
+        return Stale(f"{output} was prepared differently: {'; '.join(differences)}")
     for day in found.days:
         path = output / day.file
         wanted_bytes = day.rows * RECORD_BYTES
@@ -142,10 +142,10 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
 def _refuse_foreign(output: Path) -> None:
     advice = "choose another folder (data.prepared)"
     if not output.is_dir():
-        raise DataError(f"{output}: is no folder; {advice}")
+        raise DataError(f"{output}: is not a folder; {advice}")
     if not (output / MANIFEST_FILE).is_file():
         raise DataError(
-            f"{output} was not made by prepare: it has files, and no {MANIFEST_FILE}; {advice}"
+            f"{output} was not made by prepare: it contains files, but no {MANIFEST_FILE}; {advice}"
         )
     foreign = sorted(path.name for path in output.iterdir() if not _OWN.fullmatch(path.name))
     if foreign:
@@ -156,13 +156,13 @@ def _differences(found: Manifest, raw: Raw | None, semantics: Semantics, say: Sa
     wanted = asdict(semantics)
     for name, value in asdict(found.semantics).items():
         if value != wanted[name]:
-            yield f"data.{name} is {wanted[name]!r}, there it was {value!r}"
+            yield f"data.{name} is {wanted[name]!r}, it was prepared with {value!r}"
     if raw is None:
         return
     names = [source.stamp.name for source in found.sources]
     wanted_names = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
     if names != wanted_names:
-        yield f"it holds the rows of {_some(names)}, not those of {_some(wanted_names)}"
+        yield f"it contains the rows of {_some(names)}, not those of {_some(wanted_names)}"
     elif not isinstance(raw, Generated):
         for path, source in zip(raw, found.sources, strict=True):
             if not _same_file(path, source, say):
@@ -182,7 +182,7 @@ def _same_file(path: Path, source: manifest.SourceFile, say: Say) -> bool:
     if (now.num_bytes, now.sample_xxh3) != (before.num_bytes, before.sample_xxh3):
         return False
     # A copy, or a file that was touched; a change between the sampled pieces looks the same.
-    say(f"{path}: not the file that was prepared, or touched since; comparing all its bytes")
+    say(f"{path}: copied or touched since it was prepared; comparing its whole content")
     return raw_file.file_xxh3(path) == source.xxh3
 
 

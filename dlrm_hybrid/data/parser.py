@@ -115,7 +115,7 @@ def _check_count(line: bytes, fields: list[bytes]) -> None:
         return
     reason = f"{len(fields)} columns instead of {NUM_COLUMNS} in {_shown(line)}"
     if len(fields) == NUM_COLUMNS - 1:
-        reason += " (rows of Criteo's test.txt have no label: they cannot be used, take train.txt)"
+        reason += " (rows of Criteo's test.txt have no label and cannot be used; use train.txt)"
     raise RowError(min(len(fields), NUM_COLUMNS + 1), reason)
 
 

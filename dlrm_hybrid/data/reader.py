@@ -149,8 +149,8 @@ def _decompress(
         yield text
     if decoder is not None:
         raise DataError(
-            f"{path}: the compressed file is cut: it ends after {tell()} bytes, "
-            f"{text_bytes} bytes of text, without its end mark"
+            f"{path}: the compressed file is truncated after {tell()} bytes "
+            f"({text_bytes} bytes of text)"
         )
 
 

@@ -85,7 +85,7 @@ class Shards:
         if rows < global_rows:
             raise ConfigError(
                 f"train.batch_size = {batch_size}: a step of {trainers} trainer(s) takes "
-                f"{global_rows:,} rows, the training days of {self.folder} have {rows:,}"
+                f"{global_rows:,} rows, but the training days of {self.folder} have only {rows:,}"
             )
         return rows // global_rows
 
@@ -178,7 +178,7 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
             progress(done)
         if (whole.hexdigest(), clicks) != (shard.xxh3, shard.clicks):
             path = shards.folder / shard.file
-            raise DataError(f"{path}: not the rows that manifest.json tells of; {DAMAGED}")
+            raise DataError(f"{path}: does not match manifest.json; {DAMAGED}")
     _check_vocabulary(shards)
 
 
@@ -189,7 +189,7 @@ def _check_block(shards: Shards, day: int, block: int) -> Words:
     if checksum.block_xxh3(records_RW) != shard.blocks[block]:
         raise DataError(
             f"{shards.folder / shard.file}: rows {first:,} to {first + len(records_RW) - 1:,} "
-            f"(counted from 0) have another checksum than in manifest.json; {DAMAGED}"
+            f"(counted from 0): checksum differs from manifest.json; {DAMAGED}"
         )
     return records_RW
 
@@ -203,7 +203,7 @@ def _check_vocabulary(shards: Shards) -> None:
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
     if xxhash.xxh3_128_hexdigest(b"".join(digests)) != manifest.vocabulary_xxh3:
-        raise DataError(f"{folder}: not the keys that manifest.json tells of; {DAMAGED}")
+        raise DataError(f"{folder}: does not match manifest.json; {DAMAGED}")
 
 
 def _check_options(folder: Path, manifest: Manifest, expected: Semantics | None) -> None:

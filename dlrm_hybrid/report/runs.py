@@ -62,7 +62,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         below = list(_below(path, MAX_DEPTH))
         if not below:
-            raise ConfigError(f"report.runs = {path}: no run folder is here or below")
+            raise ConfigError(f"report.runs = {path}: no run folder found here or below")
         for folder in below:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())

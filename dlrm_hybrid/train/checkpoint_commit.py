@@ -137,6 +137,6 @@ def _await_files(partial: Path, rank: str, shard: Shard) -> None:
             if time.monotonic() > until:
                 raise ConfigError(
                     f"{rank} has written {path}, which {socket.gethostname()} does not see: "
-                    f"hydra.run.dir = {partial.parent.parent} must be one folder for all machines"
+                    f"hydra.run.dir = {partial.parent.parent} must be shared by all machines"
                 )
             time.sleep(POLL_SECONDS)

@@ -55,7 +55,8 @@ def lost_latest(run_folder: Path) -> str | None:
     if not complete(root) or pointed(root / LATEST_FILE) is not None:
         return None
     return (
-        f"{root / LATEST_FILE}: names no checkpoint that is here; the newest is {find(root).name}"
+        f"{root / LATEST_FILE}: does not name a complete checkpoint; "
+        f"using the newest, {find(root).name}"
     )
 
 
@@ -104,10 +105,10 @@ def _newest(path: Path, root: Path) -> Path:
         else:
             return folder
     if faults:
-        raise DataError(f"{path}: no checkpoint here can be used{''.join(faults)}")
+        raise DataError(f"{path}: no usable checkpoint here{''.join(faults)}")
     found = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
-    hint = f"; there are {', '.join(found)}" if found else ""
-    raise DataError(f"{path}: no checkpoint here (no {LATEST_FILE}){hint}")
+    hint = f"; found {', '.join(found)}" if found else ""
+    raise DataError(f"{path}: no checkpoint found (no {LATEST_FILE}){hint}")
 
 
 def pointed(pointer: Path) -> Path | None:
@@ -181,7 +182,7 @@ def instead_of(folder: Path) -> str:
     older = [one for one in complete(folder.parent) if step_of(one) < step_of(folder)]
     if not older:
         return ""
-    return f"; the one before it is {older[-1]}: to go on from there remove {folder}"
+    return f"; to resume from the one before, {older[-1]}, remove {folder}"
 
 
 def saved_step(path: Path | None) -> int:

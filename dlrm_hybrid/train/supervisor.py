@@ -145,7 +145,7 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
             else:
                 _take(one, from_json(message), report)
     if failed and forwarder.in_haste:
-        return Outcome(ExitCode.INTERRUPTED, "ended at once by a second Ctrl-C")
+        return Outcome(ExitCode.INTERRUPTED, "killed by a second Ctrl-C")
     return _failure(failed, running) if failed else Outcome(ExitCode.DONE, "")
 
 

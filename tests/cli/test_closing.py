@@ -67,10 +67,10 @@ def test_the_closing_tables_fit(width: int) -> None:
 
 def test_time_is_averaged_over_a_role_and_bytes_are_added() -> None:
     lines = shown(80)
-    assert cells(lines, "time of")[0::5] == ["time of", "wait"]
+    assert cells(lines, "role")[0::5] == ["role", "wait"]
     assert cells(lines, "stage 0") == ["stage 0", *["8%"] * 4, "40%", "30%", "60%", "3.00 MB"]
     assert cells(lines, "servers")[5:] == ["100%", "0%", "0%", "999 GB"]
-    assert cells(shown(120), "time of")[1:10] == ["compute", "embed", *list(Span)[2:]]
+    assert cells(shown(120), "role")[1:10] == ["compute", "embed", *list(Span)[2:]]
 
 
 def test_bytes_stand_beside_what_they_would_be() -> None:
@@ -159,5 +159,5 @@ def test_who_came_from_outside_is_told_if_anybody_did() -> None:
         return [line for line in lines if "outside" in line]
 
     assert told(0, 0) == []
-    assert told(1_000, 0) == ["from outside the run, refused: 1,000 messages, 0 connections"]
-    assert told(0, 2) == ["from outside the run, refused: 0 messages, 2 connections"]
+    assert told(1_000, 0) == ["rejected from outside the run: 1,000 messages, 0 connections"]
+    assert told(0, 2) == ["rejected from outside the run: 0 messages, 2 connections"]

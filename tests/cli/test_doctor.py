@@ -17,7 +17,7 @@ def test_a_wrong_version_is_named_and_ends_with_5(
     report = capsys.readouterr().out
     assert "FAIL  packages" in report
     assert "1.0.0 is needed" in report
-    assert "1 of these must be put right" in report
+    assert "not ready to train: 1 of these failed" in report
 
 
 def test_a_broken_probe_is_a_finding_and_the_others_go_on(
@@ -49,7 +49,7 @@ def test_damaged_rows_are_a_finding(small_rows: list[str], tmp_path: Path) -> No
         file.write(b"\xff")
     found = checks.check_rows(rows, print)
     assert found.level is Level.FAIL
-    assert "day_0.bin: rows 0 to 999 (counted from 0) have another checksum" in found.detail
+    assert "day_0.bin: rows 0 to 999 (counted from 0): checksum differs" in found.detail
 
 
 def test_keys_are_made_once_and_for_this_user_only(

@@ -127,7 +127,7 @@ def test_without_roots_rights_a_namespace_of_users_does(
     arguments = (*small_rows, *EMULATED, *STEPS, f"hydra.run.dir={folder}")
     process = start(["setpriv", "--bounding-set=-sys_admin"], *arguments)
     text, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    if "no right to make network namespaces" in text:
+    if "no permission to create network namespaces" in text:
         pytest.skip("this system has no user namespaces")
     assert process.returncode == 0, text
     assert summary(folder)["status"] == "complete"
@@ -145,7 +145,9 @@ def test_a_machine_that_cannot_is_told_why(small_rows: list[str], tmp_path: Path
     process = start(prefix, *small_rows, *EMULATED, f"hydra.run.dir={folder}")
     text, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 5, text
-    assert "network=emulated: no right to make network namespaces, it needs root or user" in text
+    assert (
+        "network=emulated: no permission to create network namespaces; needs root or user" in text
+    )
     assert not list(folder.iterdir()), "the folder is free for another try"
 
 

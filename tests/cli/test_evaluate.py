@@ -148,15 +148,15 @@ def test_other_rows_are_scored_if_their_ids_mean_the_same(
     # The same file cut into other days: other test rows, the vocabulary is that of all days.
     assert evaluate(trained, "data.days=5") == 0
     told = capsys.readouterr().out
-    assert "test part `day`: 1,400 rows; not those it was trained on, with the same vocab" in told
-    assert "best reachable" in told
+    assert "test part `day`: 1,400 rows (not those it was trained on, same vocab" in told
+    assert "Bayes optimum" in told
     (folder,) = (Path("data") / "prepared").iterdir()
     assert evaluate(trained, f"data.prepared={folder}") == 0
-    assert "1,400 rows; not those it was trained on" in capsys.readouterr().out
+    assert "1,400 rows (not those it was trained on" in capsys.readouterr().out
     assert evaluate(trained, "data.seed=1") == 3
     told = capsys.readouterr().err
-    assert "other rows than" in told
-    assert "their ids mean other categories: vocabulary_xxh3 is " in told
+    assert "not the rows that" in told
+    assert "their vocabulary differs: vocabulary_xxh3 is " in told
 
     # Rows that have changed since, and that nobody has asked for.
     def move(values: dict[str, Any]) -> None:
@@ -185,8 +185,8 @@ def test_a_checkpoint_decides_no_path(
     )
     assert evaluate(other) == 3
     told = capsys.readouterr().err
-    assert f"{target}: no prepared rows here" in told
-    assert "name yours with data.prepared=FOLDER" in told
+    assert f"{target}: the rows that " in told
+    assert "set data.prepared=FOLDER" in told
     assert not target.parent.exists()
 
 

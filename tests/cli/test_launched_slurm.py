@@ -50,7 +50,7 @@ def test_tasks_learn_the_same_as_ranks_of_a_supervisor(
     assert told["test"] == expected["test"]
     # Rank 0 says what it prepares, the leader shows the run, the others are silent.
     assert tasks[0].text == f"run folder {folder}\n"
-    assert "best reachable" in tasks[1].text
+    assert "Bayes optimum" in tasks[1].text
     assert [task.text for task in tasks[2:]] == [""] * 3
     assert len(list(folder.glob("log/*.log"))) == SIZE
 
@@ -132,12 +132,12 @@ def test_sigterm_saves_a_checkpoint_that_the_next_start_goes_on_from(
         tasks = ended(processes)
     assert [task.code for task in tasks[:4]] == [75] * 4
     before = summary(folder)
-    assert f"a checkpoint of step {before['steps']} is saved" in tasks[1].text
+    assert f"checkpoint saved at step {before['steps']}" in tasks[1].text
     assert before["status"] == "preempted"
     assert before["steps"] < 800
     tasks = run(*arguments, "checkpoint.resume=auto")
     assert [task.code for task in tasks] == [0] * SIZE, tasks
-    assert "steps of 128, from step " in tasks[1].text
+    assert "steps of 128 samples, from step " in tasks[1].text
     assert summary(folder)["steps"] == 800
 
 
@@ -164,4 +164,4 @@ def test_other_rows_on_another_machine_are_refused(small_rows: list[str], tmp_pa
         tasks = ended(processes)
     assert [task.code for task in tasks] == [3, 3]
     for task in tasks:
-        assert "(rank 1) these are other rows than rank 0 has" in task.text
+        assert "(rank 1) differ from those of rank 0" in task.text

@@ -121,7 +121,7 @@ def test_two_machines_learn_the_same_as_one(
     told, expected = summary(folder), summary(plain)
     assert told["network"]["by_class"] == expected["network"]["by_class"]
     assert told["roles"].keys() == expected["roles"].keys()
-    assert sum("best reachable" in one.text for one in both) == 1
+    assert sum("Bayes optimum" in one.text for one in both) == 1
 
 
 def test_a_killed_rank_ends_both_launchers_and_is_named(

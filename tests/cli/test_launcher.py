@@ -140,7 +140,7 @@ def test_a_variable_that_is_no_number_is_told() -> None:
                 "(3 stages) and parallel.servers = 2 make 8 processes"
             ],
         ),
-        (["parallel=hybrid"], {}, ["network.bind = null: 3 machines cannot meet on loopback"]),
+        (["parallel=hybrid"], {}, ["network.bind = null: 3 machines cannot connect over loopback"]),
         (["parallel=single"], {}, ["WORLD_SIZE = 7: parallel=single with"]),
         (
             ["parallel=hybrid", "parallel.world=in_process"],
@@ -167,7 +167,7 @@ def test_a_world_that_does_not_fit_is_refused(
 
 
 def test_a_network_is_not_emulated_under_a_launcher() -> None:
-    with pytest.raises(ConfigError, match="network = emulated: .* WORLD_SIZE = 7 says .* launcher"):
+    with pytest.raises(ConfigError, match="network = emulated: .* launcher .*WORLD_SIZE = 7"):
         check_world(config("parallel=hybrid", "network=emulated"), launch())
 
 
@@ -213,11 +213,11 @@ def test_of_two_jobs_with_one_port_the_second_is_told_and_the_first_not_harmed()
     first = open_board(member(0, port))
     with pytest.raises(ResourceError, match=f"MASTER_PORT = {port}: rank 0 cannot listen there: "):
         open_board(member(0, port, SLURM_JOB_ID="20007"))
-    told = r"this is rank 1 of 2 of job 20007\.0, and job 10007\.0 with 2 processes is there"
+    told = r"this is rank 1 of 2 of job 20007\.0, but job 10007\.0 with 2 processes uses this port"
     with pytest.raises(ConfigError, match=told):
         open_board(member(1, port, SLURM_JOB_ID="20007"))
     assert str(open_board(member(1, port))) == str(first)
-    with pytest.raises(ConfigError, match="rank 1 has come already; give each job a port"):
+    with pytest.raises(ConfigError, match="another rank 1 has already joined; give each job its"):
         open_board(member(1, port))
     assert first.failure() is None
 
@@ -257,6 +257,6 @@ def test_a_restart_finds_its_folder_whatever_it_is_called_and_leaves_none_that_i
     world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
     given = Arguments(overrides=[*small_rows, *world, "checkpoint.resume=nope"])
     again = replace(member(0, port), rank_0_serves=False, restarts=1)
-    with pytest.raises(DataError, match="nope: no checkpoint here"):
+    with pytest.raises(DataError, match="nope: no checkpoint found"):
         launched.run(again, given)
     assert not folder.exists()

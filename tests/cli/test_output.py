@@ -66,12 +66,12 @@ def test_who_does_not_read_holds_nobody_up(
     out.log_losses(log)
     for _ in range(100):
         out.write(b"y" * 1000)
-    assert log.read_text() == "stdout: nobody reads it; output is lost, the program goes on\n"
+    assert log.read_text() == "stdout: nothing reads it; output is dropped, the program continues\n"
     seen = b""
     while b"last\n" not in seen:  # somebody reads again
         out.write(b"last\n")
         seen += os.read(reader, 4096)
-    assert b"\n[some output is lost here: nobody read it]\nlast\n" in seen
+    assert b"\n[some output was dropped here: nothing read it]\nlast\n" in seen
     os.close(os.dup(writer))
     out.finish()
 
@@ -86,7 +86,7 @@ def test_a_broken_output_is_told_once(tmp_path: Path) -> None:
         out.finish()
         errors.finish()
     assert path.read_text() == (
-        "stdout: No space left on device; output is lost, the program goes on\n"
+        "stdout: No space left on device; output is dropped, the program continues\n"
     )
 
 
@@ -122,7 +122,7 @@ def test_an_output_that_is_gone_changes_no_exit_code(
     why = {"full": "No space left on device", "left": "Broken pipe"}[name]
     assert (done.returncode, done.stderr) == (
         0,
-        f"stdout: {why}; output is lost, the program goes on\n",
+        f"stdout: {why}; output is dropped, the program continues\n",
     )
 
 
@@ -136,7 +136,7 @@ def test_a_run_ends_well_though_nobody_reads_what_it_prints(
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     since = time.monotonic()
     done = program("train", *small_rows, *options, stdout=writer, env=environ)
-    lost = "stdout: nobody reads it; output is lost, the program goes on\n"
+    lost = "stdout: nothing reads it; output is dropped, the program continues\n"
     assert (done.returncode, done.stderr) == (0, lost)
     assert time.monotonic() - since < DEADLINE_SECONDS
     assert (folder / "summary.json").exists()

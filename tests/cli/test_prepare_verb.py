@@ -45,13 +45,13 @@ def test_train_prepares_what_data_raw_names(raw: Path, capsys: pytest.CaptureFix
     train = (*REAL, *SMALL, "data.raw=train.txt")
     assert program("train", *train) == 0
     output = capsys.readouterr().out
-    assert "preparing train.txt as data/prepared/criteo_kaggle\n" in output
+    assert "preparing train.txt into data/prepared/criteo_kaggle\n" in output
     assert "2,000 rows in 7 days" in output
     raw.unlink()
     assert program("train", *train, "train.seed=1") == 0
     output = capsys.readouterr().out
     assert "preparing" not in output
-    assert "train.txt: no such file any more; taking the rows prepared from it" in output
+    assert "train.txt: no longer exists; using the rows prepared from it" in output
 
 
 def test_a_changed_option_ends_with_the_one_command_that_helps(
@@ -62,7 +62,7 @@ def test_a_changed_option_ends_with_the_one_command_that_helps(
     for verb, given in (("train", ()), ("train", ("data.raw=train.txt",))):
         assert program(verb, *changed, *given, *SMALL) == 3
         error = capsys.readouterr().err
-        assert "made from something else: data.min_count is 3, there it was 0; " in error
+        assert "prepared differently: data.min_count is 3, it was prepared with 0; " in error
         assert set(advised(error)) == {
             *(verb, *changed, *SMALL, "data.raw=train.txt", "prepare.overwrite=true")
         }
@@ -88,21 +88,21 @@ def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -
     assert program("prepare", *REAL, "data.raw=train.txt") == 0
     check = (*REAL, "prepare.check=true")
     assert program("prepare", *check) == 0
-    assert "2,000 rows, all checksums and values are right\n" in capsys.readouterr().out
+    assert "2,000 rows, all checksums and values are valid\n" in capsys.readouterr().out
     assert program("prepare", *check, "data.raw=train.txt") == 0
-    assert "are right; prepared from these raw files\n" in capsys.readouterr().out
+    assert "are valid; the raw files match\n" in capsys.readouterr().out
     assert program("prepare", *check, "data.raw=[train.txt,train.txt]") == 3
     assert "data.raw: 2 files" in capsys.readouterr().err
     raw.write_bytes(raw.read_bytes()[:-1])
     assert program("prepare", *check, "data.raw=train.txt") == 3
-    assert re.search("train.txt: not the bytes that .* from", capsys.readouterr().err)
+    assert re.search("train.txt: differs from the file that .* from", capsys.readouterr().err)
     shard = Path("data/prepared/criteo_kaggle/day_2.bin")
     records = np.fromfile(shard, np.uint8)
     records[-1] ^= 1
     shard.write_bytes(records.tobytes())
     assert program("prepare", *check) == 3
     error = capsys.readouterr().err
-    assert "day_2.bin: rows 0 to 285 (counted from 0) have another checksum" in error
+    assert "day_2.bin: rows 0 to 285 (counted from 0): checksum differs" in error
 
 
 def test_synthetic_rows_of_an_older_version_are_made_again(

@@ -19,8 +19,12 @@ Train = Callable[..., tuple[int, Path]]
 @pytest.mark.parametrize(
     ("overrides", "code", "message"),
     [
-        (("train.batch_size=6001",), 2, "a step of 1 trainer(s) takes 6,001 rows, the training"),
-        (("checkpoint.resume=nope",), 3, "nope: no checkpoint here"),
+        (
+            ("train.batch_size=6001",),
+            2,
+            "a step of 1 trainer(s) takes 6,001 rows, but the training",
+        ),
+        (("checkpoint.resume=nope",), 3, "nope: no checkpoint found"),
         (("data=criteo_kaggle", "data.prepared=nope"), 3, "nope: no prepared rows here"),
         (("data.prepared=/proc/none/rows",), 5, "/proc/none/rows"),
     ],

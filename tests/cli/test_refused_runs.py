@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_model_or_of_other_rows_is_refused(
     code, _ = train("second", *from_it, *others, "model.top=[64,1]", "train.seed=5")
     assert code == 3
     assert capsys.readouterr().err.splitlines() == [
-        f"{saved}: cannot go on from this checkpoint",
+        f"{saved}: cannot resume from this checkpoint",
         "  data.seed = 9: the checkpoint was made with 0",
         "  model.top = [64, 1]: the checkpoint was made with [32, 16, 8, 1]",
         "  train.seed = 5: the checkpoint was made with 0",

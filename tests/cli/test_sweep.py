@@ -55,7 +55,7 @@ def test_a_sweep_outlives_jobs_that_fail_and_goes_on_with_them_alone(
     told = capsys.readouterr()
     after = {number: started(sweep / number) for number in "0123"}
     assert {number for number in "0123" if after[number] != before[number]} == {"1", "3"}
-    assert told.out.count("is complete, skipped") == 2
+    assert told.out.count("already complete, skipped") == 2
     assert table(sweep) == rows
 
     assert run(["dlrm_hybrid", "report", f"report.runs={sweep}", f"report.output={page}"]) == 0
@@ -86,7 +86,7 @@ def test_a_job_of_another_sweep_is_never_taken_for_this_ones(
     assert "job 0: configuration: 1 fault\n  train.seed = 2" in told.err
     assert [row["status"] for row in table(tmp_path / "sweep")] == ["refused"]
     assert run([*argv, "train.seed=1"]) == 0
-    assert "job 0: is complete, skipped" in capsys.readouterr().out
+    assert "job 0: already complete, skipped" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_one_job_of_ten_is_killed_and_only_that_one_is_done_again(
     before = {number: started(sweep / str(number)) for number in range(10) if number != 7}
 
     assert run(argv) == 0
-    assert capsys.readouterr().out.count("is complete, skipped") == 9
+    assert capsys.readouterr().out.count("already complete, skipped") == 9
     assert {number: started(sweep / str(number)) for number in before} == before
     assert [row["status"] for row in table(sweep)] == ["complete"] * 10
 

@@ -35,9 +35,9 @@ def test_ranks_may_listen(address: str, keys: CurveKeys | None, enclosed: bool) 
 @pytest.mark.parametrize(
     ("address", "keys", "message"),
     [
-        ("10.0.0.1", None, "network.bind: other machines reach 10.0.0.1, .* network.keys"),
-        ("198.18.0.1", None, "network.bind: other machines reach 198.18.0.1"),
-        ("8.8.8.8", None, "network.bind: other machines reach 8.8.8.8"),
+        ("10.0.0.1", None, "network.bind: other machines can reach 10.0.0.1, .* network.keys"),
+        ("198.18.0.1", None, "network.bind: other machines can reach 198.18.0.1"),
+        ("8.8.8.8", None, "network.bind: other machines can reach 8.8.8.8"),
         ("0.0.0.0", None, "network.bind: 0.0.0.0 is not the address of one interface"),
         ("0.0.0.0", KEYS, "network.bind: 0.0.0.0 is not the address of one interface"),
         ("224.0.0.1", KEYS, "network.bind: 224.0.0.1 is not the address of one interface"),

@@ -363,7 +363,7 @@ def test_messages_of_strangers_are_dropped_counted_and_told_once(
     assert counted == number
     assert errors == []
     assert len(told) == 1
-    assert told[0].startswith("rank 0: dropped a message that is not of this run: not a frame: ")
+    assert told[0].startswith("rank 0: dropped a message from outside this run: not a frame: ")
 
 
 @pytest.mark.usefixtures("open_door")
@@ -400,8 +400,8 @@ def test_no_frame_gets_in_without_the_keys_of_the_run(
         2, lambda index: open_zmq(tmp_path, index, 2, told.append, keys=KEYS), program
     )
     assert told[0] == (
-        "rank 0: refused a connection that has not the keys of this run, or speaks another "
-        "protocol; more like it are only counted"
+        "rank 0: refused a connection without this run's keys or with another "
+        "protocol; further ones are only counted"
     )
     assert "rank 1 has said HELLO on another connection" in told[1]
     assert len(told) == 2
@@ -465,5 +465,5 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_an_open_address_needs_keys(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="network.bind: other machines reach 10.0.0.1"):
+    with pytest.raises(ConfigError, match="network.bind: other machines can reach 10.0.0.1"):
         open_zmq(tmp_path, 0, 2, address="10.0.0.1")

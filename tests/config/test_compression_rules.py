@@ -30,7 +30,7 @@ HYBRID = "parallel=hybrid"
             [HYBRID, "activation=dct", "activation.observe=0.9"],
             "activation.observe = 0.9: only applies to activation=none",
         ),
-        (["activation.observe=0.9"], "activation.observe = 0.9: needs parallel.cuts to look at"),
+        (["activation.observe=0.9"], "activation.observe = 0.9: needs parallel.cuts"),
         (
             [HYBRID, "activation=sketch", "activation.precision=float16"],
             "activation.precision = 'float16': activation=sketch sends float32",

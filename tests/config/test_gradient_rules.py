@@ -39,11 +39,11 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=dct gradient.residual=update optimizer=adagrad",
-            "gradient.residual = 'update': optimizer=adagrad must see gradients",
+            "gradient.residual = 'update': needs optimizer=sgd; optimizer=adagrad must see",
         ),
         (
             f"{HYBRID} gradient=topk gradient.lifespan=10",
-            "gradient.lifespan = 10, gradient.renewal = 'fixed': gradient=topk finds the k largest",
+            "gradient.lifespan = 10, gradient.renewal = 'fixed': gradient=topk selects anew",
         ),
         (
             f"{HYBRID} gradient=dct gradient.scope=stage gradient.renewal=fixed "
@@ -69,18 +69,18 @@ HYBRID = "parallel=hybrid"
         ),
         (
             f"{HYBRID} gradient=dgc gradient.sparsity=0.999 gradient.aggregation=union",
-            "gradient.aggregation = 'union': gradient=dgc forgets the momentum of its own "
-            "choice, so others may not choose for it",
+            "gradient.aggregation = 'union': gradient=dgc clears the momentum of its own "
+            "selection only, so it cannot send the union; use own",
         ),
         (
             f"{HYBRID} gradient=terngrad gradient.terngrad.sharing=false",
-            "gradient.terngrad.sharing = False: sums of several scales have no levels, "
-            "it needs gradient.terngrad.pull=weights",
+            "gradient.terngrad.sharing = False: sums of different scales have no common levels; "
+            "needs gradient.terngrad.pull=weights",
         ),
         (
             f"{HYBRID} gradient=terngrad pull.precision=bfloat16",
-            "pull.precision = 'bfloat16': nothing is rounded where replicas learn, "
-            "it needs gradient.terngrad.pull=weights",
+            "pull.precision = 'bfloat16': gradient.terngrad.pull=levels does not round weights; "
+            "needs gradient.terngrad.pull=weights",
         ),
         (
             f"{HYBRID} gradient=cltk sync=bounded sync.staleness=1",

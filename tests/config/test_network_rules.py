@@ -55,7 +55,7 @@ def faults(*overrides: str) -> list[str]:
         ),
         (
             ["parallel=hybrid", "network.rate=1"],
-            "network.rate = 1: must be a valid string",
+            "network.rate = 1: must be text",
         ),
     ],
 )

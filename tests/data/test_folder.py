@@ -69,8 +69,8 @@ def test_a_finished_output_is_left_as_it_is(raw: Path, made: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"min_count": 3}, r"data.min_count is 3, there it was 2"),
-        ({"days": 2, "min_count": 2}, r"data.days is 2, there it was 7"),
+        ({"min_count": 3}, r"data.min_count is 3, it was prepared with 2"),
+        ({"days": 2, "min_count": 2}, r"data.days is 2, it was prepared with 7"),
         ({"vocabulary": "train_days", "min_count": 2}, r"data.vocabulary is 'train_days'"),
     ],
 )
@@ -115,9 +115,7 @@ def test_a_byte_in_the_middle_of_a_raw_file_counts(
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(DataError, match=r"train.txt has changed since it was prepared .*; ADVICE"):
         run_prepare(path, output, say=said.append)
-    assert said == [
-        f"{path}: not the file that was prepared, or touched since; comparing all its bytes"
-    ]
+    assert said == [f"{path}: copied or touched since it was prepared; comparing its whole content"]
     assert not run_prepare(path, output, overwrite=True).up_to_date
     assert run_prepare(path, output).up_to_date
 
@@ -138,7 +136,8 @@ def test_what_prepare_made_is_overwritten_and_nothing_else(
     result = run_prepare(raw, output, min_count=3, overwrite=True, say=said.append)
     assert not result.up_to_date
     assert said == [
-        f"{output} was made from something else: data.min_count is 3, there it was 2; replacing it"
+        f"{output} was prepared differently: data.min_count is 3, it was prepared with 2; "
+        "replacing it"
     ]
     assert manifest.read(output).semantics.min_count == 3
     (output / "thesis.tex").write_text("precious")

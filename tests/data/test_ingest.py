@@ -118,7 +118,7 @@ def test_a_bad_row_before_the_cut_of_the_stream_comes_first(
 ) -> None:
     for source, message in (
         (dirty, "train.gz:51:3"),
-        (raw, "train.gz: the compressed file is cut"),
+        (raw, "train.gz: the compressed file is truncated"),
     ):
         path = tmp_path / "train.gz"
         path.write_bytes(gzip.compress(source.read_bytes())[:-20])

@@ -98,7 +98,7 @@ def test_a_cut_stream_is_an_error(tmp_path: Path, suffix: str, pack: Pack, kept:
     path = tmp_path / f"raw{suffix}"
     packed = pack(TEXT)
     path.write_bytes(packed[:-1] if kept < 0 else packed[: int(len(packed) * kept)])
-    with pytest.raises(DataError, match=rf"raw{suffix}: the compressed file is cut: .* bytes"):
+    with pytest.raises(DataError, match=rf"raw{suffix}: the compressed file is truncated after "):
         read_all([path], 1 << 20)
 
 

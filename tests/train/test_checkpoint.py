@@ -195,7 +195,7 @@ def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> N
     (newest / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=file) as caught:
         checkpoint.load(find(tmp_path), groups(0.0))
-    offer = f"; the one before it is {before}: to go on from there remove {newest}"
+    offer = f"; to resume from the one before, {before}, remove {newest}"
     assert str(caught.value).endswith(offer)
     (before / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=rf"{before}/{file}: [^;]*$"):
@@ -253,10 +253,10 @@ def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> Non
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": {}}))
     with pytest.raises(DataError, match="of format 1; this version of the program reads format 2"):
         read(folder)
-    with pytest.raises(DataError, match="no checkpoint here"):
+    with pytest.raises(DataError, match="no checkpoint found"):
         find(tmp_path / "elsewhere")
     (tmp_path / "latest").write_bytes(b"\xffstep_00000001")
-    with pytest.raises(DataError, match=r"no checkpoint here can be used\n .* of format 1"):
+    with pytest.raises(DataError, match=r"no usable checkpoint here\n .* of format 1"):
         read(find(tmp_path / "latest"))
 
 
@@ -311,7 +311,7 @@ def test_a_file_of_another_machine_that_is_not_seen_is_named(
     (partial_folder(root, 1, 0) / "dense.worker-1.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"worker-1 has written .*dense\.worker-1\.safe") as told:
         commit(root, 0, prepared, {}, ONE)
-    assert f"hydra.run.dir = {tmp_path / 'run'} must be one folder" in str(told.value)
+    assert f"hydra.run.dir = {tmp_path / 'run'} must be shared" in str(told.value)
 
 
 def test_shards_travel_as_json(tmp_path: Path) -> None:

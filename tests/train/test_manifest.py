@@ -221,14 +221,14 @@ def test_a_latest_that_is_lost_is_found_again(text: str | None, tmp_path: Path) 
     assert has_checkpoint(tmp_path)
     told = lost_latest(tmp_path)
     assert told is not None
-    assert told.endswith("names no checkpoint that is here; the newest is step_00000003")
+    assert told.endswith("does not name a complete checkpoint; using the newest, step_00000003")
     assert find(tmp_path) == find(root) == find(root / "latest") == third
     forge(third, lambda values: values.update(step=7))
     assert find(tmp_path) == second
     for folder in complete(root):
         (folder / "manifest.json").write_text("{}")
     assert has_checkpoint(tmp_path)  # a run does not begin anew, and deletes none of them
-    with pytest.raises(DataError, match="no checkpoint here can be used"):
+    with pytest.raises(DataError, match="no usable checkpoint here"):
         find(tmp_path)
 
 

@@ -134,7 +134,7 @@ def test_too_many_losses_end_a_run(
     assert (code, starts(folder)) == (1, [0, 0])
     told = capsys.readouterr()
     assert "restart 1 of 1 from step 0" in told.out
-    assert "no restart is left (checkpoint.max_restarts = 1 within 3600 s)" in told.err
+    assert "no restarts left (checkpoint.max_restarts = 1 within 3600 s)" in told.err
     assert summary(folder)["status"] == "failed"
     assert train("run", "telemetry.every=1", "checkpoint.resume=auto")[0] == 0
     assert starts(folder) == [0, 0, 0]
@@ -174,8 +174,8 @@ def test_ctrl_c_saves_the_step_it_interrupts(
     found = summary(folder)
     step = found["steps"]
     assert step in (40, 41)
-    assert f"stopping: saving step {step} (Ctrl-C again to stop without)\n" in told.out
-    assert f"stopped by Ctrl-C; a checkpoint of step {step} is saved; go on with\n" in told.err
+    assert f"checkpoint at step {step} (Ctrl-C again to quit without saving)\n" in told.out
+    assert f"stopped by Ctrl-C; checkpoint saved at step {step}; resume with\n" in told.err
     command = shlex.split(told.err.splitlines()[-1])
     assert command[:4] == ["python", "-m", "dlrm_hybrid", "train"]
     assert command[-1] == "checkpoint.resume=auto"
@@ -207,7 +207,7 @@ def test_other_arithmetic_is_said_and_recorded(
     changed = ["threads 1 → 2"]
     if saved["ATen"] != "DEFAULT":
         changed.append(f"ATen {saved['ATen']} → DEFAULT")
-    told = f"bit equality with the unbroken run ends here: {', '.join(changed)}\n"
+    told = f"no longer bit-identical to an uninterrupted run: {', '.join(changed)}\n"
     assert told in ended.stdout
     assert summary(folder)["arithmetic_changes"] == [{"step": step, "changed": changed}]
     assert read_facts(find(folder))["arithmetic"]["threads"] == "2"
@@ -254,12 +254,12 @@ def test_a_new_run_that_saved_nothing_begins_again_with_the_old_weights(
     hidden = old.rename(tmp_path / "hidden")
     assert train("new", *options, "checkpoint.resume=auto")[0] == 3
     assert (
-        f"began with the weights of {old} and has saved nothing itself; that checkpoint is gone"
+        f"started from the weights of {old} and has no checkpoint of its own; that one no longer"
         in capsys.readouterr().err
     )
     hidden.rename(old)
     assert train("new", *options, "checkpoint.resume=auto")[0] == 0
-    assert f"begins with the weights of {old}\n" in capsys.readouterr().out
+    assert f"starting from the weights of {old}\n" in capsys.readouterr().out
     assert starts(folder) == [20, 20]
     assert_equal_runs(tmp_path / "straight", folder)
     found = summary(folder)
@@ -272,10 +272,10 @@ def test_a_run_says_that_there_is_nothing_to_go_on_from_or_to_do(
     code, folder = train("run", "train.steps=10", "checkpoint.resume=auto")
     assert code == 0
     told = capsys.readouterr().out
-    assert f"checkpoint.resume=auto: no checkpoint in {folder} yet; begins at step 0\n" in told
+    assert f"checkpoint.resume=auto: no checkpoint in {folder} yet; starting at step 0\n" in told
     code, past = train("past", "train.steps=5", f"checkpoint.resume={folder}")
     assert code == 0
-    assert "no step is left to train" in capsys.readouterr().out
+    assert "all steps are already trained" in capsys.readouterr().out
     found = summary(past)
     assert (found["steps"], found["steps_planned"]) == (10, 5)
 
@@ -314,7 +314,7 @@ def test_what_does_not_fit_is_refused(
             3,
             "train.batch_size = 32: the checkpoint was made with 64",
         ),
-        (("new2", f"checkpoint.resume={tmp_path / 'nowhere'}"), 3, "no checkpoint here"),
+        (("new2", f"checkpoint.resume={tmp_path / 'nowhere'}"), 3, "no checkpoint found"),
     ]
     for arguments, code, message in refused:
         assert train(*arguments)[0] == code

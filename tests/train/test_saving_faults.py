@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_ends_a_run_that_lost_a_rank(
     told = capsys.readouterr().err
     assert "was killed by SIGKILL" in told
     assert "manifest.json: not a checkpoint" in told
-    assert "; the one before it is" in told
+    assert "; to resume from the one before, " in told
     assert summary(folder)["status"] == "failed"
 
 

@@ -91,7 +91,7 @@ def _make(plan: Plan) -> _Held:
         has_users = namespaces.leave_network()
     except OSError as error:
         raise ResourceError(
-            "network=emulated: no right to make network namespaces, it needs root or user "
+            "network=emulated: no permission to create network namespaces; needs root or user "
             f"namespaces (sysctl user.max_user_namespaces): {error.strerror}"
         ) from error
     user = _path(namespaces.hold("user")) if has_users else None
@@ -120,8 +120,8 @@ def _delay(plan: Plan) -> None:
         _batch("tc", plan.host_delays())
     except ResourceError as error:
         raise ResourceError(
-            "network.latency: this kernel cannot delay packets (it has no netem), so a latency "
-            "cannot be emulated here; network.latency=null"
+            "network.latency: this kernel cannot delay packets (it has no netem), so latency "
+            "cannot be emulated here; set network.latency=null"
         ) from error
 
 

@@ -80,9 +80,9 @@ def check_echo(network: Network) -> None:
         return
     plan = network.plan
     raise ResourceError(
-        f"network.rate: {plan.echo_bytes:,} bytes went from one emulated host to another and back "
-        f"in {1e3 * network.echo_seconds:.2f} ms, at {plan.rate_bits_per_second / 1e6:g} Mbit/s "
-        f"the line takes {1e3 * plan.echo_seconds:.2f} ms: this kernel does not shape the link"
+        f"network.rate: an echo of {plan.echo_bytes:,} bytes between emulated hosts took "
+        f"{1e3 * network.echo_seconds:.2f} ms; at {plan.rate_bits_per_second / 1e6:g} Mbit/s it "
+        f"takes {1e3 * plan.echo_seconds:.2f} ms: this kernel does not limit the link's rate"
     )
 
 

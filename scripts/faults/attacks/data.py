@@ -155,8 +155,8 @@ def _bit_flipped(folder: Path) -> str:
     content = np.fromfile(shard, np.uint8)
     content[len(content) // 2] ^= 4
     shard.write_bytes(content.tobytes())
-    _refused(program(["prepare", *REAL, "prepare.check=true"], folder), 3, "another checksum")
-    return _refused(program(["train", *REAL, *MODEL], folder), 3, "another checksum")
+    _refused(program(["prepare", *REAL, "prepare.check=true"], folder), 3, "checksum differs")
+    return _refused(program(["train", *REAL, *MODEL], folder), 3, "checksum differs")
 
 
 def _lying_manifest(folder: Path) -> str:

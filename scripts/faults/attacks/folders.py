@@ -178,7 +178,7 @@ def _lost_latest(text: str | None, folder: Path) -> str:
     before = sorted(path.name for path in copied.parent.glob("step_*"))
     ended = _train(folder, *STEPS, "checkpoint.resume=auto")
     expect(ended.code == 0, ended.errors)
-    expect("the newest is step_00000020" in ended.output, ended.output)
+    expect("using the newest, step_00000020" in ended.output, ended.output)
     after = sorted(path.name for path in copied.parent.glob("step_*"))
     expect(before == after, f"{before} became {after}")
     return "found again, nothing removed"

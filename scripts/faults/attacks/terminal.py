@@ -15,7 +15,7 @@ from pathlib import Path
 from .base import SMALL, Attack, Ended, NotHereError, expect, wait
 
 TRAIN = ("train", *SMALL, "train.steps=20", "hydra.run.dir=run")
-LOST = "output is lost, the program goes on"
+LOST = "output is dropped, the program continues"
 OTHER_USER = 4321
 
 

@@ -108,12 +108,12 @@ def _ctrl_c(folder: Path) -> str:
     told = "stopped by Ctrl-C; a checkpoint of step"
     expect(ended.code == 130 and told in ended.errors, f"{ended.code}: {ended.errors}")
     step = json.loads((folder / "run" / "summary.json").read_text())["steps"]
-    expect(f"step {step:,} is saved" in ended.errors, ended.errors)
+    expect(f"saved at step {step:,}" in ended.errors, ended.errors)
     resumed = program(
         ["train", *LONG, "checkpoint.resume=auto"], folder, {"MKL_CBWR": "COMPATIBLE"}
     )
     expect(resumed.code == 0, resumed.errors)
-    told = "bit equality with the unbroken run ends here: MKL_CBWR not set → COMPATIBLE"
+    told = "no longer bit-identical to an uninterrupted run: MKL_CBWR not set → COMPATIBLE"
     expect(told in resumed.output, resumed.output)
     return ended.errors.splitlines()[0]
 
@@ -137,7 +137,7 @@ def _old_weights_gone(folder: Path) -> str:
     wait_gone(run.pid)
     shutil.rmtree(folder / "old")
     ended = program(["train", *LONG, "checkpoint.resume=auto"], folder)
-    expect(ended.code == 3 and "has saved nothing itself" in ended.errors, ended.errors)
+    expect(ended.code == 3 and "has no checkpoint of its own" in ended.errors, ended.errors)
     return ended.errors.strip()
 
 

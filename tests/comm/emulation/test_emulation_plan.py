@@ -75,5 +75,5 @@ def test_a_link_that_is_too_fast_is_refused_with_what_was_measured() -> None:
     one = plan(latency=0.001)
     assert one.echo_seconds == pytest.approx(0.010)
     check_echo(Network(one, (), 0.0091))
-    with pytest.raises(ResourceError, match="back in 8.90 ms, at 100 Mbit/s the line takes 10.00"):
+    with pytest.raises(ResourceError, match="took 8.90 ms; at 100 Mbit/s it takes 10.00"):
         check_echo(Network(one, (), 0.0089))
