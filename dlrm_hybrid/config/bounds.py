@@ -7,6 +7,12 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+PAGE_PATTERN = r"[^/]\.html$"
+# What a text must be, for messages.
+PATTERNS = {
+    NAME_PATTERN: "must be letters, digits and . _ - only, and begin with a letter or digit",
+    PAGE_PATTERN: "must be a file whose name ends in .html",
+}
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

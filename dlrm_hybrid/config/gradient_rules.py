@@ -40,7 +40,9 @@ def gradient_rules(config: Config) -> Iterator[str]:
             f"not {config.optimizer.name}"
         )
     if gradient.name != "none" and not config.parallel.servers:
-        add = "add parallel=hybrid" if config.parallel.name == "single" else "parallel.servers=1"
+        add = (
+            "add parallel=hybrid" if config.parallel.name == "single" else "set parallel.servers=1"
+        )
         yield f"gradient = {gradient.name!r}: needs a parameter server to send to; {add}"
     yield from _local(config)
     yield from _levels(config)

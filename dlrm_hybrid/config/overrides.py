@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
+from dlrm_hybrid.config.validate import flatten
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
@@ -170,16 +171,37 @@ def _group(text: str, override: Override) -> str | None:
 def _key(text: str, override: Override) -> str | None:
     """A key that does not exist, is a section, or names a choice without bringing its keys."""
     name, (_, sign, value) = override.key_or_group, text.partition("=")
-    if name in ALLOWED or name in all_groups():
+    given: Any = None if override.is_delete() else override.value()
+    if name in ALLOWED:
+        return None if override.is_sweep_override() else _hydra(name, given)
+    if isinstance(given, dict):
+        inside = (f"{name}.{one}" for one in flatten(cast("dict[str, Any]", given)))
+        if unknown := next((key for key in inside if not _exists(key)), None):
+            return unknown_key(unknown)
+    if name in all_groups():
         return None
     group, _, leaf = name.rpartition(".")
     if leaf == "name" and group in all_groups() and not override.is_delete():
         return f"{text}: sets only the name; {group}={value} selects the choice with all its keys"
     below = [key for key in all_keys() if key.startswith(f"{name}.")]
-    if not below and not any(name == key or name.startswith(f"{key}.") for key in all_keys()):
+    if not below and not _exists(name):
         return unknown_key(name, f"{sign}{value}")
     if override.is_delete():
         return None
-    if below and not isinstance(override.value(), dict | None):
+    if below and not isinstance(given, dict | None):
         return f"{text}: {name} is a section; its keys: {', '.join(below)}"
     return f"{text}: write {text.lstrip('+')}" if override.is_add() else None
+
+
+def _exists(name: str) -> bool:
+    """Whether it is a key, or something inside the value of one."""
+    return any(name == key or name.startswith(f"{key}.") for key in all_keys())
+
+
+def _hydra(name: str, value: Any) -> str | None:
+    """What is wrong with a value of one of Hydra's keys."""
+    if name.endswith(".dir"):
+        return None if isinstance(value, str) and value else f"{name} = {value}: must be a path"
+    if value is None or isinstance(value, dict):
+        return None
+    return f"{name} = {value}: must be null or {{key: values, …}}"

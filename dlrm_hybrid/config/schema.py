@@ -11,7 +11,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.config.bounds import STRICT, Count, Name, Path, Positive, Precision, Rate, Seed
+from dlrm_hybrid.config.bounds import (
+    PAGE_PATTERN,
+    STRICT,
+    Count,
+    Name,
+    Path,
+    Positive,
+    Precision,
+    Rate,
+    Seed,
+)
 from dlrm_hybrid.config.compression_schema import ActivationConfig, GradientConfig, PullConfig
 
 
@@ -180,7 +190,7 @@ class ReportConfig:
     """Which runs the verb `report` compares, and the files it writes."""
 
     runs: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    output: Annotated[str, Field(pattern=r"[^/]\.html$")]
+    output: Annotated[str, Field(pattern=PAGE_PATTERN)]
     pictures: Path | None
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
+from dlrm_hybrid.config.bounds import PATTERNS
 from dlrm_hybrid.config.keys import unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
@@ -25,6 +27,7 @@ PYDANTIC = {
     "Input should be a valid string": "must be text",
     "Input should be a valid boolean": "must be true or false",
 }
+_MUST = re.compile(r"^\w+ should")
 MOST_CHARACTERS = 500  # of the line for one fault
 
 
@@ -139,17 +142,27 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
     """The faults of pydantic in our words, one line per key: `train.batch_size = 0: must be …`."""
     known = list(flatten(values))
     shown: dict[str, list[str]] = {}
-    for fault in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for fault in found:
         key = _key([str(part) for part in fault["loc"]], known)
+        # An item that is wrong is also left out of the count.
+        if fault["type"] == "too_short" and any(_is_inside(one, fault) for one in found):
+            continue
         if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             yield unknown_key(key)
         elif fault["type"] in ("missing", "missing_argument"):
             yield f"{'.'.join(str(part) for part in fault['loc'])}: missing"
         else:
-            message = PYDANTIC.get(fault["msg"], fault["msg"].replace("Input should", "must"))
+            wanted = PATTERNS.get(fault.get("ctx", {}).get("pattern", ""))
+            message = wanted or PYDANTIC.get(fault["msg"]) or _MUST.sub("must", fault["msg"])
             shown.setdefault(f"{key} = {_shown(fault['input'])}", []).append(message)
     for head, messages in shown.items():
         yield f"{head}: {', or '.join(messages)}"
+
+
+def _is_inside(one: ErrorDetails, other: ErrorDetails) -> bool:
+    """Whether a fault is of an item of what the other is of."""
+    return len(one["loc"]) > len(other["loc"]) and one["loc"][: len(other["loc"])] == other["loc"]
 
 
 def _key(path: list[str], known: Sequence[str]) -> str:

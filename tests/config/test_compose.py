@@ -76,8 +76,14 @@ def test_every_choice_holds(choice: str) -> None:
         ("name=\x1b[31m\0", "name=\\x1b[31m\\x00: cannot be parsed as key=value"),
         (
             "name='\u202e'",
-            "name = '\\u202e': String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'",
+            "name = '\\u202e': must be letters, digits and . _ - only, and begin with a letter or "
+            "digit",
         ),
+        ("report.output=x.md", "report.output = 'x.md': must be a file whose name ends in .html"),
+        ("model.bottom=[13,x]", "model.bottom[1] = 'x': must be an integer"),
+        ("train={steps: 5, stepz: 1}", "train.stepz: unknown key; did you mean train.steps?"),
+        ("optimizer={lrr: 1}", "optimizer.lrr: unknown key; did you mean optimizer.lr?"),
+        ("hydra.run.dir=", "hydra.run.dir = : must be a path"),
         (
             "model.bottom=[12,16]",
             "model.bottom[0] = 12: must be 13, the integer features",
@@ -166,11 +172,17 @@ def test_an_experiment_sweeps_what_it_names_unless_the_command_line_does() -> No
         ("train.seed=range(0,9,0)", "a range needs start, stop and a step that is not 0"),
         ("train.seed=interval(0,1)", "a sweep needs single values: train.seed=1,2,3 or range(1,4)"),
         ("model=glob(x*)", "no such choice; choose from dlrm_paper, dlrm_small"),
-        ("hydra.sweeper.params=5", "Error merging override hydra.sweeper.params=5"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_at_once(override: str, message: str) -> None:
     assert faults(override, is_sweep=True) == [f"{override}: {message}"]
+
+
+def test_parameters_that_no_sweep_has_are_refused_with_all_else() -> None:
+    assert faults("hydra.sweeper.params=5", "train.seed=x", is_sweep=True) == [
+        "hydra.sweeper.params = 5: must be null or {key: values, …}",
+        "train.seed = 'x': must be an integer",
+    ]
 
 
 def test_a_sweep_of_too_many_jobs_is_refused() -> None:
