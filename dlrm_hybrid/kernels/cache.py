@@ -209,6 +209,8 @@ def _first_usable(_variables: tuple[str | None, ...]) -> KernelFolder:
         path = root / f"kernels-{sources_digest()}"
         reason = _refusal(path)
         if reason is None:
+            with suppress(OSError):
+                os.utime(path)  # in use: `ahead.tidy` removes folders that are not
             return KernelFolder(path, tuple(refused))
         refused.append(f"{path}: {reason}")
     return KernelFolder(None, tuple(refused))

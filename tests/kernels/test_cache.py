@@ -255,3 +255,15 @@ def test_folders_of_old_versions_go_when_long_unused(folder: Path) -> None:
     ahead.tidy(folder)
     assert not old.exists() and recent.exists() and foreign.exists()
     assert not list(folder.iterdir())
+
+
+def test_a_folder_in_daily_use_is_not_old_to_another_version(folder: Path) -> None:
+    month_ago = folder.stat().st_mtime - 31 * 86_400
+    other = folder.parent / f"kernels-{'a' * 16}"
+    for path in (folder, other):
+        path.mkdir(exist_ok=True)
+        os.utime(path, (month_ago,) * 2)
+    cache._first_usable.cache_clear()  # another process
+    assert cache.kernel_folder().path == folder
+    ahead.tidy(other)
+    assert folder.exists()
