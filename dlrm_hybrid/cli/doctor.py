@@ -12,9 +12,10 @@ from dlrm_hybrid.comm.curve import make_key_file
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.doctor.checks import Check, Level, check_rows, run_checks
-from dlrm_hybrid.kernels.cache import kernel_folder
+from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.kernels.cache import ROOT_VARIABLE, kernel_folder
 from dlrm_hybrid.kernels.needs import ALL
-from dlrm_hybrid.types import ExitCode
+from dlrm_hybrid.types import ExitCode, ResourceError
 
 
 def run(request: Request) -> int:
@@ -23,10 +24,27 @@ def run(request: Request) -> int:
     if action == "keys":
         return _make_keys(Path(request.config.doctor.output), terminal)
     if action == "compile":
-        compile_ahead(ALL, terminal)
-        terminal.line(f"all kernels are compiled and cached in {kernel_folder().path}")
-        return ExitCode.DONE
+        return _compile(terminal)
     return _check(build.prepared_folder(request.config), terminal)
+
+
+def _compile(terminal: Terminal) -> int:
+    """Compile all kernels.
+
+    Raises:
+        ResourceError: there is nowhere to keep them, or not all of them could be kept.
+    """
+    found = kernel_folder()
+    if found.path is None:
+        reasons = "".join(f"\n  {line}" for line in found.refused)
+        raise ResourceError(
+            f"no usable folder for the kernel cache; set {ROOT_VARIABLE} to one{reasons}"
+        )
+    compile_ahead(ALL, terminal)
+    if missing := ahead.look(found.path, ALL).missing:
+        raise ResourceError(f"{found.path}: kernels of {', '.join(missing)} could not be cached")
+    terminal.line(f"all kernels are compiled and cached in {found.path}")
+    return ExitCode.DONE
 
 
 def _check(rows: Path, terminal: Terminal) -> int:

@@ -10,8 +10,9 @@ from dlrm_hybrid.doctor.checks import Level
 
 
 def test_a_wrong_version_is_named_and_ends_with_5(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # without rows that somebody has prepared where tests are run
     monkeypatch.setattr(checks, "VERSIONS", {"torch": "1.0.0"})
     assert run(["dlrm_hybrid", "doctor"]) == 5
     report = capsys.readouterr().out
@@ -39,6 +40,20 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
     assert len(found) == 13
     assert "times the speed of float32" in found["bfloat16"].detail
     assert "compiled for" in found["kernels"].detail
+
+
+def test_kernels_that_cannot_be_kept_are_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/nobody")  # where root cannot make a folder either
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nobody")
+    assert run(["dlrm_hybrid", "doctor", "doctor.action=compile"]) == 5
+    told = capsys.readouterr()
+    head, *reasons = told.err.splitlines()
+    assert head == "no usable folder for the kernel cache; set NUMBA_CACHE_DIR to one"
+    assert len(reasons) == 2
+    assert all("/proc/nobody/" in line and "cannot be used (" in line for line in reasons)
+    assert told.out == ""
 
 
 def test_damaged_rows_are_a_finding(small_rows: list[str], tmp_path: Path) -> None:
