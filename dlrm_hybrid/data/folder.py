@@ -8,22 +8,30 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dlrm_hybrid.data import manifest, raw_file
 from dlrm_hybrid.data.format import RECORD_BYTES, VOCABULARY_FOLDER
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest, Semantics
+from dlrm_hybrid.data.manifest import (
+    MANIFEST_FILE,
+    UNFINISHED_FILE,
+    Manifest,
+    Semantics,
+    SourceFile,
+)
 from dlrm_hybrid.data.spill import Spill
-from dlrm_hybrid.disk import locked
+from dlrm_hybrid.disk import HeldError, locked
 from dlrm_hybrid.types import DataError, ResourceError
 
 QUARANTINE_FILE = "bad_rows.txt"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
-    rf"day_[0-9]+\.bin|{re.escape(MANIFEST_FILE)}|{VOCABULARY_FOLDER}|{re.escape(QUARANTINE_FILE)}"
+    rf"day_[0-9]+\.bin|{VOCABULARY_FOLDER}|"
+    + "|".join(map(re.escape, (MANIFEST_FILE, UNFINISHED_FILE, QUARANTINE_FILE)))
 )
+_MOST_COPIES = 16
 Say = Callable[[str], None]
 
 
@@ -128,7 +136,16 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         found = manifest.read(output)
     except DataError as error:
         return Stale(str(error))
-    differences = list(_differences(found, raw, options.semantics, say))
+    differences = list(_differences(found, raw, options.semantics))
+    sources = found.sources
+    if not differences and raw is not None and not isinstance(raw, Generated):
+        checked = [_checked(*pair, say) for pair in zip(raw, sources, strict=True)]
+        sources = tuple(source for source in checked if source is not None)
+        differences = [
+            f"{path} has changed since it was prepared (data.raw)"
+            for path, source in zip(raw, checked, strict=True)
+            if source is None
+        ]
     if differences:
         return Stale(f"{output} was prepared differently: {'; '.join(differences)}")
     for day in found.days:
@@ -136,7 +153,7 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         wanted_bytes = day.rows * RECORD_BYTES
         if not path.is_file() or path.stat().st_size != wanted_bytes:
             return Stale(f"{path}: not {wanted_bytes} bytes: the folder is damaged")
-    return found
+    return found if sources == found.sources else _remember(output, found, sources)
 
 
 def _refuse_foreign(output: Path) -> None:
@@ -152,7 +169,7 @@ def _refuse_foreign(output: Path) -> None:
         raise DataError(f"{output}: holds {foreign[0]!a}, which prepare did not write; {advice}")
 
 
-def _differences(found: Manifest, raw: Raw | None, semantics: Semantics, say: Say) -> Iterator[str]:
+def _differences(found: Manifest, raw: Raw | None, semantics: Semantics) -> Iterator[str]:
     wanted = asdict(semantics)
     for name, value in asdict(found.semantics).items():
         if value != wanted[name]:
@@ -163,10 +180,6 @@ def _differences(found: Manifest, raw: Raw | None, semantics: Semantics, say: Sa
     wanted_names = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
     if names != wanted_names:
         yield f"it contains the rows of {_some(names)}, not those of {_some(wanted_names)}"
-    elif not isinstance(raw, Generated):
-        for path, source in zip(raw, found.sources, strict=True):
-            if not _same_file(path, source, say):
-                yield f"{path} has changed since it was prepared (data.raw)"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -174,16 +187,31 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _same_file(path: Path, source: manifest.SourceFile, say: Say) -> bool:
-    """Whether a raw file holds the bytes it was prepared from."""
+def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
+    """The file that was prepared, its stamp among the known ones; None if the bytes are others."""
     now, before = raw_file.stamp(path), source.stamp
-    if now == before:
-        return True
+    if now in (before, *source.copies):
+        return source
     if (now.num_bytes, now.sample_xxh3) != (before.num_bytes, before.sample_xxh3):
-        return False
+        return None
     # A copy, or a file that was touched; a change between the sampled pieces looks the same.
     say(f"{path}: copied or touched since it was prepared; comparing its whole content")
-    return raw_file.file_xxh3(path) == source.xxh3
+    if raw_file.file_xxh3(path) != source.xxh3:
+        return None
+    return replace(source, copies=(now, *source.copies)[:_MOST_COPIES])
+
+
+def _remember(output: Path, found: Manifest, sources: Sequence[SourceFile]) -> Manifest:
+    """The manifest with other sources, kept where that is possible: else it is compared again."""
+    known = replace(found, sources=tuple(sources))
+    with suppress(HeldError, DataError, OSError), locked(_lock(Path(os.path.realpath(output)))):
+        if manifest.read(output) == found:  # nobody has replaced the rows meanwhile
+            manifest.write(output, known)
+    return known
+
+
+def _lock(output: Path) -> Path:
+    return output.with_name(f"{output.name}.lock")
 
 
 @contextmanager
@@ -200,7 +228,6 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
     named = output
     output = Path(os.path.realpath(output))
     folder = output.with_name(f"{output.name}.partial")
-    lock = output.with_name(f"{output.name}.lock")
 
     def waiting(holder: str) -> None:
         say(f"{named}: {holder} is preparing these rows; waiting for it")
@@ -208,7 +235,7 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
     with ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(lock, waiting))
+            stack.enter_context(locked(_lock(output), waiting))
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         except OSError as error:

@@ -14,6 +14,7 @@ from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
+UNFINISHED_FILE = "manifest.new"  # left where its writer was killed
 FORMAT: Final = 2
 MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of block checksums
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -68,10 +69,17 @@ class FileStamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A raw file as it was read: its stamp, and the xxh3-128 of all its bytes."""
+    """A raw file as it was read.
+
+    Attributes:
+        stamp: of the file.
+        xxh3: xxh3-128 of all its bytes.
+        copies: stamps of files that were found to have the same bytes, the newest first.
+    """
 
     stamp: FileStamp
     xxh3: _Xxh3
+    copies: tuple[FileStamp, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +151,7 @@ class Manifest:
 def write(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` into `folder`, whole or not at all, and flush it to the disk."""
     path = folder / MANIFEST_FILE
-    unfinished = path.with_suffix(".new")
+    unfinished = folder / UNFINISHED_FILE
     with unfinished.open("w", encoding="utf-8") as file:
         json.dump(asdict(manifest), file, indent=1)
         file.flush()

@@ -129,6 +129,22 @@ def test_a_copy_of_the_raw_file_is_the_same(tmp_path: Path, raw: Path, made: Pat
     assert len(said) == 1
 
 
+def test_a_copy_of_the_raw_file_is_compared_once(tmp_path: Path, raw: Path, made: Path) -> None:
+    output, said = copy(made, tmp_path), []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        shutil.copyfile(raw, tmp_path / name / "train.txt")
+    (output / "manifest.new").write_text("{")  # of one that was killed while it noted another copy
+    for count, folder_name in enumerate(("one", "other", "one", "other", "one")):
+        paths = [tmp_path / folder_name / "train.txt"]
+        found = folder.current(output, paths, options(min_count=2), said.append)
+        assert isinstance(found, manifest.Manifest)
+        assert len(said) == min(count + 1, 2)
+    os.utime(paths[0])
+    assert run_prepare(paths[0], output, min_count=2, say=said.append).up_to_date
+    assert len(said) == 3
+
+
 def test_what_prepare_made_is_overwritten_and_nothing_else(
     tmp_path: Path, raw: Path, made: Path
 ) -> None:
