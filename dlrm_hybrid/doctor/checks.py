@@ -100,8 +100,8 @@ def _cores() -> Check:
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     text = f"{cores}, load {load:.1f}"
     if load > cores:
-        advice = "keep threads=1: more of them wait for each other, which slowed training 19 times"
-        return Check("cores", Level.NOTE, f"{text}: busy, wall times will mislead; {advice}")
+        advice = "keep threads=1: oversubscription has slowed training up to 19-fold"
+        return Check("cores", Level.NOTE, f"{text}: busy, wall times are unreliable; {advice}")
     return Check("cores", Level.OK, text)
 
 
@@ -153,7 +153,7 @@ def check_rows(folder: Path, progress: Callable[[int, int], None]) -> Check:
         verify(shards, lambda done: progress(done, shards.manifest.rows))
     except DataError as error:
         return Check(name, Level.FAIL, str(error))
-    return Check(name, Level.OK, f"{shards.manifest.rows:,} in {folder}, all checksums are right")
+    return Check(name, Level.OK, f"{shards.manifest.rows:,} in {folder}, all checksums match")
 
 
 def _torch() -> Check:
@@ -178,8 +178,8 @@ def _fbgemm() -> Check:
     tables.set_lr(0.5)
     tables(torch.tensor([[1]])).sum().backward()
     if weights[1].tolist() != [0.5] * 4 or weights[0].tolist() != [1.0] * 4:
-        return Check("fbgemm", Level.FAIL, "the fused update of an embedding row is wrong")
-    return Check("fbgemm", Level.OK, "operators load; a fused update is right")
+        return Check("fbgemm", Level.FAIL, "the fused update of an embedding row is incorrect")
+    return Check("fbgemm", Level.OK, "operators load; fused update verified")
 
 
 def _bfloat16() -> Check:
@@ -212,7 +212,9 @@ def _kernels() -> Check:
     found = kernel_folder()
     why = "; ".join(found.refused)
     if found.path is None:
-        return Check("kernels", Level.NOTE, f"cannot be kept, each process compiles its own: {why}")
+        return Check(
+            "kernels", Level.NOTE, f"cannot be cached, each process compiles its own: {why}"
+        )
     state = ahead.look(found.path, ALL)
     damaged = "".join(f"; {line}; removed" for line in state.damaged)
     detail = (
@@ -221,11 +223,11 @@ def _kernels() -> Check:
     )
     if others := ahead.other_folders(found.path):
         num_bytes = sum(size for _, size in others)
-        detail += f"; {len(others)} folders of other versions beside it, {num_bytes / MB:.1f} MB"
+        detail += f"; {len(others)} folders of other versions, {num_bytes / MB:.1f} MB"
     if why:
         return Check("kernels", Level.NOTE, f"{detail}; {why}")
     if state.missing:
-        advice = "the first run compiles the rest, or now: doctor doctor.action=compile"
+        advice = "the first run compiles the rest; to do it now: doctor doctor.action=compile"
         return Check("kernels", Level.NOTE, f"{detail}; {advice}")
     return Check("kernels", Level.OK, detail)
 
@@ -239,7 +241,7 @@ def _emulation() -> Check:
                 name,
                 Level.OK,
                 f"hosts and shaped links work; at {EMULATED.rate_bits_per_second / 1e6:g} Mbit/s "
-                f"an echo takes {network.echo_share:.0%} of the line's time",
+                f"an echo takes {network.echo_share:.0%} of its nominal time",
             )
     except ResourceError as error:
         return Check(name, Level.NOTE, str(error))
