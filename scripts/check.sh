@@ -9,4 +9,5 @@ ruff check .
 ruff format --check .
 lint-imports --no-cache
 pyright
-pytest -m "$markers"
+# Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
+pytest -m "$markers" --numprocesses 2 --dist loadfile

@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -35,6 +36,13 @@ def criteo_rows() -> Path:
     path = Path(name)
     assert path.is_file(), f"CRITEO_TRAIN_TXT={name} is not a file"
     return path
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """A temporary folder whose name leaves room for that of a socket, as `tmp_path` may not."""
+    with TemporaryDirectory() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

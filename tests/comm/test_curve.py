@@ -92,6 +92,7 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -
         json.dumps({"public": KEYS.public.decode(), "secret": "~" * 40}),
         json.dumps({"public": KEYS.secret.decode(), "secret": KEYS.public.decode()}),
     ],
+    ids=range(8),  # the keys are others every time
 )
 def test_what_is_not_a_pair_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.json"

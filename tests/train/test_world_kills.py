@@ -179,9 +179,10 @@ def test_a_supervisor_killed_at_any_step_leaves_nobody_and_the_run_goes_on(
     small_rows: list[str],
     unbroken: Path,
     tmp_path: Path,
+    short_folder: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what a killed program cannot remove stays here
+    monkeypatch.setenv("TMPDIR", short_folder)  # what a killed program cannot remove stays here
     program = PROGRAM.format(tests=str(Path(__file__).parent))
     for number, fault in enumerate(faults("supervisor")):
         folder = tmp_path / f"killed-{number}"
