@@ -21,7 +21,7 @@ from dlrm_hybrid.data import folder as folders
 from dlrm_hybrid.data.folder import Generated, Raw
 from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.data.manifest import read as read_manifest
-from dlrm_hybrid.data.raw_file import file_xxh3
+from dlrm_hybrid.data.raw_file import file_xxh3, stamp
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 
@@ -136,6 +136,9 @@ def _prepare(config: Config, raw: Raw, command: Command, terminal: Terminal) -> 
     found = folders.current(folder, raw, options, terminal.line)
     if isinstance(found, Manifest):
         return found
+    if not isinstance(raw, Generated):
+        for path in raw:
+            stamp(path)  # one that is missing is told before numba is imported and a folder made
     from dlrm_hybrid.cli.compiling import compile_for
     from dlrm_hybrid.data.prepare import prepare
 

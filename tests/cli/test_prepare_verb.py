@@ -118,3 +118,15 @@ def test_synthetic_rows_of_an_older_version_are_made_again(
     assert "older version of this program" in output
     assert "replacing it" in output
     assert program("prepare", *rows, "prepare.check=true") == 0
+
+
+@pytest.mark.parametrize("verb", ["prepare", "train"])
+def test_a_raw_file_that_is_not_there_is_told_before_anything_is_made(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program(verb, *REAL, "data.raw=nope.txt") == 3
+    told = capsys.readouterr()
+    assert told.err == "nope.txt: no such file (data.raw)\n"
+    assert "preparing" not in told.out
+    assert not (tmp_path / "data").exists()
