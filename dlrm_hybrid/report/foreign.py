@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -9,21 +10,22 @@ from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.types import printable
 
-MOST = 1e24
+MOST = 1e24  # of what is measured, and may be drawn
+MOST_GIVEN = sys.float_info.max  # of what somebody has configured
 UNKNOWN = "unknown"
 STATUS_CHARACTERS = 40
 
 
-def plain(value: Any) -> Any:
-    """JSON values without numbers that are not finite or beyond reason, and without escapes."""
+def plain(value: Any, most: float = MOST) -> Any:
+    """JSON values without escapes, None for numbers that are not finite or above `most`."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        return {printable(key): plain(inner) for key, inner in items}
+        return {printable(key): plain(inner, most) for key, inner in items}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in cast("list[Any]", value)]
-    if isinstance(value, (int, float)) and not -MOST <= value <= MOST:
+        return [plain(inner, most) for inner in cast("list[Any]", value)]
+    if isinstance(value, (int, float)) and not -most <= value <= most:
         return None
     return value
 

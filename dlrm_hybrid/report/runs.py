@@ -11,7 +11,7 @@ from typing import Any, final
 from pydantic_core import from_json
 
 from dlrm_hybrid.disk import MOST_JSON_BYTES, read_object, read_text
-from dlrm_hybrid.report.foreign import plain, read_summary
+from dlrm_hybrid.report.foreign import MOST_GIVEN, plain, read_summary
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.summary import summarise
@@ -91,7 +91,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         DataError: there is no configuration, or a link leads out of the folder; names the file.
     """
-    config = plain(read_object(folder, CONFIG_FILE))
+    config = plain(read_object(folder, CONFIG_FILE), MOST_GIVEN)
     remarks: list[str] = []
     record, faults = _events(folder)
     if faults:
