@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -54,11 +54,27 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: process id of the parent; it may be gone already.
     """
+    tie_to(parent)()
+
+
+def tie_to(parent: int) -> Callable[[], None]:
+    """As `die_with_parent`, for a child to call between fork and exec: it loads nothing there.
+
+    The tie outlasts exec, so there is no moment in which the program could be stopped without it.
+
+    Args:
+        parent: process id of the parent.
+    """
     if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+
+    def tie() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return tie
 
 
 def is_stopped(pid: int) -> bool:

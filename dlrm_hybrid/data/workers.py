@@ -1,8 +1,8 @@
 """Worker processes that die with their parent and whose death is noticed.
 
-Each is a process group of its own: when its parent is gone the kernel wakes it if it has been
-stopped (SIGHUP and SIGCONT to a group that has become an orphan), so that it can die. Processes of
-multiprocessing would bring a resource tracker, which cannot.
+The kernel ends them, also where they have been stopped: they ask for it before their program is
+loaded. Each is a process group of its own, so that what a terminal sends reaches only their parent.
+Processes of multiprocessing would bring a resource tracker, which outlives a parent that is killed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
-from dlrm_hybrid.process import die_with_parent, masked
+from dlrm_hybrid.process import masked, tie_to
 from dlrm_hybrid.types import DlrmError, ResourceError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Report = Callable[[int], None]  # rows finished since the last call
 _JOIN_SECONDS = 10
-_PROGRAM = "from dlrm_hybrid.data.workers import serve; serve(*{arguments})"
+_PROGRAM = "from dlrm_hybrid.data.workers import serve; serve({descriptor})"
 
 
-def serve(descriptor: int, parent_pid: int) -> None:
+def serve(descriptor: int) -> None:
     """Body of a worker: tasks in, reports and results out, until the parent hangs up."""
-    die_with_parent(parent_pid)
     connection = Connection(descriptor)
 
     def report(rows: int) -> None:
@@ -189,7 +188,7 @@ class Workers:
 
 def _start() -> _Worker:
     ours, theirs = Pipe()
-    program = _PROGRAM.format(arguments=(theirs.fileno(), os.getpid()))
+    program = _PROGRAM.format(descriptor=theirs.fileno())
     # Tasks name functions of modules that only this process may know how to find.
     path = os.pathsep.join(folder or os.curdir for folder in sys.path)
     with theirs, masked():  # with it open the end of the worker would not end the connection
@@ -199,6 +198,7 @@ def _start() -> _Worker:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,
+                preexec_fn=tie_to(os.getpid()),
                 env={**os.environ, "PYTHONPATH": path},
             )
         except OSError as error:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +69,38 @@ def test_busy_workers_die_with_their_parent() -> None:
     process.kill()
     process.communicate(timeout=DEADLINE_SECONDS)
     wait_until_gone(workers)
+
+
+STOPPED_WHILE_STARTING = """
+import os, signal, psutil
+from dlrm_hybrid.data.workers import Workers
+with Workers(2):
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        child.suspend()
+    print(*(child.pid for child in children), flush=True)
+    signal.pause()
+"""
+
+
+def test_workers_stopped_while_they_start_do_not_outlive_their_parent() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_WHILE_STARTING],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) >= 2
+    process.kill()
+    process.communicate(timeout=DEADLINE_SECONDS)
+    try:
+        wait_until_gone(workers)
+    finally:
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("stage", ["parse", "assemble"])
