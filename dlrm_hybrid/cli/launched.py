@@ -26,7 +26,7 @@ from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versio
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
-from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, rows_identity
+from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows
 from dlrm_hybrid.cli.request import Arguments, Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
@@ -246,7 +246,7 @@ def _announce(
         run_folder=str(request.folder),
         resume_from=None if resume_from is None else str(resume_from.absolute()),
         attempt=max(launch.restarts, run_folder.attempts(request.folder)),
-        rows=rows_identity(open_shards(rows, build.semantics(request.config))),
+        rows=open_shards(rows, build.semantics(request.config)).manifest.identity,
     )
 
 
@@ -287,7 +287,7 @@ def _same_rows(
         rows = prepared_rows(config, terminal, Command("train", announced.overrides))
         board.put(name, json.dumps(str(rows)))
     await_text(board, name, PREPARE_SECONDS)
-    found = rows_identity(open_shards(rows, build.semantics(config)))
+    found = open_shards(rows, build.semantics(config)).manifest.identity
     if found != list(announced.rows):
         raise DataError(
             f"data.prepared = {rows}: the rows on {socket.gethostname()} (rank {launch.rank}) "

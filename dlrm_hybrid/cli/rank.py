@@ -18,7 +18,7 @@ from dlrm_hybrid.cli.rank_facts import (
     other_compressors,
     resumed,
 )
-from dlrm_hybrid.cli.readiness import check_checkpoint, rows_identity
+from dlrm_hybrid.cli.readiness import check_checkpoint
 from dlrm_hybrid.cli.request import EvaluateTask, TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE, write_whole
 from dlrm_hybrid.comm.strangers import Strangers
@@ -124,7 +124,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
     config = validate(task.values)
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
-    if list(task.rows) != rows_identity(shards):
+    if list(task.rows) != shards.manifest.identity:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
     scored = replace(config, parallel=_small_world(config.parallel))
     engine = build_engine.engine(scored, shards, 1, SpanClock())

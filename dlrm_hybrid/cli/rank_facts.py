@@ -7,7 +7,6 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, cast
 
-from dlrm_hybrid.cli.readiness import rows_identity
 from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.identity import config_hash, same_compressors
@@ -29,7 +28,7 @@ def checkpoint_facts(
         "progress": asdict(progress),
         "config": dict(values),
         "config_hash": config_hash(values),
-        "rows": rows_identity(shards),
+        "rows": shards.manifest.identity,
         "arithmetic": arithmetic(),
         "vocabulary": shards.manifest.vocabulary,
         TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,

@@ -77,11 +77,6 @@ def require_memory(config: Config, rows: Path) -> None:
         )
 
 
-def rows_identity(shards: Shards) -> list[str]:
-    """Checksums of the shards: the same rows in the same order, whatever their folder."""
-    return shards.manifest.identity
-
-
 def check_checkpoint(
     folder: Path, values: Mapping[str, Any], shards: Shards, new_run: bool
 ) -> Mapping[str, Any]:
@@ -98,7 +93,7 @@ def check_checkpoint(
     """
     facts = checkpoint_folder.read_facts(folder)
     lines = differences(facts["config"], values, new_run=new_run)
-    if facts["rows"] != rows_identity(shards):
+    if facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
     if lines:
         raise DataError(
