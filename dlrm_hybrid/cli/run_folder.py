@@ -19,6 +19,7 @@ from dlrm_hybrid.config.identity import (
 )
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, read_object, writing
+from dlrm_hybrid.durable import replace_text
 from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
@@ -212,11 +213,5 @@ def write_whole(path: Path, text: str, key: str = RUN_FOLDER_KEY) -> None:
     Raises:
         ResourceError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     with writing(path, key):
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        replace_text(path, text)

@@ -23,6 +23,7 @@ from dlrm_hybrid.data.manifest import (
 )
 from dlrm_hybrid.data.spill import Spill
 from dlrm_hybrid.disk import HeldError, locked
+from dlrm_hybrid.durable import flush
 from dlrm_hybrid.types import DataError, ResourceError
 
 QUARANTINE_FILE = "bad_rows.txt"
@@ -247,15 +248,6 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
         result.mkdir()
         spill.mkdir()
         yield Partial(folder, output, result, Spill(spill))
-
-
-def flush(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import xxhash
 
 from dlrm_hybrid.data.manifest import FileStamp
+from dlrm_hybrid.durable import content
 from dlrm_hybrid.types import DataError
 
 _EDGE_BYTES = 1 << 20
@@ -51,11 +52,7 @@ def file_xxh3(path: Path) -> str:
     Raises:
         DataError: it cannot be read.
     """
-    digest = xxhash.xxh3_128()
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_EDGE_BYTES):
-                digest.update(piece)
+        return content(path).xxh3
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
-    return digest.hexdigest()

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data.folder import flush
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, VOCABULARY_FOLDER
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.spill import (
@@ -33,6 +32,7 @@ from dlrm_hybrid.data.spill import (
     write_at,
 )
 from dlrm_hybrid.data.workers import Report, Workers
+from dlrm_hybrid.durable import flush
 from dlrm_hybrid.kernels.vocabulary import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.types import DataError
 

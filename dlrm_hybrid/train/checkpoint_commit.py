@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.durable import flush, replace_text
 from dlrm_hybrid.train.checkpoint_folder import (
     BEST_FILE,
     LATEST_FILE,
@@ -26,7 +27,6 @@ from dlrm_hybrid.train.checkpoint_folder import (
     step_of,
     unwritten,
 )
-from dlrm_hybrid.train.durable import flush, replace_text
 from dlrm_hybrid.train.manifest import MANIFEST_FILE, manifest_text, name
 from dlrm_hybrid.train.two_phase import Preparing, Shard
 from dlrm_hybrid.types import ConfigError, ResourceError

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.train.durable import Content, write
+from dlrm_hybrid.durable import Content, write
 
 SUFFIX = ".safetensors"
 DTYPES: Mapping[torch.dtype, str] = {

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dlrm_hybrid import durable
 from dlrm_hybrid.model.pieces import Piece, whole
-from dlrm_hybrid.train import checkpoint, checkpoint_commit, durable
+from dlrm_hybrid.train import checkpoint, checkpoint_commit
 from dlrm_hybrid.train.checkpoint_commit import amend, clean, commit
 from dlrm_hybrid.train.checkpoint_folder import Keeping, complete, find, partial_folder, read
 from dlrm_hybrid.train.shard_writer import ShardWriter

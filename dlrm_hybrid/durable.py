@@ -72,8 +72,12 @@ def content(path: Path, tell: Callable[[int], None] = lambda done: None) -> Cont
 def replace_text(path: Path, text: str) -> None:
     """A file that is there with all of the text, or as it was before; raises OSError."""
     partial = path.with_name(f".{path.name}.partial")
-    write(partial, [memoryview(text.encode())])
-    partial.replace(path)
+    try:
+        write(partial, [memoryview(text.encode())])
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     flush(path.parent)
 
 
