@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ def main() -> None:
     parser.add_argument("--areas", nargs="+", choices=_areas(), default=_areas())
     parser.add_argument("--only", nargs="+", help="names of attacks")
     options = parser.parse_args()
+    # A shell lets what it starts in the background ignore Ctrl-C, and all that this starts too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rows: list[tuple[str, ...]] = []
     broken = not_run = 0
     for area, one in _chosen(options.areas, options.only):
