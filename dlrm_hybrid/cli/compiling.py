@@ -30,12 +30,12 @@ def compile_ahead(names: Iterable[str], terminal: Terminal) -> None:
     """
     found = kernel_folder()
     for line in found.refused:
-        terminal.line(f"kernel cache: {line}")
+        terminal.line_once(f"kernel cache: {line}")
     if found.path is None:
-        terminal.line("compiled kernels cannot be cached: every process will compile its own")
+        terminal.line_once("compiled kernels cannot be cached: every process will compile its own")
         return
     if found.refused:
-        terminal.line(f"kernel cache: {found.path} is used instead")
+        terminal.line_once(f"kernel cache: {found.path} is used instead")
     wanted = frozenset(names)
     if not _missing(found.path, wanted, terminal):
         return

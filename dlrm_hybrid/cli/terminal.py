@@ -44,6 +44,7 @@ class Terminal:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.clock = clock
         self._open: Progress | None = None
+        self._said: set[str] = set()
 
     @property
     def has_room(self) -> bool:
@@ -58,6 +59,12 @@ class Terminal:
     def line(self, text: str) -> None:
         """One line, above a bar if there is one."""
         self.console.print(printable(text), markup=False)
+
+    def line_once(self, text: str) -> None:
+        """A line that several steps of a command have reason to print: the first one does."""
+        if text not in self._said:
+            self._said.add(text)
+            self.line(text)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int = 1

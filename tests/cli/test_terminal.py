@@ -1,10 +1,13 @@
+import tempfile
 import time
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
+from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.live import LiveTraining, LiveWork
 from dlrm_hybrid.cli.terminal import Eta, Terminal
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -182,3 +185,19 @@ def test_a_late_bar_leaves_nothing_behind_and_another_task_has_its_own() -> None
     assert "evaluate" in shown
     rest = shown.rpartition("\x1b[2K")[2]  # behind the last time that the line was erased
     assert Text.from_ansi(rest).plain.strip() == ""
+
+
+def test_a_command_that_compiles_twice_says_once_where_kernels_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    file = StringIO()
+    terminal = Terminal(Console(file=file, width=200))
+    compile_ahead([], terminal)  # for the rows
+    compile_ahead([], terminal)  # for the training
+    refused, used = file.getvalue().splitlines()
+    assert "/dev/null/.cache" in refused and "cannot be used" in refused
+    assert str(tmp_path) in used and used.endswith("is used instead")
