@@ -13,7 +13,7 @@ def job(folder: Path, *overrides: str, code: int = ExitCode.DONE) -> Job:
 
 
 def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
-    rates = [f"optimizer.lr={rate}" for rate in ("0.1", "0.2", "0.3", "0.4", "0.5")]
+    rates = [f"optimizer.lr={rate}" for rate in ("0.1", "1e+30", "0.3", "0.4", "0.5")]
     make_run(tmp_path / "0", ["train.seed=1", rates[0]], world_events(0.4))
     make_run(tmp_path / "1", ["train.seed=1", rates[1]], [], status="diverged")
     make_run(tmp_path / "2", ["train.seed=1", rates[2]], [progress(10, 0.6)], status=None)
@@ -33,7 +33,7 @@ def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
         *("10.0", "4.0×", "640"),
     )
     dashes = ("–",) * 6
-    assert table.rows[1] == ("1", "0.2", "diverged", *dashes)
+    assert table.rows[1] == ("1", "1e+30", "diverged", *dashes)
     assert table.rows[2] == ("2", "0.3", "failed", *dashes[1:], "640")
     assert table.rows[3:] == (("3", "0.4", "refused", *dashes), ("4", "0.5", "refused", *dashes))
 
