@@ -60,14 +60,16 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_like_the_unbroken_one(
     train: Train, small_rows: list[str], tmp_path: Path
 ) -> None:
     every = "checkpoint.every=30"
-    command = torchrun(tmp_path, 3, *small_rows, *WORLD, *LENGTH, every)
+    root = tmp_path / "it's (here), é = 1"  # what Hydra reads otherwise, at each restart
+    root.mkdir()
+    command = torchrun(root, 3, *small_rows, *WORLD, *LENGTH, every)
     with started([command], [{}]) as (process,):
         for number, role in enumerate(("server-0", "worker-0.1", "worker-0.0"), 1):
-            folder = await_attempt(tmp_path, number, process)
+            folder = await_attempt(root, number, process)
             os.kill(int((folder / "log" / f"{role}.pid").read_text()), signal.SIGKILL)
         (launcher,) = ended([process])
     assert launcher.code == 0, launcher.text
-    assert list(tmp_path.glob("runs/default/*")) == [folder]
+    assert list(root.glob("runs/default/*")) == [folder]
     assert [one.values["attempt"] for one in starts(folder)] == [0, 1, 2, 3]
     assert summary(folder)["restarts"] == 3
     assert f"restart 3 by the launcher, from step {starts(folder)[-1].step}\n" in launcher.text
