@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, final
 
 from dlrm_hybrid.config.identity import same_results
-from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.labels import short, varying
 from dlrm_hybrid.report.measures import SWEEP, Measure
-from dlrm_hybrid.report.runs import CONFIG_FILE, UNFINISHED, Run, is_run, read_run
+from dlrm_hybrid.report.runs import UNFINISHED, Run, is_run, read_run
 from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ExitCode
 
@@ -118,9 +117,8 @@ def _own_run(job: Job) -> Run | None:
     """The run of this job, not one that was in the folder before and is another."""
     if not is_run(job.folder):
         return None
-    # As it was saved: a page shows no number as large as 1e30, but a sweep may try it.
-    saved = read_object(job.folder, CONFIG_FILE)
-    return read_run(job.folder) if same_results(saved, job.values) else None
+    run = read_run(job.folder)
+    return run if same_results(run.config, job.values) else None
 
 
 def _status(job: Job, run: Run | None) -> str:
