@@ -234,14 +234,14 @@ FAULTS = (
     ),
     Fault(
         "checkpoints: of equally good ones the oldest is the best",
-        "dlrm_hybrid/train/checkpoint_folder.py",
+        "dlrm_hybrid/checkpoint/folder.py",
         "= {}\n    for folder in reversed(complete(root)):",
         "= {}\n    for folder in complete(root):",
         "tests/train/test_checkpoint.py -k best",
     ),
     Fault(
         "checkpoints: one more than keep.newest stays",
-        "dlrm_hybrid/train/checkpoint_commit.py",
+        "dlrm_hybrid/checkpoint/commit.py",
         "found[-keep.newest :]",
         "found[-keep.newest - 1 :]",
         "tests/train/test_checkpoint.py -k newest_are_kept",

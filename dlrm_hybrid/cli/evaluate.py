@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+from dlrm_hybrid.checkpoint.folder import find, read_facts
+from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.cli.closing import tell_scores
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.live import LiveWork
@@ -31,8 +33,6 @@ from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.checkpoint_folder import find, read_facts
-from dlrm_hybrid.train.manifest import MANIFEST_FILE
 from dlrm_hybrid.train.rank import Rank
 from dlrm_hybrid.train.supervisor import run_ranks
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError

@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
@@ -38,7 +39,6 @@ from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.process import die_with_parent
-from dlrm_hybrid.train.checkpoint_folder import lost_latest, saved_step
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time

@@ -12,6 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint import reader as checkpoint
+from dlrm_hybrid.checkpoint.commit import clean
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.reshard import remembered
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.cli.rank_facts import (
     changed_arithmetic,
     commits,
@@ -36,16 +42,11 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.train import checkpoint, checkpoint_folder
-from dlrm_hybrid.train.checkpoint_commit import clean
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups, piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress, working
 from dlrm_hybrid.train.phases import metered
-from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.saver import LocalSaver
-from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
 

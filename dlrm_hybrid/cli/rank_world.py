@@ -10,6 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint.commit import clean
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli import rank_facts
 from dlrm_hybrid.cli.rank_channel import world_channel
@@ -33,15 +37,11 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.train import checkpoint_folder
-from dlrm_hybrid.train.checkpoint_commit import clean
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
 from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.server_rank import AskedServer
-from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.world_saver import WorldSaver
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.checkpoint.folder import find, has_checkpoint
+from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.config.identity import (
     FROM_ITSELF,
@@ -24,8 +26,6 @@ from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.train.checkpoint_folder import find, has_checkpoint
-from dlrm_hybrid.train.manifest import MANIFEST_FILE
 from dlrm_hybrid.types import ConfigError, DataError
 
 LOCK_FILE = ".lock"

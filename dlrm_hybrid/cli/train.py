@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dlrm_hybrid.checkpoint.folder import has_checkpoint, lost_latest, saved_step
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.attempts import Attempts
 from dlrm_hybrid.cli.closing import tell_run, tell_scores
@@ -27,7 +28,6 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.checkpoint_folder import has_checkpoint, lost_latest, saved_step
 from dlrm_hybrid.train.restarts import Restarts
 from dlrm_hybrid.train.running import Forwarder
 from dlrm_hybrid.train.supervisor import Outcome, run_attempts

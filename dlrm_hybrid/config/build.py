@@ -7,6 +7,7 @@ import os
 from dataclasses import astuple
 from pathlib import Path
 
+from dlrm_hybrid.checkpoint.folder import Keeping
 from dlrm_hybrid.comm.emulation.plan import Plan, host_of, num_hosts
 from dlrm_hybrid.comm.emulation.units import bits_per_second, seconds
 from dlrm_hybrid.config.rules import raw_files
@@ -16,7 +17,6 @@ from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.kernels.needs import needed
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.train.checkpoint_folder import Keeping
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")

@@ -10,6 +10,8 @@ from typing import final
 
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint.reader import Tell, open_checkpoint
+from dlrm_hybrid.checkpoint.reshard import remembered
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.meeting import Meeting
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -27,9 +29,7 @@ from dlrm_hybrid.parallel.tables import OwnTables
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
-from dlrm_hybrid.train.checkpoint import Tell, open_checkpoint
 from dlrm_hybrid.train.conversation import Conversation
-from dlrm_hybrid.train.reshard import remembered
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.config.identity import same_versions
 from dlrm_hybrid.parallel.published import SUFFIX
-from dlrm_hybrid.train import checkpoint
 
 
 def dense_values(

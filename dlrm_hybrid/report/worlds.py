@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
+from dlrm_hybrid.checkpoint.folder import find, key_of, read
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.report.methods import method_of
 from dlrm_hybrid.report.runs import COMPLETE, Run
-from dlrm_hybrid.train.checkpoint_folder import find, key_of, read
 from dlrm_hybrid.types import ConfigError
 
 ALONE, PROCESSES = "in_process", "processes"

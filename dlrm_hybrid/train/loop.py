@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval, Stopwatch
-from dlrm_hybrid.train.checkpoint_commit import Saved
 from dlrm_hybrid.train.parts import TICK_SECONDS, Parts, Plan, Progress, is_due
 from dlrm_hybrid.train.signals import obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError

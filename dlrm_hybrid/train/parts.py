@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.sinks import Sink
-from dlrm_hybrid.train.checkpoint_commit import Saved
 from dlrm_hybrid.types import DataError
 
 AGREE_EVERY = 10  # steps, or groups of test batches, between agreements where nothing is due

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
+from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.checkpoint_commit import Saved
 from dlrm_hybrid.train.parts import Learned, Parts, Progress, Saver
 
 

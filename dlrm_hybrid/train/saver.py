@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from dlrm_hybrid.train.background import in_background, outcome
-from dlrm_hybrid.train.checkpoint_commit import Saved, amend, commit
-from dlrm_hybrid.train.checkpoint_folder import Keeping
+from dlrm_hybrid.checkpoint.background import in_background, outcome
+from dlrm_hybrid.checkpoint.commit import Saved, amend, commit
+from dlrm_hybrid.checkpoint.folder import Keeping
+from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
+from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.shard_writer import Groups, ShardWriter
-from dlrm_hybrid.train.two_phase import Preparing, Shard
 from dlrm_hybrid.types import ResourceError
 
 WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked

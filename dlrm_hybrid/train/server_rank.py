@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.control import Topic, control, num_bytes, values_of
 from dlrm_hybrid.parallel.outgoing import Outgoing
@@ -17,7 +18,6 @@ from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.engine import piece_groups
-from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from dlrm_hybrid.checkpoint.commit import Saved
+from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
+from dlrm_hybrid.checkpoint.two_phase import Shard
 from dlrm_hybrid.parallel.control import Topic
-from dlrm_hybrid.train.checkpoint_commit import Saved
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import WAIT_SECONDS, Commits
-from dlrm_hybrid.train.shard_writer import Groups, ShardWriter
-from dlrm_hybrid.train.two_phase import Shard
 
 
 @final

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.manifest import name
+from dlrm_hybrid.checkpoint.reader import read_all
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.checkpoint import read_all
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS
-from dlrm_hybrid.train.manifest import name
 
 POLL_SECONDS = 0.01
 HANG_SECONDS = 60.0

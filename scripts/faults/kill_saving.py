@@ -22,10 +22,7 @@ from pathlib import Path
 import numpy as np
 from fault_runs import HangError, Program, digest, send, start, wait_gone
 
-from dlrm_hybrid.rng import fold
-from dlrm_hybrid.telemetry import markdown
-from dlrm_hybrid.train.checkpoint import open_checkpoint
-from dlrm_hybrid.train.checkpoint_folder import (
+from dlrm_hybrid.checkpoint.folder import (
     BEST_FILE,
     CHECKPOINTS,
     LATEST_FILE,
@@ -34,7 +31,10 @@ from dlrm_hybrid.train.checkpoint_folder import (
     find,
     partial_folders,
 )
-from dlrm_hybrid.train.manifest import PREFIX
+from dlrm_hybrid.checkpoint.manifest import PREFIX
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.rng import fold
+from dlrm_hybrid.telemetry import markdown
 
 KEEP = 2
 SUPERVISOR = "supervisor"

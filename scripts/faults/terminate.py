@@ -35,11 +35,11 @@ from fault_runs import (
     wait_gone,
 )
 
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, partial_folders
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
-from dlrm_hybrid.train.checkpoint_folder import CHECKPOINTS, partial_folders
 from dlrm_hybrid.types import ExitCode
 
 EXIT_SECONDS = 10.0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from dlrm_hybrid.checkpoint.manifest import manifest_text
 from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated
 from dlrm_hybrid.disk import locked
-from dlrm_hybrid.train.manifest import manifest_text
 
 Evaluate = Callable[..., int]
 

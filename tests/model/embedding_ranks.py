@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from dlrm_hybrid.checkpoint.folder import find
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
@@ -26,10 +29,7 @@ from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, Shar
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.train.checkpoint import open_checkpoint
-from dlrm_hybrid.train.checkpoint_folder import find
 from dlrm_hybrid.train.engine import piece_groups
-from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import PeerLostError
 

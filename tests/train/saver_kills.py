@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint.folder import Keeping
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.checkpoint_folder import Keeping
 from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import Commits, LocalSaver
-from dlrm_hybrid.train.shard_writer import ShardWriter
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
 KILLED = 77

@@ -13,12 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_hybrid.cli.rank_facts import resumed
-from dlrm_hybrid.cli.request import TrainTask
-from dlrm_hybrid.model.pieces import Piece
-from dlrm_hybrid.train import checkpoint
-from dlrm_hybrid.train.checkpoint_commit import commit
-from dlrm_hybrid.train.checkpoint_folder import (
+from dlrm_hybrid.checkpoint import reader as checkpoint
+from dlrm_hybrid.checkpoint.commit import commit
+from dlrm_hybrid.checkpoint.folder import (
     Keeping,
     complete,
     find,
@@ -27,10 +24,13 @@ from dlrm_hybrid.train.checkpoint_folder import (
     read,
     read_facts,
 )
-from dlrm_hybrid.train.manifest import manifest_text
+from dlrm_hybrid.checkpoint.manifest import manifest_text
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.two_phase import Preparing
+from dlrm_hybrid.cli.rank_facts import resumed
+from dlrm_hybrid.cli.request import TrainTask
+from dlrm_hybrid.model.pieces import Piece
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.shard_writer import ShardWriter
-from dlrm_hybrid.train.two_phase import Preparing
 from dlrm_hybrid.types import DataError
 
 Values = dict[str, Any]

@@ -9,13 +9,13 @@ from saver_kills import saver, tensors
 from world_runs import Train, summary
 
 import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.checkpoint import shard_writer
+from dlrm_hybrid.checkpoint.folder import find
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.finite import is_finite
-from dlrm_hybrid.train import shard_writer
-from dlrm_hybrid.train.checkpoint import open_checkpoint
-from dlrm_hybrid.train.checkpoint_folder import find
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.two_phase import Preparing, Shard
 from dlrm_hybrid.types import DataError, DivergedError
 
 NAN, INF = float("nan"), float("inf")

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_runs import Train, summary, tensors
 
+from dlrm_hybrid.checkpoint.reshard import spread
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.train.reshard import spread
 
 STEPS = 30
 RESIDUAL, TAU = "bottom.1.weight.residual", "bottom.1.weight.threshold"

@@ -15,11 +15,11 @@ from rank_faults import left, plan
 from saved_tensors import saved_tensors
 
 import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.checkpoint.folder import find, read_facts
+from dlrm_hybrid.checkpoint.manifest import manifest_text
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.train.arithmetic import arithmetic, changes
-from dlrm_hybrid.train.checkpoint_folder import find, read_facts
-from dlrm_hybrid.train.manifest import manifest_text
 
 STEPS = 93
 KILLS, RUNS = 20, 4

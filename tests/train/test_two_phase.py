@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from saver_kills import strike_at, tensors
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint.commit import clean, commit
+from dlrm_hybrid.checkpoint.folder import LATEST_FILE, Keeping, find, partial_folders
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.model.pieces import Piece
-from dlrm_hybrid.train.checkpoint import open_checkpoint
-from dlrm_hybrid.train.checkpoint_commit import clean, commit
-from dlrm_hybrid.train.checkpoint_folder import LATEST_FILE, Keeping, find, partial_folders
-from dlrm_hybrid.train.shard_writer import ShardWriter
 from dlrm_hybrid.train.supervisor import Rank, run_ranks
-from dlrm_hybrid.train.two_phase import Preparing, Shard
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError
 
 NOTHING = Shard(files={}, tensors={}, seconds=0.0, fault=None)

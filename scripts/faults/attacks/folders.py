@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.train.manifest import manifest_text
+from dlrm_hybrid.checkpoint.manifest import manifest_text
 
 from .base import SMALL, TIMEOUT_SECONDS, Attack, Ended, expect, program, start, wait
 

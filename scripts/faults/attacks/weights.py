@@ -16,9 +16,9 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 
-from dlrm_hybrid.train import checkpoint_folder
-from dlrm_hybrid.train.manifest import manifest_text
-from dlrm_hybrid.train.tensor_file import write_tensors
+from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint.manifest import manifest_text
+from dlrm_hybrid.checkpoint.tensor_file import write_tensors
 
 from .base import SMALL, TIMEOUT_SECONDS, Attack, expect, program, start, wait, wait_gone
 

@@ -11,13 +11,13 @@ import safetensors
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint.folder import instead_of, key_of, read
+from dlrm_hybrid.checkpoint.manifest import Manifest, Part, TensorEntry
+from dlrm_hybrid.checkpoint.tensor_file import DTYPES
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.durable import Content, content
 from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.parallel.finite import first_not_finite
-from dlrm_hybrid.train.checkpoint_folder import instead_of, key_of, read
-from dlrm_hybrid.train.manifest import Manifest, Part, TensorEntry
-from dlrm_hybrid.train.tensor_file import DTYPES
 from dlrm_hybrid.types import DataError
 
 # Called with how many bytes of how many of a file have been checked.

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from dlrm_hybrid.disk import read_text
-from dlrm_hybrid.train.manifest import (
+from dlrm_hybrid.checkpoint.manifest import (
     MANIFEST_FILE,
     PREFIX,
     Manifest,
@@ -24,6 +23,7 @@ from dlrm_hybrid.train.manifest import (
     name,
     read_manifest,
 )
+from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError
 
 LATEST_FILE = "latest"

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.durable import flush, replace_text
-from dlrm_hybrid.train.checkpoint_folder import (
+from dlrm_hybrid.checkpoint.folder import (
     BEST_FILE,
     LATEST_FILE,
     Keeping,
@@ -27,8 +26,9 @@ from dlrm_hybrid.train.checkpoint_folder import (
     step_of,
     unwritten,
 )
-from dlrm_hybrid.train.manifest import MANIFEST_FILE, manifest_text, name
-from dlrm_hybrid.train.two_phase import Preparing, Shard
+from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, manifest_text, name
+from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
+from dlrm_hybrid.durable import flush, replace_text
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 SEEN_SECONDS = 60.0  # file systems of a network may know of a new file so much later

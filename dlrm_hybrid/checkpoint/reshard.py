@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.parallel.compression import PREFIX
-from dlrm_hybrid.train import checkpoint
 
 # Gradients that wait, and their running means: a server takes the mean of what trainers push.
 PENDING = (".residual", ".momentum")
