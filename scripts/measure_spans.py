@@ -19,12 +19,12 @@ import dlrm_hybrid.cli.train as cli_train
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.rank import train_rank
 from dlrm_hybrid.cli.rank_world import world_rank
+from dlrm_hybrid.run.rank_process import Report
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.rank import Report
 from dlrm_hybrid.train.signals import StopWish
 
 EMPTY_SPANS = 20_000

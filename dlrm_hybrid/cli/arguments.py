@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from dlrm_hybrid.cli.request import Arguments
 from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, all_keys
+from dlrm_hybrid.run.request import Arguments
 
 HELP = ("-h", "--help")
 VERSION = "--version"

@@ -23,12 +23,9 @@ from rich.console import Console
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.compiling import compile_for
-from dlrm_hybrid.cli.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
-from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows
-from dlrm_hybrid.cli.request import Arguments, Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
@@ -39,6 +36,9 @@ from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
+from dlrm_hybrid.run.launcher import Launch
+from dlrm_hybrid.run.request import Arguments, Request, TrainTask
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time

@@ -18,11 +18,9 @@ from typing import final
 from rich.console import Console
 
 from dlrm_hybrid.cli import run_folder
-from dlrm_hybrid.cli.launcher import Launch
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.cli.rank_world import be_rank
-from dlrm_hybrid.cli.request import Request, TrainTask
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import close
 from dlrm_hybrid.comm.meeting import StoreRendezvous
@@ -30,8 +28,8 @@ from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard
 from dlrm_hybrid.config import build
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.telemetry.events import Event, Kind, from_json
-from dlrm_hybrid.train.rank import (
+from dlrm_hybrid.run.launcher import Launch
+from dlrm_hybrid.run.rank_process import (
     Ending,
     Loss,
     Rank,
@@ -40,8 +38,10 @@ from dlrm_hybrid.train.rank import (
     flush_log,
     write_log,
 )
+from dlrm_hybrid.run.request import Request, TrainTask
+from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER, Outcome
+from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.train.supervisor import GRACE_SECONDS, TOGETHER, Outcome
 from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError
 
 POLL_SECONDS = 0.02

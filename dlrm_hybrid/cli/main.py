@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
 from dlrm_hybrid.cli.help import TAKE_A_RUN, VERBS, help_text, unread, usage
-from dlrm_hybrid.cli.launcher import Launch, find_launch, prepare_environment
-from dlrm_hybrid.cli.request import Arguments, Request
 from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.limits import raise_open_files
+from dlrm_hybrid.run.launcher import Launch, find_launch, prepare_environment
+from dlrm_hybrid.run.request import Arguments, Request
 from dlrm_hybrid.types import (
     ConfigError,
     DlrmError,
@@ -165,7 +165,7 @@ class _Jobs:
 
     def _run(self, job: compose.Job) -> int:
         from dlrm_hybrid.config.validate import validate
-        from dlrm_hybrid.train.supervisor import warm_up
+        from dlrm_hybrid.run.supervisor import warm_up
 
         config = validate(job.values)
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
@@ -177,7 +177,7 @@ class _Jobs:
             # Its imports take seconds, and this process has some of its own to make.
             warm_up([RANK_MODULE])
         if self.launch is not None:
-            import_module("dlrm_hybrid.cli.launch_rules").check_world(config, self.launch)
+            import_module("dlrm_hybrid.run.launch_rules").check_world(config, self.launch)
         return _function(self.verb)(request)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm_hybrid.cli.figures import rate
-from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Bar, Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.overrides import override_text
@@ -23,6 +22,7 @@ from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.raw_file import file_xxh3, stamp
 from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 
 if TYPE_CHECKING:

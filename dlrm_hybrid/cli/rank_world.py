@@ -16,9 +16,7 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli import rank_facts
-from dlrm_hybrid.cli.rank_channel import world_channel
 from dlrm_hybrid.cli.readiness import check_checkpoint
-from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -31,6 +29,8 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
+from dlrm_hybrid.run.rank_channel import world_channel
+from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.meter import Interval

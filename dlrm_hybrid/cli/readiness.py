@@ -14,12 +14,12 @@ import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
-from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.identity import differences
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import DataError, ResourceError
 
 FLOAT_BYTES = 4

@@ -12,7 +12,6 @@ from typing import Any
 
 from dlrm_hybrid.checkpoint.folder import find, has_checkpoint
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
-from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.config.identity import (
     FROM_ITSELF,
     config_hash,
@@ -23,6 +22,7 @@ from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, read_object, writing
 from dlrm_hybrid.durable import replace_text
 from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
+from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import summarise

@@ -18,7 +18,6 @@ from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, require_memory
 from dlrm_hybrid.cli.remarks import remarks
-from dlrm_hybrid.cli.request import Request
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.overrides import override_text
@@ -27,10 +26,11 @@ from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.report.runs import COMPLETE
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.restarts import Restarts
+from dlrm_hybrid.run.running import Forwarder
+from dlrm_hybrid.run.supervisor import Outcome, run_attempts
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.restarts import Restarts
-from dlrm_hybrid.train.running import Forwarder
-from dlrm_hybrid.train.supervisor import Outcome, run_attempts
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"

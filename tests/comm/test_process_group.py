@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
 
 MEMBERS = [1, 4, 7]
 

@@ -35,8 +35,8 @@ from dlrm_hybrid.comm.curve import CurveKeys
 from dlrm_hybrid.comm.rendezvous import FolderBoard
 from dlrm_hybrid.comm.sockets import Sockets
 from dlrm_hybrid.comm.zmq_channel import ZmqChannel, open_zmq_channel
+from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import encode

@@ -27,10 +27,10 @@ from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.engine import piece_groups
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import PeerLostError
 
 SPEC = ModelSpec(

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event
-from dlrm_hybrid.train.supervisor import Rank, run_ranks
 
 
 def run(

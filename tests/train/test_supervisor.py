@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlrm_hybrid.run.rank_process import Rank
+from dlrm_hybrid.run.running import Forwarder
+from dlrm_hybrid.run.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.rank import Rank
-from dlrm_hybrid.train.running import Forwarder
 from dlrm_hybrid.train.signals import StopWish
-from dlrm_hybrid.train.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
 
 DEADLINE_SECONDS = 30.0
@@ -260,7 +260,7 @@ def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
-        "from dlrm_hybrid.train.supervisor import run_ranks\n"
+        "from dlrm_hybrid.run.supervisor import run_ranks\n"
         f"run_ranks(t.ranks(Path({str(tmp_path)!r}), ''), 'test_supervisor:waits_for_signals',\n"
         "    lambda event: print(event.values['pid'], flush=True))\n"
     )
@@ -308,7 +308,7 @@ def test_a_signal_to_every_process_is_one_to_the_supervisor(
 
 WARMS_UP = """
 import signal
-from dlrm_hybrid.train.supervisor import warm_up
+from dlrm_hybrid.run.supervisor import warm_up
 warm_up([])
 signal.pause()
 """
@@ -343,8 +343,8 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "from multiprocessing import forkserver\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
-        "from dlrm_hybrid.train.running import Forwarder\n"
-        "from dlrm_hybrid.train.supervisor import run_attempts, warm_up\n"
+        "from dlrm_hybrid.run.running import Forwarder\n"
+        "from dlrm_hybrid.run.supervisor import run_attempts, warm_up\n"
         "warm_up([])\n"
         "pid = forkserver._forkserver._forkserver_pid\n"
         "threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()  # amid its imports\n"

@@ -17,9 +17,8 @@ from multiprocessing.connection import wait
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
-from dlrm_hybrid.telemetry.events import Event, Kind, from_json
-from dlrm_hybrid.train.rank import READY, Loss, Rank, Report, first_lost
-from dlrm_hybrid.train.running import (
+from dlrm_hybrid.run.rank_process import READY, Loss, Rank, Report, first_lost
+from dlrm_hybrid.run.running import (
     Forwarder,
     Running,
     end,
@@ -27,6 +26,7 @@ from dlrm_hybrid.train.running import (
     forkserver_errors,
     start,
 )
+from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlrm_hybrid.cli.request import TrainTask
 from dlrm_hybrid.comm.curve import read_key_file
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import Board
@@ -15,6 +14,7 @@ from dlrm_hybrid.config import build_world
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.timed import TimedChannel
+from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
