@@ -3,12 +3,13 @@
     python scripts/faults/terminate.py FOLDER --each 20 --seed 0
     python scripts/faults/terminate.py FOLDER --each 5 --phases saving evaluation
     python scripts/faults/terminate.py FOLDER --each 20 --group
+    python scripts/faults/terminate.py FOLDER --each 20 parallel.trainers=1 parallel.cuts=[bottom.1]
 
 The moment within a phase is drawn; which phase it was is read from the record and the folder just
 before the signal, and a moment that has missed its phase is drawn again. With --group the signal
 goes to all processes of the program's group, as `timeout`, systemd and SLURM send it. Every run is
 started again until it is complete, and compared with the one nobody has stopped. Prints a Markdown
-table; exit code 1 if something was not as it must be.
+table; exit code 1 if something was not as it must be. Overrides go to every run.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def main() -> None:
     parser.add_argument("--group", action="store_true", help="signals go to the process group")
     parser.add_argument("--parallel", choices=("single", "hybrid"), default="hybrid")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    given = [*GIVEN, f"parallel={options.parallel}"]
+    options, overrides = parser.parse_known_args()
+    given = [*GIVEN, f"parallel={options.parallel}", *overrides]
     draw = np.random.default_rng(fold(options.seed, "signals"))
     since = time.monotonic()
     whole = options.folder / "whole"
