@@ -25,7 +25,7 @@ from dlrm_hybrid.cli.rank_facts import (
     resumed,
 )
 from dlrm_hybrid.cli.readiness import check_checkpoint
-from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE, write_whole
+from dlrm_hybrid.cli.run_folder import write_whole
 from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.resumed import dense_values
@@ -35,9 +35,9 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.kernels.ahead import unforeseen
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
-from dlrm_hybrid.run.request import EvaluateTask, TrainTask
+from dlrm_hybrid.run.request import CONFIG_FILE, EvaluateTask, TrainTask
 from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard

@@ -17,7 +17,6 @@ from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli import rank_facts
 from dlrm_hybrid.cli.readiness import check_checkpoint
-from dlrm_hybrid.cli.run_folder import CONFIG_FILE, EVENTS_FILE
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world
@@ -30,8 +29,8 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.run.rank_channel import world_channel
-from dlrm_hybrid.run.request import TrainTask
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
+from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter

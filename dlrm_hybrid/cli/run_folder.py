@@ -21,11 +21,11 @@ from dlrm_hybrid.config.identity import (
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, read_object, writing
 from dlrm_hybrid.durable import replace_text
-from dlrm_hybrid.report.runs import COMPLETE, CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE
-from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.request import CONFIG_FILE, Request
 from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import EVENTS_FILE
 from dlrm_hybrid.telemetry.machine import describe
-from dlrm_hybrid.telemetry.summary import summarise
+from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE, summarise
 from dlrm_hybrid.types import ConfigError, DataError
 
 LOCK_FILE = ".lock"

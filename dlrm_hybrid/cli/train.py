@@ -25,12 +25,12 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
-from dlrm_hybrid.report.runs import COMPLETE
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.restarts import Restarts
 from dlrm_hybrid.run.running import Forwarder
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
 WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"

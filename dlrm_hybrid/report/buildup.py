@@ -19,8 +19,9 @@ from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, pan
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.methods import method_of
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import COMPLETE, Run
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 SIZE_INCHES = (9.6, 4.4)

@@ -19,9 +19,10 @@ from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.methods import estimator_of
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import COMPLETE, Run
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 COLUMNS = 3

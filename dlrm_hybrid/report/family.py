@@ -18,7 +18,8 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, mean_spread, score
 from dlrm_hybrid.report.methods import WHOLE, method_of
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import COMPLETE, Run
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 PUSH, PULL = "gradient_push", "parameter_pull"

@@ -10,7 +10,7 @@ from pathlib import Path
 from dlrm_hybrid.report.axes import svg
 from dlrm_hybrid.report.document import Document, Picture, Section, Table
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import COMPLETE
+from dlrm_hybrid.telemetry.summary import COMPLETE
 
 STYLE_FILE = Path(__file__).with_name("page.css")
 MARKERS = {

@@ -12,14 +12,13 @@ from pydantic_core import from_json
 
 from dlrm_hybrid.disk import MOST_JSON_BYTES, read_object, read_text
 from dlrm_hybrid.report.foreign import MOST_GIVEN, plain, read_summary
+from dlrm_hybrid.run.request import CONFIG_FILE
 from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.events import Event
-from dlrm_hybrid.telemetry.summary import summarise
+from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event
+from dlrm_hybrid.telemetry.summary import SUMMARY_FILE, UNFINISHED, summarise
 from dlrm_hybrid.types import ConfigError, DataError, printable
 
-CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE = "config.json", "events.jsonl", "summary.json"
 MAX_DEPTH = 4  # folders between one that is named and a run below it
-COMPLETE, UNFINISHED = "complete", "unfinished"
 
 
 @final

@@ -13,8 +13,9 @@ from dlrm_hybrid.config.identity import same_results
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.labels import short, varying
 from dlrm_hybrid.report.measures import SWEEP, Measure
-from dlrm_hybrid.report.runs import UNFINISHED, Run, is_run, read_run
+from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.telemetry.summary import UNFINISHED
 from dlrm_hybrid.types import ExitCode
 
 REFUSED = "refused"

@@ -15,7 +15,8 @@ from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.report.methods import method_of
-from dlrm_hybrid.report.runs import COMPLETE, Run
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 ALONE, PROCESSES = "in_process", "processes"

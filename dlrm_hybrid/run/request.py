@@ -9,6 +9,8 @@ from typing import Any
 
 from dlrm_hybrid.config.schema import Config
 
+CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
+
 
 @dataclass(slots=True)
 class Arguments:

@@ -13,6 +13,8 @@ from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.telemetry.event_values import fault_of
 from dlrm_hybrid.types import DataError
 
+EVENTS_FILE = "events.jsonl"  # in the run folder
+
 
 class Kind(StrEnum):
     """The kinds of events; `values` of each are listed at `Event`."""

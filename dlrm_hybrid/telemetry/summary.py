@@ -16,6 +16,8 @@ from dlrm_hybrid.telemetry.world_summary import (
     world_strangers,
 )
 
+SUMMARY_FILE = "summary.json"  # in the run folder
+COMPLETE, UNFINISHED = "complete", "unfinished"  # of all statuses, those that code asks for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
 
 

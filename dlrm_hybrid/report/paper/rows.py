@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from dlrm_hybrid.report.paper.numbers import Point, Scores
-from dlrm_hybrid.report.runs import COMPLETE, Run
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.telemetry.summary import COMPLETE
 
 FLOAT32 = "float32"
 PAPERS_METHODS = ("none", "dct")
