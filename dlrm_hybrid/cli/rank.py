@@ -24,8 +24,7 @@ from dlrm_hybrid.cli.rank_facts import (
     other_compressors,
     resumed,
 )
-from dlrm_hybrid.cli.readiness import check_checkpoint
-from dlrm_hybrid.cli.run_folder import write_whole
+from dlrm_hybrid.cli.run_folder import check_checkpoint, write_whole
 from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.resumed import dense_values

@@ -16,7 +16,7 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.cli import rank as ranks
 from dlrm_hybrid.cli import rank_facts
-from dlrm_hybrid.cli.readiness import check_checkpoint
+from dlrm_hybrid.cli.run_folder import check_checkpoint
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world

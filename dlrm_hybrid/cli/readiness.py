@@ -5,22 +5,21 @@ Free of torch: what is wrong is told at once, and no run folder is left behind.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
+from dlrm_hybrid.cli.run_folder import check_checkpoint
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import build
-from dlrm_hybrid.config.identity import differences
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import DataError, ResourceError
+from dlrm_hybrid.types import ResourceError
 
 FLOAT_BYTES = 4
 
@@ -75,28 +74,3 @@ def require_memory(config: Config, rows: Path) -> None:
             f"{needed_bytes / 1e9:,.1f} GB, this machine has {total_bytes / 1e9:,.1f} GB of memory "
             "and swap (fewer rows: data.min_count, data.max_ind_range)"
         )
-
-
-def check_checkpoint(
-    folder: Path, values: Mapping[str, Any], shards: Shards, new_run: bool
-) -> Mapping[str, Any]:
-    """The facts of a checkpoint that a run may resume from.
-
-    Args:
-        folder: of the checkpoint.
-        values: configuration of the run.
-        shards: its rows.
-        new_run: the checkpoint was made by another run.
-
-    Raises:
-        DataError: it was made by another model or from other rows; each key is named.
-    """
-    facts = checkpoint_folder.read_facts(folder)
-    lines = differences(facts["config"], values, new_run=new_run)
-    if facts["rows"] != shards.manifest.identity:
-        lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
-    if lines:
-        raise DataError(
-            f"{folder}: cannot resume from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
-        )
-    return facts

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.checkpoint.folder import find, has_checkpoint
+from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.config.identity import (
     FROM_ITSELF,
@@ -19,6 +19,7 @@ from dlrm_hybrid.config.identity import (
     same_results,
 )
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, read_object, writing
 from dlrm_hybrid.durable import replace_text
 from dlrm_hybrid.run.request import CONFIG_FILE, Request
@@ -105,6 +106,31 @@ def resume_point(request: Request) -> Path | None:
             "checkpoint of its own; that one no longer exists, so it cannot resume"
         )
     return Path(began)
+
+
+def check_checkpoint(
+    folder: Path, values: Mapping[str, Any], shards: Shards, new_run: bool
+) -> Mapping[str, Any]:
+    """The facts of a checkpoint that a run may resume from.
+
+    Args:
+        folder: of the checkpoint.
+        values: configuration of the run.
+        shards: its rows.
+        new_run: the checkpoint was made by another run.
+
+    Raises:
+        DataError: it was made by another model or from other rows; each key is named.
+    """
+    facts = read_facts(folder)
+    lines = differences(facts["config"], values, new_run=new_run)
+    if facts["rows"] != shards.manifest.identity:
+        lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
+    if lines:
+        raise DataError(
+            f"{folder}: cannot resume from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
+        )
+    return facts
 
 
 def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], None]) -> None:
