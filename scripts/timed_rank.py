@@ -23,9 +23,9 @@ from typing import Any
 
 import dlrm_hybrid.cli.train as cli_train
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.cli.rank_world import world_rank
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.run.rank_process import Report
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.signals import StopWish

@@ -20,7 +20,6 @@ from dlrm_hybrid.cli.closing import tell_scores
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.live import LiveWork
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
-from dlrm_hybrid.cli.run_folder import one_user, write_whole
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import best_reachable
 from dlrm_hybrid.config import build, compose
@@ -31,13 +30,14 @@ from dlrm_hybrid.config.validate import faults_text, saved_values, validate
 from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.run.rank_process import Rank
+from dlrm_hybrid.run.folder import one_user, write_whole
+from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import EvaluateTask, Request
 from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError
 
-EVALUATE_RANK = "dlrm_hybrid.cli.rank:evaluate_rank"
+EVALUATE_RANK = "dlrm_hybrid.run.rank.single:evaluate_rank"
 OUTPUT_KEY = "evaluate.output"
 # The other keys of `data` say which rows they are.
 WHERE_AND_HOW = ("data.prepared", "data.test_part", "data.processes", "data.block_bytes")

@@ -21,7 +21,6 @@ from typing import Any
 from rich.console import Console
 
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
-from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
@@ -36,6 +35,7 @@ from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.run.launcher import Launch
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask

@@ -17,10 +17,8 @@ from typing import final
 
 from rich.console import Console
 
-from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
-from dlrm_hybrid.cli.rank_world import be_rank
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import close
 from dlrm_hybrid.comm.meeting import StoreRendezvous
@@ -28,8 +26,9 @@ from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard
 from dlrm_hybrid.config import build
 from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.launcher import Launch
-from dlrm_hybrid.run.rank_process import (
+from dlrm_hybrid.run.rank.process import (
     Ending,
     Loss,
     Rank,
@@ -38,6 +37,7 @@ from dlrm_hybrid.run.rank_process import (
     flush_log,
     write_log,
 )
+from dlrm_hybrid.run.rank.world import be_rank
 from dlrm_hybrid.run.request import Request, TrainTask
 from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER, Outcome
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json

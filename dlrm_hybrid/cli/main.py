@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlrm_hybrid.config import compose
 
 RANKED = ("train", "evaluate")
-RANK_MODULE = "dlrm_hybrid.cli.rank_world"  # imports that of ranks without a world as well
+RANK_MODULE = "dlrm_hybrid.run.rank.world"  # imports that of ranks without a world as well
 
 
 def run(argv: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dlrm_hybrid import __version__
-from dlrm_hybrid.cli.run_folder import write_whole
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.schema import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
@@ -18,6 +17,7 @@ from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.report.tables import comparison
 from dlrm_hybrid.report.text import text, write_pictures
+from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
 

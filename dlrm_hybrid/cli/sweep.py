@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from dlrm_hybrid.cli.run_folder import is_complete, one_run, write_whole
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
+from dlrm_hybrid.run.folder import is_complete, one_run, write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.types import ExitCode

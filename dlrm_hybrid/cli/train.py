@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dlrm_hybrid.checkpoint.folder import has_checkpoint, lost_latest, saved_step
-from dlrm_hybrid.cli import run_folder
 from dlrm_hybrid.cli.attempts import Attempts
 from dlrm_hybrid.cli.closing import tell_run, tell_scores
 from dlrm_hybrid.cli.emulated import Namespaces, rank_namespaces
@@ -25,6 +24,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
+from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.restarts import Restarts
 from dlrm_hybrid.run.running import Forwarder
@@ -33,8 +33,8 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
-WORLD_RANK = "dlrm_hybrid.cli.rank_world:world_rank"
-TRAIN_RANK = "dlrm_hybrid.cli.rank:train_rank"
+WORLD_RANK = "dlrm_hybrid.run.rank.world:world_rank"
+TRAIN_RANK = "dlrm_hybrid.run.rank.single:train_rank"
 # Of a command line, where it resumes: rows that a checkpoint was trained on are never replaced.
 NOT_REPEATED = ("checkpoint.resume=", "prepare.overwrite=")
 STATUS: dict[int, str] = {

@@ -17,10 +17,10 @@ from typing import Any
 
 from dlrm_hybrid.limits import check_temporary_folder
 from dlrm_hybrid.process import shielded
-from dlrm_hybrid.run.rank_process import Loss, Rank, run_rank
+from dlrm_hybrid.run.rank.process import Loss, Rank, run_rank
 from dlrm_hybrid.telemetry.events import Event
 
-PRELOAD = "dlrm_hybrid.run.preload"
+PRELOAD = "dlrm_hybrid.run.rank.preload"
 LOG_TAIL_BYTES = 4096
 
 

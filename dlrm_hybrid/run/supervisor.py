@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
-from dlrm_hybrid.run.rank_process import READY, Loss, Rank, Report, first_lost
+from dlrm_hybrid.run.rank.process import READY, Loss, Rank, Report, first_lost
 from dlrm_hybrid.run.running import (
     Forwarder,
     Running,

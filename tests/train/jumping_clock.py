@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from dlrm_hybrid.cli.rank_world import world_rank
+from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.train import loop
 from dlrm_hybrid.train.signals import StopWish
 

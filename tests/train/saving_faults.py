@@ -11,9 +11,9 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint import shard_writer, tensor_file
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
-from dlrm_hybrid.cli.rank import train_rank
-from dlrm_hybrid.cli.rank_world import world_rank
 from dlrm_hybrid.durable import Content
+from dlrm_hybrid.run.rank.single import train_rank
+from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.single import SingleEngine

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.run.rank_process import Loss, first_lost
+from dlrm_hybrid.run.rank.process import Loss, first_lost
 
 
 def losses(**missed: tuple[int, ...]) -> dict[int, Loss]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlrm_hybrid.run.rank_process import Rank
+from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind

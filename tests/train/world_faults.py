@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from dlrm_hybrid.cli.rank_world import world_rank
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 from dlrm_hybrid.wire.frame import Frame, Kind

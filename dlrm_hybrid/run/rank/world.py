@@ -14,21 +14,21 @@ from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.cli import rank as ranks
-from dlrm_hybrid.cli import rank_facts
-from dlrm_hybrid.cli.run_folder import check_checkpoint
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world
 from dlrm_hybrid.config.build_worker import BuiltWorker
 from dlrm_hybrid.config.build_world import Layout
-from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
-from dlrm_hybrid.run.rank_channel import world_channel
+from dlrm_hybrid.run.folder import check_checkpoint
+from dlrm_hybrid.run.rank import facts as rank_facts
+from dlrm_hybrid.run.rank import single as ranks
+from dlrm_hybrid.run.rank.channel import world_channel
+from dlrm_hybrid.run.rank.resumed import dense_values
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled

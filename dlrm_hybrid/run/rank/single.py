@@ -18,22 +18,22 @@ from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.reshard import remembered
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.cli.rank_facts import (
-    changed_arithmetic,
-    commits,
-    other_compressors,
-    resumed,
-)
-from dlrm_hybrid.cli.run_folder import check_checkpoint, write_whole
 from dlrm_hybrid.comm.strangers import Strangers
 from dlrm_hybrid.config import build, build_engine, build_model
-from dlrm_hybrid.config.resumed import dense_values
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.kernels.ahead import unforeseen
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
+from dlrm_hybrid.run.folder import check_checkpoint, write_whole
+from dlrm_hybrid.run.rank.facts import (
+    changed_arithmetic,
+    commits,
+    other_compressors,
+    resumed,
+)
+from dlrm_hybrid.run.rank.resumed import dense_values
 from dlrm_hybrid.run.request import CONFIG_FILE, EvaluateTask, TrainTask
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
