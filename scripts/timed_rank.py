@@ -48,7 +48,7 @@ SPANS = (
     ("weights: apply", "dlrm_hybrid.parallel.client", "ServerClient.wants"),
     ("send: frame and checksum", "dlrm_hybrid.comm.metered", "MeteredChannel.send"),
     ("wait and receive", "dlrm_hybrid.comm.metered", "MeteredChannel.receive"),
-    ("receive: frame and checksum", "dlrm_hybrid.comm.roster", "decode"),
+    ("receive: frame and checksum", "dlrm_hybrid.comm.zmq.roster", "decode"),
     ("activations: encode", DENSE, "DenseCodec.encode"),
     ("activations: decode", DENSE, "DenseCodec.decode"),
     ("activations: encode", DENSE, "DenseCodec.encode_gradient"),

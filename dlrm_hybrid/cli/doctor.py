@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.comm.curve import make_key_file
+from dlrm_hybrid.comm.zmq.curve import make_key_file
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.doctor.checks import Check, Level, check_rows, run_checks

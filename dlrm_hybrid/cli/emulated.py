@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.comm.emulation.network import open_network
+from dlrm_hybrid.comm.netem.network import open_network
 from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 

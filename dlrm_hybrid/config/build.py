@@ -8,8 +8,8 @@ from dataclasses import astuple
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import Keeping
-from dlrm_hybrid.comm.emulation.plan import Plan, host_of, num_hosts
-from dlrm_hybrid.comm.emulation.units import bits_per_second, seconds
+from dlrm_hybrid.comm.netem.plan import Plan, host_of, num_hosts
+from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
 from dlrm_hybrid.config.rules import raw_files
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.folder import PrepareOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from dlrm_hybrid.comm.emulation.plan import NETWORK as EMULATED_NETWORK
+from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dlrm_hybrid.comm.emulation.units import bits_per_second, seconds
+from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
 from dlrm_hybrid.config.schema import Config
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from dlrm_hybrid.comm.emulation.network import open_network
-from dlrm_hybrid.comm.emulation.plan import Plan
+from dlrm_hybrid.comm.netem.network import open_network
+from dlrm_hybrid.comm.netem.plan import Plan
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import DataError, ResourceError
 

@@ -17,7 +17,7 @@ import xxhash
 from fuzz_told import Told, WrongError, require
 from numpy.typing import NDArray
 
-from dlrm_hybrid.comm.roster import ForeignError, Peer, Roster
+from dlrm_hybrid.comm.zmq.roster import ForeignError, Peer, Roster
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode

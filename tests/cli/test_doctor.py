@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.comm.curve import read_key_file
+from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.doctor import checks
 from dlrm_hybrid.doctor.checks import Level
 

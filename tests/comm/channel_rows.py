@@ -9,11 +9,11 @@ from typing import TypeVar
 import numpy as np
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.comm.curve import CurveKeys
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import FolderBoard
-from dlrm_hybrid.comm.zmq_channel import ZmqChannel, ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind

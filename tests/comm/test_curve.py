@@ -7,7 +7,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from dlrm_hybrid.comm.curve import (
+from dlrm_hybrid.comm.zmq.curve import (
     CurveKeys,
     check_listening,
     make_key_file,

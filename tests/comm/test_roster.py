@@ -5,7 +5,7 @@ from channel_rows import ATTEMPT, frame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.comm.roster import BrokenError, ForeignError, Part, Peer, Roster, Word
+from dlrm_hybrid.comm.zmq.roster import BrokenError, ForeignError, Part, Peer, Roster, Word
 from dlrm_hybrid.wire.frame import Kind, encode
 
 TOKENS = ["00" * 16, "11" * 16, "22" * 16]

@@ -29,12 +29,12 @@ from channel_rows import (
 from slow_link import SlowLink
 from zmq.utils.monitor import recv_monitor_message
 
-from dlrm_hybrid.comm import sockets
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.comm.curve import CurveKeys
 from dlrm_hybrid.comm.rendezvous import FolderBoard
-from dlrm_hybrid.comm.sockets import Sockets
-from dlrm_hybrid.comm.zmq_channel import ZmqChannel, open_zmq_channel
+from dlrm_hybrid.comm.zmq import sockets
+from dlrm_hybrid.comm.zmq.channel import ZmqChannel, open_zmq_channel
+from dlrm_hybrid.comm.zmq.curve import CurveKeys
+from dlrm_hybrid.comm.zmq.sockets import Sockets
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
@@ -443,7 +443,7 @@ def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
 
 def test_importing_starts_no_thread() -> None:
     """A context made before a fork would be of no use after it."""
-    program = "import os, dlrm_hybrid.comm.zmq_channel; print(len(os.listdir('/proc/self/task')))"
+    program = "import os, dlrm_hybrid.comm.zmq.channel; print(len(os.listdir('/proc/self/task')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "1\n", done.stderr
 

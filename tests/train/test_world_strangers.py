@@ -10,7 +10,7 @@ import psutil
 import pytest
 from world_runs import Train, assert_same, pids
 
-from dlrm_hybrid.comm.curve import make_key_file
+from dlrm_hybrid.comm.zmq.curve import make_key_file
 
 STEPS = 200
 WORLD = (

@@ -6,10 +6,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlrm_hybrid.comm.curve import read_key_file
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import Board
-from dlrm_hybrid.comm.zmq_channel import ZmqChannel, ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.config import build_world
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config

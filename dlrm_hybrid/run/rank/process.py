@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.comm.emulation.namespaces import enter
+from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals, writing
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind

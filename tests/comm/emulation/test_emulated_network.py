@@ -15,9 +15,9 @@ from emulation_hosts import (
     transfer_seconds,
 )
 
-from dlrm_hybrid.comm.emulation import holder
-from dlrm_hybrid.comm.emulation.network import Network, open_network
-from dlrm_hybrid.comm.emulation.plan import Plan
+from dlrm_hybrid.comm.netem import holder
+from dlrm_hybrid.comm.netem.network import Network, open_network
+from dlrm_hybrid.comm.netem.plan import Plan
 from dlrm_hybrid.types import ResourceError
 
 pytestmark = needs_namespaces

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.comm.emulation.network import Network, check_echo
-from dlrm_hybrid.comm.emulation.plan import NETWORK, Plan, host_of, num_hosts
+from dlrm_hybrid.comm.netem.network import Network, check_echo
+from dlrm_hybrid.comm.netem.plan import NETWORK, Plan, host_of, num_hosts
 from dlrm_hybrid.types import ResourceError
 
 RATES = st.integers(10**6, 10**11)

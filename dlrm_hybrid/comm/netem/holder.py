@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from dlrm_hybrid.comm.emulation import namespaces
-from dlrm_hybrid.comm.emulation.plan import Plan
-from dlrm_hybrid.comm.emulation.probe import fastest_echo_seconds
+from dlrm_hybrid.comm.netem import namespaces
+from dlrm_hybrid.comm.netem.plan import Plan
+from dlrm_hybrid.comm.netem.probe import fastest_echo_seconds
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.types import ResourceError
 

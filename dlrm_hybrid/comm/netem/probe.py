@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
-from dlrm_hybrid.comm.emulation.plan import Plan
+from dlrm_hybrid.comm.netem.plan import Plan
 
 REPEATS = 5
 PAUSE_SECONDS = 0.005  # the links' buckets are full again

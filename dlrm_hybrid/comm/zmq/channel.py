@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from dlrm_hybrid.comm.channel import check_outgoing
-from dlrm_hybrid.comm.curve import CurveKeys
-from dlrm_hybrid.comm.happenings import Answer, Change, Changed, Happening, Message, Refused
 from dlrm_hybrid.comm.rendezvous import Board, Endpoint, meet
-from dlrm_hybrid.comm.roster import ForeignError, Part, Peer, Roster, Word
-from dlrm_hybrid.comm.sockets import MAX_MESSAGE_BYTES, Sockets, listen
-from dlrm_hybrid.comm.strangers import Strangers
+from dlrm_hybrid.comm.zmq.curve import CurveKeys
+from dlrm_hybrid.comm.zmq.happenings import Answer, Change, Changed, Happening, Message, Refused
+from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, Word
+from dlrm_hybrid.comm.zmq.sockets import MAX_MESSAGE_BYTES, Sockets, listen
+from dlrm_hybrid.comm.zmq.strangers import Strangers
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, encode
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from dlrm_hybrid.comm.curve import (
+from dlrm_hybrid.comm.zmq.curve import (
     ZAP_DOMAIN,
     ZAP_ENDPOINT,
     CurveKeys,
     check_listening,
     zap_reply,
 )
-from dlrm_hybrid.comm.happenings import Answer, Change, Changed, Happening, Message, Refused
-from dlrm_hybrid.comm.roster import Part
+from dlrm_hybrid.comm.zmq.happenings import Answer, Change, Changed, Happening, Message, Refused
+from dlrm_hybrid.comm.zmq.roster import Part
 from dlrm_hybrid.types import ResourceError
 
 MAX_MESSAGE_BYTES = 1 << 30

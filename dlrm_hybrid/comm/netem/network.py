@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import final
 
-from dlrm_hybrid.comm.emulation.holder import hold
-from dlrm_hybrid.comm.emulation.plan import LEAST_ECHO_SHARE, Plan
+from dlrm_hybrid.comm.netem.holder import hold
+from dlrm_hybrid.comm.netem.plan import LEAST_ECHO_SHARE, Plan
 from dlrm_hybrid.process import shielded
 from dlrm_hybrid.types import ResourceError
 

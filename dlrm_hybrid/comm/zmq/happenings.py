@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from dlrm_hybrid.comm.roster import Part
+from dlrm_hybrid.comm.zmq.roster import Part
 
 
 class Change(Enum):
