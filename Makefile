@@ -4,10 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/installed
 
-.PHONY: train test test-all install clean
+.PHONY: train check test test-all install clean
 
 train: install
 	$(VENV)/bin/python -m dlrm_hybrid train +experiment=dct_hybrid
+
+check: install
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check.sh --quick
 
 test: install
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check.sh
