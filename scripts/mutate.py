@@ -125,7 +125,7 @@ FAULTS = (
         f"{GRADIENT}/lifespan.py",
         "4 * (sent - keep) > 5 * expected",
         "4 * (sent - keep) > 6 * expected",
-        f"{TESTS}/test_lifespan.py",
+        f"{TESTS}/test_renewal.py",
     ),
     Fault(
         "drains: all trainers at the same steps",
@@ -167,7 +167,7 @@ FAULTS = (
         f"{GRADIENT}/correction.py",
         "if self._options.masking:",
         "if not self._options.masking:",
-        f"{TESTS}/test_correction.py",
+        f"{TESTS}/test_transforms.py",
     ),
     Fault(
         "TernGrad: scales are rounded down",
