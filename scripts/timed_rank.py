@@ -15,9 +15,10 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from importlib import import_module
+from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ SPANS = (
     ("forward", "dlrm_hybrid.parallel.stage", "StageStep.forward"),
     ("backward", "dlrm_hybrid.parallel.stage", "StageStep.backward"),
     ("backward", "dlrm_hybrid.parallel.stage", "StageStep.finish"),
-    ("gradients: encode", "dlrm_hybrid.compress.gradient.dense", "NoCompression.encode"),
-    ("gradients: encode", "dlrm_hybrid.compress.gradient.sparsifier", "Sparsifier.encode"),
+    ("gradients: encode", "dlrm_hybrid.compress.gradient.compressor", "Dense.encode"),
+    ("gradients: encode", "dlrm_hybrid.compress.gradient.error_feedback", "ErrorFeedback.encode"),
     ("gradients: hand over", "dlrm_hybrid.parallel.client", "ServerClient.push"),
     ("weights: decode", "dlrm_hybrid.parallel.client", "changes_of"),
     ("weights: apply", "dlrm_hybrid.parallel.client", "ServerClient.apply"),
@@ -145,7 +146,19 @@ def _wrap(clock: Clock, label: str, module: str, name: str) -> None:
         finally:
             clock.end()
 
-    setattr(owner, attribute, timed)
+    def timed_in_parts(*arguments: Any, **named: Any) -> Generator[Any, Any, Any]:
+        program, value = function(*arguments, **named), None
+        while True:
+            clock.begin(label)
+            try:
+                wanted = program.send(value)
+            except StopIteration as end:
+                return end.value
+            finally:
+                clock.end()
+            value = yield wanted
+
+    setattr(owner, attribute, timed_in_parts if isgeneratorfunction(function) else timed)
 
 
 def _count_training_only(clock: Clock) -> dict[str, float]:

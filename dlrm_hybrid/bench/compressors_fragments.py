@@ -24,7 +24,7 @@ from dlrm_hybrid.compress.gradient.deft_plan import (
     exact_budget,
     partition,
 )
-from dlrm_hybrid.compress.gradient.largest import largest
+from dlrm_hybrid.compress.gradient.selector import largest
 
 TRAINERS = (2, 4, 8, 16)
 

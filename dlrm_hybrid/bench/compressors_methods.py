@@ -6,7 +6,7 @@ Shapes: N elements of a tensor.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from dlrm_hybrid.bench.kernels_gradient import DENSITIES, SEED, SHIFT, seconds
 from dlrm_hybrid.bench.table import Progress, Row, silent, told
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor, Coordination
-from dlrm_hybrid.config import build_coordination, build_gradient
+from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.config import build_gradient
+from dlrm_hybrid.config.build_threshold import Holder
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -126,12 +127,13 @@ def measure_methods(source: Source, repeats: int, progress: Progress = silent) -
 
 def _turns(source: Source, density: float, method: str, repeats: int) -> Iterator[_Turn]:
     specs = source.specs()
-    encode, compressor = _encoder(method, density, specs)
+    compressor = _compressor(method, density, specs)
+    elements = sum(spec.count for spec in specs)
     sums = [torch.zeros(spec.shape) for spec in specs]
     for step in range(SETTLING + repeats):
         gradients = source.gradients(step)
         start = time.thread_time()
-        sections = encode(gradients, step)
+        (sections,) = together([compressor.encode(gradients, step)], step, elements)
         took = time.thread_time() - start
         if step >= SETTLING:
             topk, one_pass = _references(gradients, sums, density)
@@ -152,44 +154,23 @@ def _references(gradients: Gradients, sums: list[Tensor], density: float) -> tup
     return seconds(lambda: _topk(sizes, keeps)), seconds(lambda: _add(sums, gradients))
 
 
-def _encoder(
-    method: str, density: float, specs: list[Spec]
-) -> tuple[Callable[[Gradients, int], dict[str, Section]], GradientCompressor]:
-    """What one trainer does at a step, its agreement with itself included."""
+def _compressor(method: str, density: float, specs: list[Spec]) -> Compressor:
+    """Of the only trainer."""
     config = _configured(method)
     if METHODS[method].is_sparse:
         config = replace(config, gradient=replace(config.gradient, sparsity=1 - density))
     holder = Holder(
-        specs=specs,
+        layout=layout_of(specs),
         trainer=0,
         model_elements=sum(spec.count for spec in specs),
         lr=lambda step: config.optimizer.lr,
     )
-    coordination = build_coordination.coordination(config)
-    compressor = build_coordination.compressor(config, holder)
-    if coordination is None or compressor is None:
-        alone = compressor or build_gradient.gradients(config, holder)
-        return alone.encode, alone
-    return _agreeing(compressor, coordination), compressor
+    return build_gradient.compressor(config, holder)
 
 
 @cache
 def _configured(method: str) -> Config:
     return validate(values_of([*WORLD, f"gradient={method}", *OPTIONS.get(method, ())]))
-
-
-def _agreeing(
-    compressor: CoordinatedCompressor, coordination: Coordination
-) -> Callable[[Gradients, int], dict[str, Section]]:
-    elements = sum(spec.count for spec in compressor.specs)
-
-    def encode(gradients: Gradients, step: int) -> dict[str, Section]:
-        for number in range(coordination.rounds):
-            proposal = compressor.propose(number, gradients, step)
-            compressor.agree(number, coordination.combine(number, step, [proposal], elements))
-        return compressor.encode(gradients, step)
-
-    return encode
 
 
 def _topk(sizes: list[Tensor], keeps: list[int]) -> None:
@@ -202,9 +183,7 @@ def _add(sums: list[Tensor], gradients: Gradients) -> None:
         total.add_(gradient)
 
 
-def _error(
-    compressor: GradientCompressor, gradients: Gradients, sections: Mapping[str, Section]
-) -> float:
+def _error(compressor: Compressor, gradients: Gradients, sections: Mapping[str, Section]) -> float:
     """The norm of what was not sent, relative to what might have been."""
     state = compressor.tensors()
     left = total = 0.0

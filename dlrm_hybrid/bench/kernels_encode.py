@@ -17,11 +17,12 @@ from dlrm_hybrid.bench.kernels_gradient import seconds
 from dlrm_hybrid.bench.plain_dlrm import PlainDlrm, PlainTraining, RowDataset, plain_loader
 from dlrm_hybrid.bench.random_rows import draw_rows
 from dlrm_hybrid.bench.table import Progress, Row, silent, told
-from dlrm_hybrid.compress.gradient.aim import Aim, Scope
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
-from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec, layout_of
+from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
+from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
@@ -48,20 +49,20 @@ Gradients = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to choose what leaves."""
+    """One way to select what is sent."""
 
     name: str
     rule: ThresholdRule
-    renewal: Renewal
+    mode: Mode
     steps: int
     goal_ms: float | None
 
 
 METHODS = (
-    Method("controlled, L = 1000", Histogram(), Renewal.CONTROLLED, LIFE, GOAL_MS),
-    Method("fixed, L = 1000", Histogram(), Renewal.FIXED, LIFE, None),
-    Method("every step, by counting", Histogram(), Renewal.FIXED, 1, None),
-    Method("every step, by sorting", Exact(), Renewal.FIXED, 1, None),
+    Method("controlled, L = 1000", Histogram(), Mode.CONTROLLED, LIFE, GOAL_MS),
+    Method("fixed, L = 1000", Histogram(), Mode.FIXED, LIFE, None),
+    Method("every step, by counting", Histogram(), Mode.FIXED, 1, None),
+    Method("every step, by sorting", Exact(), Mode.FIXED, 1, None),
 )
 
 
@@ -107,8 +108,8 @@ def _encode_row(method: Method, dtype: Dtype, gradients: list[Gradients]) -> Row
         Spec(place, name, tuple(one.shape))
         for place, (name, one) in enumerate(gradients[0].items())
     ]
-    compressor: GradientCompressor = Sparsifier(specs, _options(method, dtype))
-    displaced: GradientCompressor = Sparsifier(specs, _options(method, dtype))
+    layout = layout_of(specs)
+    compressor, displaced = (_compressor(layout, method, dtype) for _ in range(2))
     others_N = np.zeros(OTHERS, np.float32)
     sums = [torch.zeros(spec.shape) for spec in specs]
     given = {spec.name: torch.zeros(spec.shape) for spec in specs}
@@ -141,10 +142,9 @@ def _encode_row(method: Method, dtype: Dtype, gradients: list[Gradients]) -> Row
     }
 
 
-def _encode(
-    compressor: GradientCompressor, given: Gradients, step: int, out: dict[str, Section]
-) -> None:
-    out.update(compressor.encode(given, step))
+def _encode(compressor: Compressor, given: Gradients, step: int, out: dict[str, Section]) -> None:
+    (sections,) = together([compressor.encode(given, step)], step, 0)
+    out.update(sections)
 
 
 def _copy(given: Gradients, fresh: Gradients) -> None:
@@ -170,9 +170,9 @@ def _reached(milliseconds: float, goal: float | None) -> str | None:
     return "yes" if milliseconds <= goal else "no"
 
 
-def _options(method: Method, dtype: Dtype) -> SparsifierOptions:
-    return SparsifierOptions(
-        aim=Aim(
+def _compressor(layout: Layout, method: Method, dtype: Dtype) -> Compressor:
+    selector = Thresholded(
+        target=SparsityTarget(
             sparsity=SPARSITY,
             scope=Scope.TENSOR,
             sends_ties=True,
@@ -180,11 +180,9 @@ def _options(method: Method, dtype: Dtype) -> SparsifierOptions:
             warmup_steps=0,
         ),
         rule=method.rule,
-        lifespan=LifeSpan(steps=method.steps, renewal=method.renewal, staggered=False),
-        dtype=dtype,
-        drain=Drain(mode=DrainMode.NONE, every=1, seed=SEED, trainer=0),
-        scale=None,
+        renewal=Renewal(steps=method.steps, mode=method.mode, staggered=False),
     )
+    return ErrorFeedback(layout, selector, FeedbackOptions(dtype=dtype))
 
 
 def _gradients(model: PlainDlrm) -> Iterator[tuple[str, Tensor]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.config import build_compress, build_coordination, build_world
+from dlrm_hybrid.config import build_compress, build_gradient, build_world
 from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
-from dlrm_hybrid.parallel.moderator import Moderator
+from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.service import Handle
@@ -29,7 +29,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         check_every=config.sync.check_every,
         attempt=layout.attempt,
         pull=build_compress.dtype(config.pull.precision),
-        tells_levels=build_coordination.tells_levels(config),
+        tells_levels=build_gradient.tells_levels(config),
     )
     return ParameterServer(
         layout.topology,
@@ -43,11 +43,11 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
 
 
 def handle(config: Config, layout: Layout, index: int, server: ParameterServer) -> Handle:
-    """What becomes of pushes to a server, and of proposals to it."""
-    coordination = build_coordination.coordination(config)
-    if coordination is None:
+    """What becomes of pushes to a server, and of contributions to rounds."""
+    ops = build_gradient.rounds(config)
+    if not ops:
         return server.handle
-    moderator = Moderator(
-        layout.topology, index, layout.tensors, coordination, layout.attempt, server.handle
+    collectives = CollectiveServer(
+        layout.topology, index, layout.tensors, ops, layout.attempt, server.handle
     )
-    return moderator.handle
+    return collectives.handle

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.gaussian import Fit, Gaussian
@@ -12,9 +14,26 @@ from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync, Search
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
 from dlrm_hybrid.compress.gradient.thresholds.sidco import Adaptation, Distribution, Sidco
-from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.rng import fold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Whose gradients they are.
+
+    Attributes:
+        layout: of the dense tensors of the stage.
+        trainer: its number.
+        model_elements: of all dense tensors of the model.
+        lr: learning rate by step.
+    """
+
+    layout: Layout
+    trainer: int
+    model_elements: int
+    lr: Callable[[int], float]
+
 
 Rule = Callable[[Config, Holder], ThresholdRule]
 

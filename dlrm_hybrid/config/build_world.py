@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.config import (
-    build,
-    build_compress,
-    build_coordination,
-    build_gradient,
-    build_model,
-)
-from dlrm_hybrid.config.gradient_holder import Holder
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.config import build, build_compress, build_gradient, build_model
+from dlrm_hybrid.config.build_threshold import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.partition import Partition
@@ -24,14 +18,14 @@ from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.collectives import CollectiveClient
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.negotiator import Negotiator
 from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.server_options import ClientOptions
-from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor, TimedParty
+from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -100,7 +94,7 @@ def learning(config: Config, plan: Layout) -> Learning:
 def compression(config: Config, plan: Layout, rank: int) -> Compression:
     """All that the worker with this rank compresses with."""
     trainer, stage = divmod(rank, plan.topology.stages)
-    gradients = coordinated = None
+    gradients = None
     if plan.topology.servers:
         specs = [
             Spec(tensor.id, tensor.name, tensor.shape)
@@ -109,17 +103,14 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
         ]
         lr = build_model.schedule(config, config.optimizer.lr, plan.steps).lr
         holder = Holder(
-            specs=specs,
+            layout=layout_of(specs),
             trainer=trainer,
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
             lr=lr,
         )
-        coordinated = build_coordination.compressor(config, holder)
-        gradients = coordinated or build_gradient.gradients(config, holder)
+        gradients = build_gradient.compressor(config, holder)
     activations = build_compress.activations(config, plan.partition.stages[stage])
-    return Compression(
-        trainer=trainer, gradients=gradients, coordinated=coordinated, activations=activations
-    )
+    return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
 def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
@@ -143,12 +134,8 @@ def worker(config: Config, plan: Layout, rank: int, send: Send, clock: SpanClock
     own = compression(config, plan, rank)
     owner = _client(config, plan, rank, model, own, clock)
     codec = TimedCodec(own.activations, clock)
-    alone = _worker(config, plan, rank, model, codec, TimedClient(owner, clock), send)
-    return WorkerParts(
-        worker=replace(alone, negotiator=_negotiator(plan, rank, own, clock)),
-        client=owner,
-        compression=own,
-    )
+    made = _worker(config, plan, rank, model, codec, TimedClient(owner, clock), send)
+    return WorkerParts(worker=made, client=owner, compression=own)
 
 
 def evaluator(config: Config, plan: Layout, rank: int, owner: Client, send: Send) -> Worker:
@@ -172,7 +159,7 @@ def _client(
     options = ClientOptions(
         policy=policy(config),
         attempt=plan.attempt,
-        learning=learning(config, plan) if build_coordination.tells_levels(config) else None,
+        learning=learning(config, plan) if build_gradient.tells_levels(config) else None,
     )
     return ServerClient(
         plan.topology,
@@ -182,17 +169,6 @@ def _client(
         options,
         TimedCompressor(own.gradients, clock),
         clock,
-    )
-
-
-def _negotiator(plan: Layout, rank: int, own: Compression, clock: SpanClock) -> Negotiator | None:
-    if own.coordinated is None:
-        return None
-    return Negotiator(
-        topology=plan.topology,
-        rank=rank,
-        attempt=plan.attempt,
-        party=TimedParty(own.coordinated, clock),
     )
 
 
@@ -214,7 +190,9 @@ def _worker(
         codec=codec,
         ops=SCHEDULES[config.schedule.name](rank % stages, stages, config.schedule.microbatches),
         client=owner,
-        negotiator=None,
+        collectives=CollectiveClient(
+            topology=plan.topology, rank=rank, attempt=plan.attempt, send=send
+        ),
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
         send=send,
     )

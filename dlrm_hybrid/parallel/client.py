@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol, final
 
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
+from dlrm_hybrid.compress.gradient.collective import Collective, Sections
+from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.parallel.changes import Copies, changes_of
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.finite import check_finite
@@ -29,11 +30,14 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Section
 
+Pushing = Generator[Collective, Sections, list[Outgoing]]
+"""Yields the rounds of a step, is sent their results, and returns what to send."""
+
 
 class Client(Protocol):
     """How the weights of one stage of one trainer follow the truth."""
 
-    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> Pushing:
         """Hand over the gradients of this trainer's mean loss at `step`, all of the stage's.
 
         Send what comes back before the gradients' memory is used again.
@@ -70,7 +74,7 @@ class ServerClient:
         tensors: Sequence[DenseTensor],
         replica: Mapping[str, Tensor],
         options: ClientOptions,
-        compressor: GradientCompressor,
+        compressor: Compressor,
         clock: SpanClock,
     ) -> None:
         self._topology = topology
@@ -99,8 +103,8 @@ class ServerClient:
         self._applied = dict.fromkeys(self._units, 0)
         self._pushed = 0
 
-    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
-        """One frame for each server that owns something of this stage.
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> Pushing:
+        """One frame for each server that owns something of this stage, after the method's rounds.
 
         Raises:
             DlrmError: `step` is not due, or the replica is not of the version it needs.
@@ -114,7 +118,7 @@ class ServerClient:
             )
         self._pushed += 1
         own = {name: gradients[name].contiguous() for name in self._replica}
-        sections = self._compressor.encode(own, step)
+        sections = yield from self._compressor.encode(own, step)
         return [self._push(owner, step, sections) for owner in self._units]
 
     def wants(self, step: int) -> list[Receive]:
@@ -210,8 +214,9 @@ class LocalClient:
         self._name = name
         self._master = Master(weights, learning)
 
-    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> Pushing:
         """Learn at once, nothing to send; raises DivergedError if a gradient is not finite."""
+        yield from ()
         for name in self._master.weights:
             gradient = gradients[name]
             array = gradient.detach().contiguous().view(-1).numpy()

@@ -9,8 +9,7 @@ from typing import final
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
-from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor
+from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.parallel.master import copy_into
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT, counted
 
@@ -26,13 +25,11 @@ class Compression:
     Attributes:
         trainer: whose worker it is.
         gradients: None where no server is pushed to.
-        coordinated: the same; None where each trainer decides alone what to push.
         activations: of both its boundaries.
     """
 
     trainer: int
-    gradients: GradientCompressor | None
-    coordinated: CoordinatedCompressor | None
+    gradients: Compressor | None
     activations: ActivationCodec
 
     def tensors(self) -> dict[str, Tensor]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved
 from dlrm_hybrid.compress.activation.report import BoundaryReport
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec, TensorReport
-from dlrm_hybrid.compress.gradient.coordination import Party
-from dlrm_hybrid.parallel.client import Client
+from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, TensorReport
+from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.parallel.client import Client, Pushing
 from dlrm_hybrid.parallel.effects import Receive
-from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.wire.frame import Frame
-from dlrm_hybrid.wire.section import Section
+
+Result = TypeVar("Result")
 
 
 @final
@@ -94,59 +95,33 @@ class TimedCodec:
 
 @final
 class TimedCompressor:
-    """A `GradientCompressor` whose time is that of encoding."""
+    """A `Compressor` whose time is that of encoding."""
 
-    def __init__(self, inner: GradientCompressor, clock: SpanClock) -> None:
+    def __init__(self, inner: Compressor, clock: SpanClock) -> None:
         self._inner = inner
         self._encoding = clock.within(Span.ENCODE)
 
     @property
     def specs(self) -> Sequence[Spec]:
-        """See `GradientCompressor`."""
+        """See `Compressor`."""
         return self._inner.specs
 
-    def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
-        """See `GradientCompressor`."""
-        with self._encoding:
-            return self._inner.encode(gradients, step)
+    @property
+    def rounds(self) -> tuple[Op, ...]:
+        """See `Compressor`."""
+        return self._inner.rounds
+
+    def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
+        """See `Compressor`."""
+        return _timed(self._encoding, self._inner.encode(gradients, step))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `GradientCompressor`."""
+        """See `Compressor`."""
         return self._inner.tensors()
 
     def report(self) -> dict[str, TensorReport]:
-        """See `GradientCompressor`."""
+        """See `Compressor`."""
         return self._inner.report()
-
-
-@final
-class TimedParty:
-    """A `Party` whose proposals are encoding, and its agreements decoding."""
-
-    def __init__(self, inner: Party, clock: SpanClock) -> None:
-        self._inner = inner
-        self._encoding = clock.within(Span.ENCODE)
-        self._decoding = clock.within(Span.DECODE)
-
-    @property
-    def specs(self) -> Sequence[Spec]:
-        """See `Party`."""
-        return self._inner.specs
-
-    @property
-    def rounds(self) -> int:
-        """See `Party`."""
-        return self._inner.rounds
-
-    def propose(self, number: int, gradients: Mapping[str, Tensor], step: int) -> Sequence[Section]:
-        """See `Party`."""
-        with self._encoding:
-            return self._inner.propose(number, gradients, step)
-
-    def agree(self, number: int, agreed: Sequence[Section]) -> None:
-        """See `Party`."""
-        with self._decoding:
-            self._inner.agree(number, agreed)
 
 
 @final
@@ -157,10 +132,9 @@ class TimedClient:
         self._inner = inner
         self._applying = clock.within(Span.APPLY)
 
-    def push(self, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+    def push(self, step: int, gradients: Mapping[str, Tensor]) -> Pushing:
         """See `Client`."""
-        with self._applying:
-            return self._inner.push(step, gradients)
+        return _timed(self._applying, self._inner.push(step, gradients))
 
     def wants(self, step: int) -> list[Receive]:
         """See `Client`."""
@@ -170,3 +144,17 @@ class TimedClient:
         """See `Client`."""
         with self._applying:
             self._inner.apply(frame)
+
+
+def _timed(
+    within: Within, program: Generator[Collective, Sections, Result]
+) -> Generator[Collective, Sections, Result]:
+    """The same program; what it does between its rounds belongs to a span."""
+    result: Sections | None = None
+    while True:
+        with within:
+            try:
+                collective = next(program) if result is None else program.send(result)
+            except StopIteration as end:
+                return end.value
+        result = yield collective

@@ -98,7 +98,7 @@ class Topology:
             raise ValueError(f"no server {index} in {self}")
         return self.num_workers + index
 
-    def moderator(self, stage: int) -> int:
+    def collective_server(self, stage: int) -> int:
         """Rank of the server through which the workers of a stage agree; there are servers."""
         return self.server(stage % self.servers)
 

@@ -6,8 +6,7 @@ train step:
     forward and backward of the micro-batches, as the schedule says:
         forward:  receive activations, compute, send activations
         backward: receive a gradient, compute, send a gradient
-    agree with the other trainers on what to push         (methods that do)
-    push the gradients of the weights
+    push the gradients of the weights, after rounds with the other trainers where the method has any
     update the tables                                     (the stage with the interaction)
 
 The lookup comes first because it needs nothing from the servers: it overlaps their work.
@@ -29,8 +28,8 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, S
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import Client
+from dlrm_hybrid.parallel.collectives import CollectiveClient
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
-from dlrm_hybrid.parallel.negotiator import Negotiator
 from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.schedule import Op
 from dlrm_hybrid.parallel.stage import Inputs, StageStep, predict_stage
@@ -51,7 +50,7 @@ class Worker:
         codec: of both its boundaries.
         ops: of its stage in every step.
         client: keeps the weights of `model` at the version that a step needs.
-        negotiator: agrees on what `client` pushes; None where each trainer decides alone.
+        collectives: runs the rounds of what `client` pushes, where its method has any.
         embedding_schedule: learning rate of the tables.
         send: to any rank.
     """
@@ -62,7 +61,7 @@ class Worker:
     codec: ActivationCodec
     ops: tuple[Op, ...]
     client: Client
-    negotiator: Negotiator | None
+    collectives: CollectiveClient
     embedding_schedule: Schedule
     send: Send
 
@@ -106,10 +105,9 @@ def train_step(worker: Worker, step: int, inputs: Inputs) -> Generator[Effect, A
             received_bM = yield from pipe.gradient(microbatch)
             pipe.send_gradient(stage.backward(microbatch, received_bM), microbatch)
     result = stage.finish()
-    if worker.negotiator is not None:
-        yield from worker.negotiator.agree(step, result.gradients, worker.send)
-    for to, frame, dense_equivalent_bytes in worker.client.push(step, result.gradients):
-        worker.send(to, frame, dense_equivalent_bytes)
+    pushing = worker.client.push(step, result.gradients)
+    for outgoing in (yield from worker.collectives.run(step, pushing)):
+        worker.send(*outgoing)
     if result.pooled_gradient_BFD is not None:
         yield LearnEmbeddings(result.pooled_gradient_BFD)
     return StepOutcome(loss_sum=result.loss_sum, correct=result.correct, rows=inputs.rows)

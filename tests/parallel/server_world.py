@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.dense import NoCompression
+from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec, layout_of
 from dlrm_hybrid.model.optimizer import DenseOptimizer, Sgd
 from dlrm_hybrid.model.schedule import Linear
-from dlrm_hybrid.parallel.client import ServerClient
+from dlrm_hybrid.parallel.client import Client, ServerClient
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
@@ -60,6 +61,12 @@ def arrived(outgoing: Sequence[Outgoing]) -> list[Outgoing]:
     return [one._replace(frame=travel(one)) for one in outgoing]
 
 
+def pushed(client: Client, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+    """What a client sends after a step; its only trainer agrees with itself where it must."""
+    elements = sum(gradient.numel() for gradient in gradients.values())
+    return together([client.push(step, gradients)], step, elements)[0]
+
+
 class World:
     """Trainers of one stage or two, servers, and lists instead of channels."""
 
@@ -74,7 +81,7 @@ class World:
         check_every: int = 1,
         pull: Dtype = Dtype.FLOAT32,
         tells_levels: bool = False,
-        make: Callable[[Sequence[Spec]], GradientCompressor] = NoCompression,
+        make: Callable[[Layout], Compressor] = Dense,
         gradients: Gradients = gradients_of,
     ) -> None:
         self.pull_dtype = pull
@@ -92,7 +99,7 @@ class World:
         }
         self.replicas = [drawn(0) for _ in range(trainers)]
         self.compressors = {
-            rank: make(self.specs(rank)) for rank in range(self.topology.num_workers)
+            rank: make(layout_of(self.specs(rank))) for rank in range(self.topology.num_workers)
         }
         self.clients = {rank: self.client(rank) for rank in self.compressors}
         self.mail: list[Outgoing] = []
@@ -126,7 +133,7 @@ class World:
 
     def push(self, rank: int, step: int) -> list[Outgoing]:
         gradients = self.gradients(rank // self.topology.stages, step)
-        return self.clients[rank].push(step, gradients)
+        return pushed(self.clients[rank], step, gradients)
 
     def arrive(self, pushes: Sequence[Outgoing]) -> None:
         for push in pushes:

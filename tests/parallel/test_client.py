@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from server_world import pushed
 from tiny_world import uncompressed
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def versions(steps: int) -> list[Frame]:
     pusher = client(drawn(0), Sync())
     frames: list[Frame] = []
     for step in range(steps):
-        push, _ = pusher.push(step, drawn(step + 1))
+        push, _ = pushed(pusher, step, drawn(step + 1))
         (answer,) = server.handle(decode(encode(push.frame)))
         frames.append(decode(encode(answer.frame)))
         pusher.apply(frames[-1])
@@ -70,7 +71,7 @@ def test_a_worker_owns_replicas_of_its_stage_only():
         ("bottom.1.bias", 1),
         ("top.1.weight", 1),
     ]
-    pushes = client(drawn(0), Sync()).push(0, drawn(1))
+    pushes = pushed(client(drawn(0), Sync()), 0, drawn(1))
     assert [(one.to, one.dense_equivalent_bytes) for one in pushes] == [(2, 96), (3, 24)]
     sections = [[section.tensor for section in one.frame.sections] for one in pushes]
     assert sections == [[0], [1]]
@@ -141,10 +142,10 @@ def test_other_frames_are_refused(changes: dict[str, object], message: str):
 def test_pushes_out_of_turn_are_refused():
     one = client(drawn(0), Sync())
     with pytest.raises(DlrmError, match="push of step 1 .* step 0 is due"):
-        one.push(1, drawn(1))
-    one.push(0, drawn(1))
+        pushed(one, 1, drawn(1))
+    pushed(one, 0, drawn(1))
     with pytest.raises(DlrmError, match="push of step 1 with versions {2: 0, 3: 0}"):
-        one.push(1, drawn(1))
+        pushed(one, 1, drawn(1))
 
 
 def test_a_local_client_is_the_plain_optimizer():
@@ -155,7 +156,7 @@ def test_a_local_client_is_the_plain_optimizer():
     one: Client = LocalClient("worker-0.0", mine, learning)
     for step in range(5):
         gradients = drawn(step + 1)
-        assert one.push(step, gradients) == []
+        assert pushed(one, step, gradients) == []
         assert one.wants(step + 1) == []
         for name, weight in weights.items():
             optimizer.apply(weight, gradients[name], state[name], 0.5)
@@ -168,10 +169,10 @@ def test_a_local_client_resumes_and_refuses():
     learning = Learning(optimizer=Momentum(momentum=0.9), schedule=Constant(base_lr=0.5))
     first, second = drawn(0), drawn(7)
     one, other = (LocalClient("worker-0.0", weights, learning) for weights in (first, second))
-    one.push(0, drawn(1))
+    pushed(one, 0, drawn(1))
     other.restart(one.tensors())
     for resumed in (one, other):
-        resumed.push(1, drawn(2))
+        pushed(resumed, 1, drawn(2))
     assert set(one.tensors()) == {*SHAPES, *(f"{name}.momentum" for name in SHAPES)}
     for name, tensor in one.tensors().items():
         assert torch.equal(tensor, other.tensors()[name])
@@ -180,4 +181,4 @@ def test_a_local_client_resumes_and_refuses():
     gradients = drawn(3)
     gradients["top.1.weight"][0, 1] = float("nan")
     with pytest.raises(DivergedError, match="step 3: .* top.1.weight from worker-0.0"):
-        one.push(2, gradients)
+        pushed(one, 2, gradients)

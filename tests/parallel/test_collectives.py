@@ -1,19 +1,24 @@
 """Workers that agree through servers: frames as bytes, in any order."""
 
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.cltk import CltK, CltKCoordination, CltKOptions
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.parallel.effects import Receive
-from dlrm_hybrid.parallel.moderator import Moderator
-from dlrm_hybrid.parallel.negotiator import Negotiator
+from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
+from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
+from dlrm_hybrid.parallel.collectives import CollectiveClient, CollectiveServer
+from dlrm_hybrid.parallel.effects import Effect, Receive
+from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
@@ -36,8 +41,11 @@ def drawn(trainer: int, step: int) -> dict[str, Tensor]:
 
 @dataclass
 class Seat:
-    negotiator: Negotiator
-    compressor: CltK
+    client: CollectiveClient
+    compressor: ErrorFeedback
+
+    def program(self, trainer: int, step: int) -> Generator[Effect, Any, dict[str, Section]]:
+        return self.client.run(step, self.compressor.encode(drawn(trainer, step), step))
 
 
 class World:
@@ -49,26 +57,24 @@ class World:
         self.seats: dict[int, Seat] = {}
         for rank in range(self.topology.num_workers):
             trainer, stage = divmod(rank, 2)
-            compressor = CltK(
-                [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage],
-                CltKOptions(
-                    sparsity=0.9,
-                    dtype=Dtype.FLOAT32,
-                    low_pass=1.0,
-                    trainer=trainer,
-                    trainers=TRAINERS,
-                ),
+            specs = [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
+            layout = layout_of(specs)
+            selector = FromLeader(
+                inner=TopK(keep_count(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
             )
-            negotiator = Negotiator(topology=self.topology, rank=rank, attempt=2, party=compressor)
-            self.seats[rank] = Seat(negotiator, compressor)
+            compressor = ErrorFeedback(layout, selector, FeedbackOptions(dtype=Dtype.FLOAT32))
+            self.seats[rank] = Seat(self.client(rank, self.post), compressor)
         self.others: list[Frame] = []
-        self.moderators = {
-            self.topology.server(index): Moderator(
-                *(self.topology, index, tensors, CltKCoordination(), 2), self._other
+        self.servers = {
+            self.topology.server(index): CollectiveServer(
+                *(self.topology, index, tensors, (Op.LEADER,), 2), self._other
             )
             for index in range(servers)
         }
         self.links: dict[tuple[int, int], deque[Frame]] = {}
+
+    def client(self, rank: int, send: Send) -> CollectiveClient:
+        return CollectiveClient(topology=self.topology, rank=rank, attempt=2, send=send)
 
     def _other(self, frame: Frame) -> list:
         self.others.append(frame)
@@ -81,10 +87,8 @@ class World:
 
     def step(self, step: int, draw: Random) -> dict[int, dict[str, Section]]:
         """What all workers push, after rounds in any order of arrival."""
-        programs = {
-            rank: seat.negotiator.agree(step, drawn(rank // 2, step), self.post)
-            for rank, seat in self.seats.items()
-        }
+        programs = {rank: seat.program(rank // 2, step) for rank, seat in self.seats.items()}
+        pushed: dict[int, dict[str, Section]] = {}
         asked: dict[int, Receive] = {}
         ready = dict.fromkeys(programs)
         while programs:
@@ -96,22 +100,20 @@ class World:
             if move == "go":
                 try:
                     asked[where] = programs[where].send(ready.pop(where))
-                except StopIteration:
+                except StopIteration as end:
+                    pushed[where] = end.value
                     del programs[where]
                 continue
             frame = self.links[where].popleft()
-            if where[1] in self.moderators:
-                for outgoing in self.moderators[where[1]].handle(frame):
+            if where[1] in self.servers:
+                for outgoing in self.servers[where[1]].handle(frame):
                     self.post(*outgoing)
             else:
                 effect = asked.pop(where[1])
                 assert (frame.kind, frame.sender) == (effect.kind, effect.sender)
                 assert (frame.step, frame.boundary) == (effect.step, effect.boundary)
                 ready[where[1]] = frame
-        return {
-            rank: seat.compressor.encode(drawn(rank // 2, step), step)
-            for rank, seat in self.seats.items()
-        }
+        return dict(sorted(pushed.items()))
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -139,18 +141,16 @@ def test_workers_of_a_stage_send_the_same_elements_whatever_the_order(servers: i
 
 def proposal(world: World, rank: int) -> Frame:
     """Of step 0, as it is sent."""
-    seat = world.seats[rank]
     sent: list[Frame] = []
-    next(
-        seat.negotiator.agree(0, drawn(rank // 2, 0), lambda _to, frame, _bytes: sent.append(frame))
-    )
+    client = world.client(rank, lambda _to, frame, _bytes: sent.append(frame))
+    next(client.run(0, world.seats[rank].compressor.encode(drawn(rank // 2, 0), 0)))
     return sent[0]
 
 
 def test_other_frames_are_handed_on() -> None:
     world = World(2)
     frame = replace(proposal(world, 0), kind=Kind.PUSH)
-    assert world.moderators[6].handle(frame) == []
+    assert world.servers[6].handle(frame) == []
     assert world.others == [frame]
 
 
@@ -158,19 +158,19 @@ def test_proposals_of_another_attempt_or_stage_are_refused() -> None:
     world = World(2)
     frame = proposal(world, 0)
     with pytest.raises(DlrmError, match="rank 0 for step 0: of attempt 1, expected 2"):
-        world.moderators[6].handle(replace(frame, attempt=1))
+        world.servers[6].handle(replace(frame, attempt=1))
     with pytest.raises(DlrmError, match="rank 0 for step 0, round 0: the stage of that rank"):
-        world.moderators[7].handle(frame)
+        world.servers[7].handle(frame)
 
 
 def test_broken_proposals_and_agreements_name_stage_step_and_round() -> None:
     world = World(1)
     nothing = (dense(0, np.zeros(3, np.uint8)),) * 2
     for rank in (2, 4):
-        assert world.moderators[6].handle(proposal(world, rank)) == []
+        assert world.servers[6].handle(proposal(world, rank)) == []
     with pytest.raises(DlrmError, match="proposals of stage 0 for step 0, round 0: tensor 0: no"):
-        world.moderators[6].handle(replace(proposal(world, 0), sections=nothing))
-    program = world.seats[3].negotiator.agree(0, drawn(1, 0), world.post)
+        world.servers[6].handle(replace(proposal(world, 0), sections=nothing))
+    program = world.seats[3].program(1, 0)
     effect = next(program)
     assert effect == Receive(Kind.AGREEMENT, 6, 0, 0, 0)
     with pytest.raises(

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -22,11 +22,16 @@ from server_world import (
 )
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.aim import Aim, Scope
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
-from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.error_feedback import (
+    Drain,
+    DrainMode,
+    ErrorFeedback,
+    FeedbackOptions,
+)
+from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
+from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.schedule import Constant
@@ -52,10 +57,10 @@ def kind(optimizer: DenseOptimizer) -> str:
 
 def sparsifier(
     sparsity: float, *, dtype: Dtype = Dtype.FLOAT32, drain: DrainMode = DrainMode.NONE
-) -> Callable[[Sequence[Spec]], GradientCompressor]:
+) -> Callable[[Layout], Compressor]:
     """Thresholds that change every few steps, residuals that are drained every few."""
-    options = SparsifierOptions(
-        aim=Aim(
+    selector = Thresholded(
+        target=SparsityTarget(
             sparsity=sparsity,
             scope=Scope.TENSOR,
             sends_ties=True,
@@ -63,12 +68,10 @@ def sparsifier(
             warmup_steps=0,
         ),
         rule=Histogram(),
-        lifespan=LifeSpan(steps=4, renewal=Renewal.CONTROLLED, staggered=False),
-        dtype=dtype,
-        drain=Drain(mode=drain, every=5, seed=3, trainer=0),
-        scale=None,
+        renewal=Renewal(steps=4, mode=Mode.CONTROLLED, staggered=False),
     )
-    return lambda specs: Sparsifier(specs, options)
+    options = FeedbackOptions(dtype=dtype, drain=Drain(mode=drain, every=5, seed=3, trainer=0))
+    return lambda layout: ErrorFeedback(layout, selector, options)
 
 
 @pytest.mark.parametrize("optimizer", STILL, ids=kind)

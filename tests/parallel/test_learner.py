@@ -1,6 +1,6 @@
 """Servers that tell means of ternary gradients, and replicas that learn from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,8 @@ import torch
 from server_world import SHAPES, World, assert_same, travel
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.policy import Sync
@@ -36,11 +37,11 @@ def drawn_apart(trainer: int, step: int) -> dict[str, Tensor]:
     return {name: (1 + trainer) * one for name, one in alike(trainer, step).items()}
 
 
-def ternary(trainers: int) -> Callable[[Sequence[Spec]], GradientCompressor]:
+def ternary(trainers: int) -> Callable[[Layout], Compressor]:
     """One compressor after the other, for trainer after trainer."""
     numbers = iter(range(trainers))
 
-    def make(specs: Sequence[Spec]) -> GradientCompressor:
+    def make(layout: Layout) -> Compressor:
         options = TernGradOptions(
             clip=None,
             shares=False,
@@ -50,7 +51,7 @@ def ternary(trainers: int) -> Callable[[Sequence[Spec]], GradientCompressor]:
             seed=1,
             trainer=next(numbers),
         )
-        return TernGrad(specs, options)
+        return TernGrad(layout, options)
 
     return make
 

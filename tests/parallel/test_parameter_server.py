@@ -6,7 +6,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from server_world import SCHEDULE, SHAPES, World, arrived, assert_same, drawn, gradients_of, travel
+from server_world import (
+    SCHEDULE,
+    SHAPES,
+    World,
+    arrived,
+    assert_same,
+    drawn,
+    gradients_of,
+    pushed,
+    travel,
+)
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
@@ -158,13 +168,13 @@ def test_a_gradient_that_is_not_finite_names_its_trainer(value: float):
     gradients = gradients_of(1, 2)
     gradients["bottom.1.bias"][7] = value
     with pytest.raises(DivergedError, match=r"step 3: .* bottom.1.bias from worker-1.0 \(rank 1\)"):
-        world.arrive(world.clients[1].push(2, gradients))
+        world.arrive(pushed(world.clients[1], 2, gradients))
 
 
 def test_huge_but_finite_gradients_are_taken():
     world = World(1, Sync())
     gradients = {name: torch.full(shape, 2e38) for name, shape in SHAPES.items()}
-    world.arrive(world.clients[0].push(0, gradients))
+    world.arrive(pushed(world.clients[0], 0, gradients))
     assert world.servers[1].tensors()["bottom.1.bias"].isfinite().all()
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.dense import DenseCodec
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.dense import NoCompression
+from dlrm_hybrid.compress.gradient.compressor import Dense
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.mlp import Precision
@@ -21,6 +21,7 @@ from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.collectives import CollectiveClient
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.master import Learning
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
@@ -124,7 +125,12 @@ class TinyWorld:
                     codec=DenseCodec(),
                     ops=SCHEDULES[layout.schedule](part.index, len(stages), layout.microbatches),
                     client=client,
-                    negotiator=None,
+                    collectives=CollectiveClient(
+                        topology=self.topology,
+                        rank=rank,
+                        attempt=ATTEMPT,
+                        send=self._sender(rank),
+                    ),
                     embedding_schedule=Constant(base_lr=self.table_lr),
                     send=self._sender(rank),
                 )
@@ -243,11 +249,10 @@ class TinyWorld:
         return {}
 
 
-def uncompressed(tensors: Sequence[DenseTensor], stage: int) -> NoCompression:
+def uncompressed(tensors: Sequence[DenseTensor], stage: int) -> Dense:
     """Of all tensors of a stage."""
-    return NoCompression(
-        [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
-    )
+    specs = [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
+    return Dense(layout_of(specs))
 
 
 def draw_batch(spec: ModelSpec, rows: int, seed: int) -> Inputs:

@@ -3,7 +3,7 @@
 import pytest
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
-from dlrm_hybrid.config.build_coordination import COMPRESSORS
+from dlrm_hybrid.config.build_gradient import METHODS as BUILT
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
@@ -20,7 +20,8 @@ METHODS = {
 
 
 def test_every_method_is_here() -> None:
-    assert set(METHODS) == {*COMPRESSORS, "dct"}
+    coordinated = {name for name, method in BUILT.items() if method.rounds}
+    assert set(METHODS) == {*coordinated, "dct"}
 
 
 @pytest.mark.slow

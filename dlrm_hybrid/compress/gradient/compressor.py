@@ -1,35 +1,20 @@
-"""What every compressor of gradients does, whatever its method."""
+"""What every compressor of gradients does, whatever its method; and the one that does nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Protocol
+from typing import Protocol, final
 
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Section
 
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """A tensor whose gradient is sent.
-
-    Attributes:
-        id: its number on the wire, `Section.tensor`.
-        name: its name among the parameters.
-        shape: of the parameter and of its gradient.
-    """
-
-    id: int
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+Encoding = Generator[Collective, Sections, dict[str, Section]]
+"""Yields the rounds of a step, is sent their results, and returns a section for each tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +23,11 @@ class TensorReport:
 
     Attributes:
         elements: of the tensor, times the steps.
-        sent: elements that left, over all steps.
-        threshold: the magnitude from which elements leave now; None before the first.
+        sent: elements that were sent, over all steps.
+        threshold: the magnitude from which elements are sent now; None before the first.
         threshold_sum: of the thresholds of all steps that had one.
         thresholds: how many steps that are.
-        renewals: how often the threshold was determined anew.
+        renewals: how often the threshold was found anew.
     """
 
     elements: int
@@ -53,15 +38,23 @@ class TensorReport:
     renewals: int
 
 
-def without_threshold(elements: int, sent: int) -> TensorReport:
-    """The report of a method that has none."""
-    return TensorReport(
-        elements=elements, sent=sent, threshold=None, threshold_sum=0.0, thresholds=0, renewals=0
-    )
+def all_sent(specs: Sequence[Spec], steps: int) -> dict[str, TensorReport]:
+    """The reports of a method that sends every element at every step."""
+    return {
+        spec.name: TensorReport(
+            elements=steps * spec.count,
+            sent=steps * spec.count,
+            threshold=None,
+            threshold_sum=0.0,
+            thresholds=0,
+            renewals=0,
+        )
+        for spec in specs
+    }
 
 
-class GradientCompressor(Protocol):
-    """One trainer's side: it sends a part, keeps the rest, and sends that later.
+class Compressor(Protocol):
+    """One trainer's side of a method: it sends a part, keeps the rest, and sends that later.
 
     What the receiver decodes plus the new residual is the gradient plus the old residual, bit for
     bit; a method that draws keeps nothing and is right on average.
@@ -72,19 +65,25 @@ class GradientCompressor(Protocol):
         """The tensors it was made for."""
         ...
 
-    def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
+    @property
+    def rounds(self) -> tuple[Op, ...]:
+        """Of each step; none where each trainer decides alone."""
+        ...
+
+    def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         """One section per tensor, in the order of the specs; gradients join the residual once.
+
+        Nothing but `tensors` is kept between steps. Sections may view the gradients.
 
         Args:
             gradients: by name, at least those of the specs; float32, contiguous, detached, not
                 changed.
             step: counted from 0.
 
-        Sections may view the gradients.
-
         Raises:
             DivergedError: a sum of gradient and residual is not finite; the residuals are then
                 of no use and must not be saved.
+            SectionError: the result of a round is not what its operation gives.
         """
         ...
 
@@ -95,3 +94,38 @@ class GradientCompressor(Protocol):
     def report(self) -> dict[str, TensorReport]:
         """By tensor; the next report begins to count here."""
         ...
+
+
+@final
+class Dense:
+    """Every element as float32, nothing kept.
+
+    Values that are not finite travel on to the server, which looks for them in every mean.
+
+    Args:
+        layout: of the tensors of a stage.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.specs: Sequence[Spec] = layout.specs
+        self._steps = 0
+
+    @property
+    def rounds(self) -> tuple[Op, ...]:
+        """None."""
+        return ()
+
+    def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
+        """Sections that view the gradients."""
+        yield from ()
+        self._steps += 1
+        return {spec.name: dense(spec.id, gradients[spec.name].numpy()) for spec in self.specs}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def report(self) -> dict[str, TensorReport]:
+        """Everything was sent."""
+        steps, self._steps = self._steps, 0
+        return all_sent(self.specs, steps)

@@ -1,12 +1,13 @@
-"""Trainers that agree without a network, and one that agrees with itself."""
+"""Trainers without a network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import Spec, TensorReport
-from dlrm_hybrid.compress.gradient.coordination import CoordinatedCompressor, Coordination
+from dlrm_hybrid.compress.gradient.collective import Sections, together
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding
+from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.wire.section import Section
 
 
@@ -14,48 +15,37 @@ from dlrm_hybrid.wire.section import Section
 class Group:
     """The compressors of all trainers of a stage, in trainer order."""
 
-    compressors: Sequence[CoordinatedCompressor]
-    coordination: Coordination
-
-    def agree(self, gradients_T: Sequence[Mapping[str, Tensor]], step: int) -> None:
-        """All rounds of a step."""
-        count = sum(spec.count for spec in self.compressors[0].specs)
-        for number in range(self.coordination.rounds):
-            proposals = [
-                one.propose(number, gradients, step)
-                for one, gradients in zip(self.compressors, gradients_T, strict=True)
-            ]
-            agreed = self.coordination.combine(number, step, proposals, count)
-            for one in self.compressors:
-                one.agree(number, agreed)
+    compressors: Sequence[Compressor]
 
     def encode(
         self, gradients_T: Sequence[Mapping[str, Tensor]], step: int
     ) -> list[dict[str, Section]]:
         """What every trainer pushes at a step."""
-        self.agree(gradients_T, step)
-        return [
+        encodings = [
             one.encode(gradients, step)
             for one, gradients in zip(self.compressors, gradients_T, strict=True)
         ]
+        return together(encodings, step, elements(self.compressors[0].specs))
 
 
-@dataclass(frozen=True)
-class Alone:
-    """The only trainer of a method that agrees, as a compressor that does not."""
+def encoded(compressor: Compressor, gradients: Mapping[str, Tensor], step: int) -> dict:
+    """What the only trainer pushes; it agrees with itself if it must."""
+    return Group([compressor]).encode([gradients], step)[0]
 
-    compressor: CoordinatedCompressor
-    coordination: Coordination
 
-    @property
-    def specs(self) -> Sequence[Spec]:
-        return self.compressor.specs
+def elements(specs: Sequence[Spec]) -> int:
+    return sum(spec.count for spec in specs)
 
-    def encode(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Section]:
-        return Group([self.compressor], self.coordination).encode([gradients], step)[0]
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.compressor.tensors()
+def first_round(encoding: Encoding) -> Sections:
+    """What a trainer contributes to the first round of a step."""
+    return next(encoding).value
 
-    def report(self) -> dict[str, TensorReport]:
-        return self.compressor.report()
+
+def ended(encoding: Encoding, agreed: Sections) -> dict[str, Section]:
+    """What is sent after the last round of a step, of which this is the result."""
+    try:
+        encoding.send(agreed)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("there was another round")

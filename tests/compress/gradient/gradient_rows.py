@@ -5,7 +5,8 @@ Shapes: N elements of a tensor.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,19 @@ from method_rows import Joins, gradient_itself
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.aim import Aim, Scope
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
-from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.error_feedback import (
+    Drain,
+    DrainMode,
+    ErrorFeedback,
+    FeedbackOptions,
+)
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
+from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.transforms import Transform
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
@@ -46,7 +53,7 @@ class Row:
     """
 
     name: str
-    make: Callable[[Sequence[Spec]], GradientCompressor]
+    make: Callable[[Sequence[Spec]], Compressor]
     checks: bool
     drops: bool
     rounds: bool
@@ -60,10 +67,10 @@ def drain_of(mode: DrainMode, every: int = 3) -> Drain:
     return Drain(mode=mode, every=every, seed=11, trainer=2)
 
 
-def aim_of(
+def target_of(
     sparsity: float, scope: Scope = Scope.TENSOR, *, sends_ties: bool = True, warm: int = 0
-) -> Aim:
-    return Aim(
+) -> SparsityTarget:
+    return SparsityTarget(
         sparsity=sparsity,
         scope=scope,
         sends_ties=sends_ties,
@@ -72,39 +79,64 @@ def aim_of(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of error feedback whose selector has thresholds."""
+
+    selector: Thresholded
+    feedback: FeedbackOptions
+
+
 def options_of(
     *,
     sparsity: float = 0.9,
     rule: str = "histogram",
     steps: int = 5,
-    renewal: Renewal = Renewal.CONTROLLED,
+    mode: Mode = Mode.CONTROLLED,
     staggered: bool = False,
     dtype: Dtype = Dtype.FLOAT32,
     drain: DrainMode = DrainMode.NONE,
-    scale: Callable[[int], float] | None = None,
+    every: int = 3,
+    transforms: Sequence[Transform[Any]] = (),
     scope: Scope = Scope.TENSOR,
     sends_ties: bool = True,
     warm: int = 0,
-) -> SparsifierOptions:
-    return SparsifierOptions(
-        aim=aim_of(sparsity, scope, sends_ties=sends_ties, warm=warm),
+) -> Options:
+    selector = Thresholded(
+        target=target_of(sparsity, scope, sends_ties=sends_ties, warm=warm),
         rule=RULES[rule],
-        lifespan=LifeSpan(steps=steps, renewal=renewal, staggered=staggered),
-        dtype=dtype,
-        drain=drain_of(drain),
-        scale=scale,
+        renewal=Renewal(steps=steps, mode=mode, staggered=staggered),
     )
+    drains = drain_of(drain, every)
+    return Options(selector, FeedbackOptions(dtype=dtype, transforms=transforms, drain=drains))
+
+
+def sparsifier(specs: Sequence[Spec], options: Options) -> ErrorFeedback:
+    return ErrorFeedback(layout_of(specs), options.selector, options.feedback)
+
+
+def pairwise(*choices: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Few of the choices' product, in which any two choices meet; greedily.
+
+    What goes wrong where three choices meet only is left to the fuzzers.
+    """
+    rows = list(product(*choices))
+    missing = {pair for row in rows for pair in combinations(enumerate(row), 2)}
+    while missing:
+        best = max(rows, key=lambda row: len(missing.intersection(combinations(enumerate(row), 2))))
+        missing.difference_update(combinations(enumerate(best), 2))
+        yield best
 
 
 def _sparsifiers() -> Iterator[Row]:
     dtypes = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
-    for rule, dtype, drain, renewal in product(RULES, dtypes, DrainMode, Renewal):
+    for rule, dtype, drain, mode in pairwise([*RULES], dtypes, [*DrainMode], [*Mode]):
         options = options_of(
-            rule=rule, dtype=dtype, drain=drain, renewal=renewal, staggered=dtype is Dtype.FLOAT16
+            rule=rule, dtype=dtype, drain=drain, mode=mode, staggered=dtype is Dtype.FLOAT16
         )
         yield Row(
-            f"{rule}-{dtype.name.lower()}-{drain}-{renewal}",
-            lambda specs, options=options: Sparsifier(specs, options),
+            f"{rule}-{dtype.name.lower()}-{drain}-{mode}",
+            lambda specs, options=options: sparsifier(specs, options),
             checks=True,
             drops=drain is DrainMode.DISCARD,
             rounds=dtype is not Dtype.FLOAT32,
@@ -135,12 +167,12 @@ def decoded(section: Section) -> NDArray[np.float32]:
     return dense_N
 
 
-def residual_of(compressor: GradientCompressor, spec: Spec) -> NDArray[np.float32]:
+def residual_of(compressor: Compressor, spec: Spec) -> NDArray[np.float32]:
     """A copy, flat; zeros where nothing is kept."""
     view = compressor.tensors().get(f"{spec.name}.residual", torch.zeros(spec.shape))
     return view.reshape(-1).numpy().copy()
 
 
-def state_of(compressor: GradientCompressor) -> dict[str, bytes]:
+def state_of(compressor: Compressor) -> dict[str, bytes]:
     """Bits of all state."""
     return {name: view.numpy().tobytes() for name, view in compressor.tensors().items()}

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from agreeing import Alone
+from agreeing import elements
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
-from dlrm_hybrid.config import build_coordination, build_gradient
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.config import build_gradient
+from dlrm_hybrid.config.build_threshold import Holder
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.gradient_holder import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 
@@ -41,7 +42,7 @@ class MethodRow:
         options: further overrides.
         checks: it refuses what is not finite; otherwise it passes it on.
         drops: a step may lose residual, by the ledger "<tensor>.drains".
-        joins: what joins the residual, of which then a part leaves.
+        joins: what joins the residual, of which then a part is sent.
         sends_largest: nothing that stays in a tensor is larger than what leaves it.
         sends_always: something leaves at every step at which something is not zero.
         has_threshold: it reports one.
@@ -65,20 +66,15 @@ class MethodRow:
         """Of the row."""
         return " ".join((self.method, *self.options))
 
-    def make(self, specs: Sequence[Spec]) -> GradientCompressor:
-        """A fresh compressor of one trainer for some tensors; it agrees with itself if it must."""
-        config = configured(self)
+    def make(self, specs: Sequence[Spec]) -> Compressor:
+        """A fresh compressor of the only trainer for some tensors."""
         holder = Holder(
-            specs=specs,
+            layout=layout_of(specs),
             trainer=0,
-            model_elements=sum(spec.count for spec in specs),
+            model_elements=elements(specs),
             lr=lambda step: 0.1,
         )
-        compressor = build_coordination.compressor(config, holder)
-        if compressor is None:
-            return build_gradient.gradients(config, holder)
-        coordination = build_coordination.coordination(config)
-        return compressor if coordination is None else Alone(compressor, coordination)
+        return build_gradient.compressor(configured(self), holder)
 
 
 @cache

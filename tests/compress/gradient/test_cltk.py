@@ -1,6 +1,6 @@
 """CLT-k against its algorithm in plain numpy.
 
-Shapes: N elements of all tensors, K that leave.
+Shapes: N elements of all tensors, K that are sent.
 """
 
 from collections.abc import Sequence
@@ -8,17 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from agreeing import Group
+from agreeing import Group, elements, ended, first_round
 from gradient_rows import SPECS, decoded, gradients_of
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.cltk import CltK, CltKCoordination, CltKOptions
-from dlrm_hybrid.compress.gradient.compressor import Spec
+from dlrm_hybrid.compress.gradient.collective import Op, reduce
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
+from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.index_set import index_set
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
 from dlrm_hybrid.wire.values import narrow
 
-COUNT = sum(spec.count for spec in SPECS)
+COUNT = elements(SPECS)
 KEEP = 34  # of 337 elements at sparsity 0.9
 
 
@@ -29,16 +32,18 @@ def group(
     dtype: Dtype = Dtype.FLOAT32,
     low_pass: float = 1.0,
 ) -> Group:
-    compressors = [
-        CltK(
-            specs,
-            CltKOptions(
-                sparsity=0.9, dtype=dtype, low_pass=low_pass, trainer=trainer, trainers=trainers
-            ),
-        )
-        for trainer in range(trainers)
-    ]
-    return Group(compressors, CltKCoordination())
+    layout = layout_of(specs)
+    options = FeedbackOptions(dtype=dtype, low_pass=low_pass)
+    return Group(
+        [
+            ErrorFeedback(
+                layout,
+                FromLeader(inner=TopK(KEEP), trainer=trainer, trainers=trainers),
+                options,
+            )
+            for trainer in range(trainers)
+        ]
+    )
 
 
 def flat(tensors: dict[str, torch.Tensor], suffix: str = "") -> NDArray[np.float32]:
@@ -89,18 +94,18 @@ def test_gradients_of_many_trainers_do_not_build_up() -> None:
 def test_the_leader_alone_speaks() -> None:
     world = group(3)
     for step in range(6):
-        proposals = [
-            one.propose(0, gradients_of(step + 10 * trainer), step)
+        encodings = [
+            one.encode(gradients_of(step + 10 * trainer), step)
             for trainer, one in enumerate(world.compressors)
         ]
-        assert [len(sections) for sections in proposals] == [
+        contributions = [first_round(encoding) for encoding in encodings]
+        assert [len(sections) for sections in contributions] == [
             int(trainer == step % 3) for trainer in range(3)
         ]
-        agreed = world.coordination.combine(0, step, proposals, COUNT)
-        assert agreed == proposals[step % 3]
-        for one in world.compressors:
-            one.agree(0, agreed)
-            one.encode({}, step)
+        agreed = reduce(Op.LEADER, contributions, step, COUNT)
+        assert agreed == contributions[step % 3]
+        for encoding in encodings:
+            ended(encoding, agreed)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +116,17 @@ def test_the_leader_alone_speaks() -> None:
         (index_set(np.array([1], np.int32), 9),) * 2,
     ],
 )
-def test_what_is_no_choice_is_refused(agreed: Sequence[Section]) -> None:
-    world = group(2)
+def test_what_is_no_choice_is_refused(agreed: tuple[Section, ...]) -> None:
+    encoding = group(2).compressors[0].encode(gradients_of(0), 0)
+    next(encoding)
     with pytest.raises(SectionError):
-        world.compressors[0].agree(0, agreed)
+        encoding.send(agreed)
     with pytest.raises(SectionError):
-        world.coordination.combine(0, 1, [(), agreed], COUNT)
+        reduce(Op.LEADER, [(), agreed], 1, COUNT)
+
+
+def test_a_listener_that_diverges_says_so_before_it_waits() -> None:
+    gradients = gradients_of(0)
+    gradients["layer.bias"][3] = np.nan
+    with pytest.raises(DivergedError, match=r"^step 1: the gradient of layer\.bias is not finite"):
+        next(group(2).compressors[1].encode(gradients, 0))

@@ -3,18 +3,18 @@
 Shapes: N elements of all tensors.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
-from agreeing import Group
+from agreeing import Group, elements, ended, first_round
 from gradient_rows import decoded, gradients_of
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.deft import Deft, DeftCoordination, DeftOptions
+from dlrm_hybrid.compress.gradient.collective import Op, reduce
+from dlrm_hybrid.compress.gradient.deft import Deft
 from dlrm_hybrid.compress.gradient.deft_plan import exact_budget, partition
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
@@ -26,21 +26,18 @@ SPECS = (
     Spec(9, "none.weight", (0, 3)),
     Spec(8, "b.bias", (1,)),
 )
-COUNT = sum(spec.count for spec in SPECS)
+COUNT = elements(SPECS)
 KEEP = 147  # of 1461 elements at sparsity 0.9
 
 
 def group(trainers: int, *, is_exact: bool = True, dtype: Dtype = Dtype.FLOAT32) -> Group:
-    compressors = [
-        Deft(
-            SPECS,
-            DeftOptions(
-                sparsity=0.9, dtype=dtype, is_exact=is_exact, trainer=trainer, trainers=trainers
-            ),
-        )
+    layout = layout_of(SPECS)
+    fragments = partition(layout.counts, trainers)
+    selectors = [
+        Deft(fragments=fragments, k=KEEP, is_exact=is_exact, trainer=trainer, trainers=trainers)
         for trainer in range(trainers)
     ]
-    return Group(compressors, DeftCoordination())
+    return Group([ErrorFeedback(layout, one, FeedbackOptions(dtype=dtype)) for one in selectors])
 
 
 def drawn(trainer: int, step: int) -> dict[str, torch.Tensor]:
@@ -59,7 +56,7 @@ def flat_sent(sections: dict[str, Section]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 @pytest.mark.parametrize("trainers", [1, 2, 5])
-def test_all_send_what_owners_chose_by_the_delegates_budget(trainers: int, dtype: Dtype) -> None:
+def test_all_send_what_owners_chose_by_the_leaders_budget(trainers: int, dtype: Dtype) -> None:
     world = group(trainers, dtype=dtype)
     residuals = [np.zeros(COUNT, np.float32) for _ in range(trainers)]
     fragments = partition([spec.count for spec in SPECS], trainers)
@@ -70,18 +67,19 @@ def test_all_send_what_owners_chose_by_the_delegates_budget(trainers: int, dtype
             residual_N + flat(gradients)
             for residual_N, gradients in zip(residuals, gradients_T, strict=True)
         ]
-        proposals = [
-            one.propose(0, gradients, step)
+        encodings = [
+            one.encode(gradients, step)
             for one, gradients in zip(world.compressors, gradients_T, strict=True)
         ]
-        delegate = step % trainers
+        proposals = [first_round(encoding) for encoding in encodings]
+        leader = step % trainers
         assert [len(one) for one in proposals] == [
-            2 * (trainer == delegate) for trainer in range(trainers)
+            2 * (trainer == leader) for trainer in range(trainers)
         ]
-        owners_L, keeps_L = (array_of(section) for section in proposals[delegate])
+        owners_L, keeps_L = (array_of(section) for section in proposals[leader])
         owners_seen.add(tuple(owners_L.tolist()))
         norms_L = np.array(
-            [np.linalg.norm(sums[delegate][one].astype(np.float64)) for one in fragments.slices()]
+            [np.linalg.norm(sums[leader][one].astype(np.float64)) for one in fragments.slices()]
         )
         expected_L = exact_budget(norms_L, fragments.sizes_L, KEEP)
         np.testing.assert_array_equal(keeps_L, expected_L)
@@ -96,14 +94,11 @@ def test_all_send_what_owners_chose_by_the_delegates_budget(trainers: int, dtype
             owner_N[part] = sums[owner][part]
         chosen_K = np.sort(np.concatenate(chosen))
         chosen_K = chosen_K[owner_N[chosen_K] != 0]
-        for one in world.compressors:
-            one.agree(0, proposals[delegate])
-        choices = [one.propose(1, {}, step) for one in world.compressors]
-        agreed = world.coordination.combine(1, step, choices, COUNT)
+        choices = [encoding.send(proposals[leader]).value for encoding in encodings]
+        agreed = reduce(Op.UNION, choices, step, COUNT)
         np.testing.assert_array_equal(index_set_of(agreed[0], COUNT), chosen_K)
         for trainer, one in enumerate(world.compressors):
-            one.agree(1, agreed)
-            sent_N = flat_sent(one.encode({}, step))
+            sent_N = flat_sent(ended(encodings[trainer], agreed))
             residuals[trainer] = flat(one.tensors(), ".residual").copy()
             np.testing.assert_array_equal(sent_N + residuals[trainer], sums[trainer])
             untouched_N = np.ones(COUNT, bool)
@@ -115,11 +110,11 @@ def test_all_send_what_owners_chose_by_the_delegates_budget(trainers: int, dtype
 
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_every_fragment_is_selected_by_everyone_in_turn(is_exact: bool) -> None:
-    """Trainer i takes the bin (delegate + i) mod trainers: from equal sums one step of each."""
+    """Trainer i takes the bin (leader + i) mod trainers: from equal sums one step of each."""
     owners_SL = []
     for step in range(4):
         fresh = group(4, is_exact=is_exact)
-        proposals = [one.propose(0, drawn(0, 0), step) for one in fresh.compressors]
+        proposals = [first_round(one.encode(drawn(0, 0), step)) for one in fresh.compressors]
         owners_SL.append(array_of(proposals[step % 4][0]))
     for owners_S in np.array(owners_SL).T.tolist():
         assert sorted(owners_S) == [0, 1, 2, 3]
@@ -130,7 +125,7 @@ def test_gradients_of_many_trainers_do_not_build_up() -> None:
     for step in range(6):
         pushed = world.encode([drawn(trainer, step) for trainer in range(8)], step)
         touched_N = np.any([flat_sent(sections) != 0 for sections in pushed], axis=0)
-        # Owners may find zeros of their own where the delegate's norms promised more.
+        # Owners may find zeros of their own where the leader's norms promised more.
         assert 0.9 * KEEP < touched_N.sum() <= KEEP
 
 
@@ -179,19 +174,39 @@ WHOLE = numbers(*[0] * 5)  # fragments of two trainers: two of a.weight, and the
         (dense(0, np.zeros(5)), numbers(1, 1, 1, 1, 1)),
     ],
 )
-def test_what_is_no_allocation_is_refused(agreed: Sequence[Section]) -> None:
-    one = group(2).compressors[0]
+def test_what_is_no_allocation_is_refused(agreed: tuple[Section, ...]) -> None:
     good = (numbers(0, 0, 0, 0, 0), numbers(1, 1, 1, 1, 1))
-    one.agree(0, good)
-    with pytest.raises(SectionError):
-        one.agree(0, agreed)
+    for plan in (good, agreed):
+        encoding = group(2).compressors[0].encode(drawn(0, 0), 0)
+        next(encoding)
+        if plan is good:
+            assert encoding.send(plan).op is Op.UNION
+            continue
+        with pytest.raises(SectionError):
+            encoding.send(plan)
 
 
-def test_choices_that_meet_are_refused() -> None:
-    world, one = group(2), (index_set(np.array([4, 7], np.int32), COUNT),)
-    with pytest.raises(SectionError, match="two trainers chose the same element"):
-        world.coordination.combine(1, 0, [one, one], COUNT)
+def test_a_choice_from_anothers_fragments_is_refused() -> None:
+    """By the trainer that owns them: a server knows of no fragments."""
+    plan = (numbers(0, 0, 0, 0, 0), numbers(1, 1, 1, 1, 1))
+    for others in (0, 1):
+        encoding = group(2).compressors[0].encode(drawn(0, 0), 0)
+        next(encoding)
+        own_K = index_set_of(encoding.send(plan).value[0], COUNT)
+        others_K = np.setdiff1d(np.arange(COUNT, dtype=np.int32), own_K)[:others]
+        agreed = (index_set(np.union1d(own_K, others_K), COUNT),)
+        if not others:
+            ended(encoding, agreed)
+            continue
+        with pytest.raises(SectionError, match="others chose from the fragments of trainer 0"):
+            encoding.send(agreed)
+
+
+def test_what_is_no_contribution_is_refused() -> None:
+    one = (index_set(np.array([4, 7], np.int32), COUNT),)
     with pytest.raises(SectionError, match="0 sections, expected one set"):
-        world.coordination.combine(1, 0, [one, ()], COUNT)
+        reduce(Op.UNION, [one, ()], 0, COUNT)
+    with pytest.raises(SectionError, match="0 sections, expected lists"):
+        reduce(Op.LEADER, [one, ()], 1, COUNT)
     with pytest.raises(SectionError, match="are no numbers"):
-        world.coordination.combine(0, 1, [(), one], COUNT)
+        reduce(Op.LEADER, [(dense(0, np.zeros(5)),), one], 0, COUNT)

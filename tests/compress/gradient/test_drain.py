@@ -2,12 +2,12 @@
 
 from math import sqrt
 
-from dlrm_hybrid.compress.gradient.drain import Drain, DrainMode
+from dlrm_hybrid.compress.gradient.error_feedback import Drain, DrainMode
 
 
 def due(mode: DrainMode, every: int, trainer: int, name: str, seed: int = 7) -> list[int]:
     drain = Drain(mode=mode, every=every, seed=seed, trainer=trainer)
-    return [step for step in range(4000) if drain.due(name, step)]
+    return [step for step in range(4000) if drain.is_due(name, step)]
 
 
 def test_the_number_of_drains_is_binomial() -> None:

@@ -1,26 +1,26 @@
 """What is special about residual and threshold; the common laws are in test_gradient_laws.py."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from agreeing import encoded
 from gradient_rows import (
     SPECS,
+    Options,
     decoded,
-    drain_of,
     gradients_of,
     options_of,
     residual_of,
+    sparsifier,
     state_of,
 )
 
-from dlrm_hybrid.compress.gradient.aim import Scope
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.drain import DrainMode
-from dlrm_hybrid.compress.gradient.lifespan import Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.error_feedback import DrainMode, ErrorFeedback
+from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.gradient.target import Mode, Scope
+from dlrm_hybrid.compress.gradient.transforms import Scale
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import sparse_of
 
@@ -28,16 +28,16 @@ GOLDEN = Spec(0, "x", (8,))
 LARGE = Spec(0, "x", (40, 50))
 
 
-def sent_of(compressor: Sparsifier, gradient: Sequence[float], step: int) -> dict[int, float]:
-    sections = compressor.encode({"x": torch.tensor(gradient, dtype=torch.float32)}, step)
+def sent_of(compressor: ErrorFeedback, gradient: Sequence[float], step: int) -> dict[int, float]:
+    sections = encoded(compressor, {"x": torch.tensor(gradient, dtype=torch.float32)}, step)
     sent_N = decoded(sections["x"])
     return {int(index): float(sent_N[index]) for index in np.flatnonzero(sent_N)}
 
 
 @pytest.mark.parametrize("rule", ["exact", "histogram"])
 def test_golden_trace(rule: str) -> None:
-    options = options_of(sparsity=0.75, rule=rule, steps=2, renewal=Renewal.FIXED)
-    compressor = Sparsifier([GOLDEN], options)
+    options = options_of(sparsity=0.75, rule=rule, steps=2, mode=Mode.FIXED)
+    compressor = sparsifier([GOLDEN], options)
     steps = [
         (
             [0.125, -1, 0.25, 0.0625, -0.1875, 0.75, 0, -0.5],
@@ -66,8 +66,8 @@ def test_golden_trace(rule: str) -> None:
 
 
 def test_the_exact_threshold_of_every_step_is_top_k() -> None:
-    options = options_of(sparsity=0.95, rule="exact", steps=1, renewal=Renewal.FIXED)
-    compressor = Sparsifier([LARGE], options)
+    options = options_of(sparsity=0.95, rule="exact", steps=1, mode=Mode.FIXED)
+    compressor = sparsifier([LARGE], options)
     residual_N = torch.zeros(2000)
     for step in range(20):
         gradients = {"x": torch.from_numpy(np.random.default_rng(step).laplace(size=(40, 50)))}
@@ -75,29 +75,29 @@ def test_the_exact_threshold_of_every_step_is_top_k() -> None:
         accumulated_N = residual_N + gradients["x"].view(-1)
         top_K = torch.topk(accumulated_N.abs(), 100).indices
         expected_N = torch.zeros(2000).index_copy(0, top_K, accumulated_N[top_K])
-        sent_N = decoded(compressor.encode(gradients, step)["x"])
+        sent_N = decoded(encoded(compressor, gradients, step)["x"])
         assert sent_N.tobytes() == expected_N.numpy().tobytes()
         residual_N = accumulated_N - expected_N
 
 
-@pytest.mark.parametrize("renewal", Renewal)
-def test_without_sparsity_all_of_every_gradient_is_sent(renewal: Renewal) -> None:
-    compressor = Sparsifier(SPECS, options_of(sparsity=0, renewal=renewal))
+@pytest.mark.parametrize("mode", Mode)
+def test_without_sparsity_all_of_every_gradient_is_sent(mode: Mode) -> None:
+    compressor = sparsifier(SPECS, options_of(sparsity=0, mode=mode))
     for step in range(8):
         gradients = gradients_of(step)
-        for name, section in compressor.encode(gradients, step).items():
+        for name, section in encoded(compressor, gradients, step).items():
             np.testing.assert_array_equal(decoded(section), gradients[name].view(-1).numpy())
     assert not any(residual_of(compressor, spec).any() for spec in SPECS)
 
 
-@pytest.mark.parametrize("renewal", Renewal)
-def test_between_renewals_the_threshold_divides_sent_from_kept(renewal: Renewal) -> None:
-    compressor = Sparsifier([LARGE], options_of(sparsity=0.9, steps=4, renewal=renewal))
+@pytest.mark.parametrize("mode", Mode)
+def test_between_renewals_the_threshold_divides_sent_from_kept(mode: Mode) -> None:
+    compressor = sparsifier([LARGE], options_of(sparsity=0.9, steps=4, mode=mode))
     renewals: list[int] = []
     before = None
     for step in range(24):
         gradient = np.random.default_rng(step).standard_normal((40, 50)).astype(np.float32)
-        sent_N = decoded(compressor.encode({"x": torch.from_numpy(gradient)}, step)["x"])
+        sent_N = decoded(encoded(compressor, {"x": torch.from_numpy(gradient)}, step)["x"])
         report = compressor.report()["x"]
         assert report.threshold is not None
         assert np.abs(sent_N[sent_N != 0]).min() >= report.threshold
@@ -105,36 +105,36 @@ def test_between_renewals_the_threshold_divides_sent_from_kept(renewal: Renewal)
         assert report.renewals == 1 or report.threshold == before
         before = report.threshold
         renewals += [step] * report.renewals
-    if renewal is Renewal.FIXED:
+    if mode is Mode.FIXED:
         assert renewals == [0, 4, 8, 12, 16, 20]
     else:
         assert len(renewals) >= 6
 
 
 def test_controlled_renewals_hold_the_density_that_fixed_ones_lose() -> None:
-    sent: dict[Renewal, float] = {}
-    for renewal in Renewal:
-        compressor = Sparsifier([LARGE], options_of(sparsity=0.95, steps=50, renewal=renewal))
+    sent: dict[Mode, float] = {}
+    for mode in Mode:
+        compressor = sparsifier([LARGE], options_of(sparsity=0.95, steps=50, mode=mode))
         for step in range(50):
             gradient = np.random.default_rng(step).standard_normal((40, 50)).astype(np.float32)
-            compressor.encode({"x": torch.from_numpy(gradient)}, step)
+            encoded(compressor, {"x": torch.from_numpy(gradient)}, step)
         report = compressor.report()["x"]
-        sent[renewal] = report.sent / report.elements
-    assert 0.8 * 0.05 <= sent[Renewal.CONTROLLED] <= 1.35 * 0.05
-    assert sent[Renewal.FIXED] > 2.5 * 0.05
+        sent[mode] = report.sent / report.elements
+    assert 0.8 * 0.05 <= sent[Mode.CONTROLLED] <= 1.35 * 0.05
+    assert sent[Mode.FIXED] > 2.5 * 0.05
 
 
 def test_a_zero_gradient_at_a_renewal_does_not_open_the_gate() -> None:
-    compressor = Sparsifier([LARGE], options_of(steps=100, renewal=Renewal.FIXED))
+    compressor = sparsifier([LARGE], options_of(steps=100, mode=Mode.FIXED))
     assert sent_of(compressor, [0.0] * 2000, 0) == {}
     assert compressor.report()["x"].threshold is None
     gradient = np.random.default_rng(0).standard_normal((40, 50)).astype(np.float32)
-    sent_N = decoded(compressor.encode({"x": torch.from_numpy(gradient)}, 1)["x"])
+    sent_N = decoded(encoded(compressor, {"x": torch.from_numpy(gradient)}, 1)["x"])
     assert np.count_nonzero(sent_N) == 200
 
 
 def test_a_threshold_of_zero_sends_all_that_is_not_zero() -> None:
-    compressor = Sparsifier([GOLDEN], options_of(sparsity=0.25, steps=9, renewal=Renewal.FIXED))
+    compressor = sparsifier([GOLDEN], options_of(sparsity=0.25, steps=9, mode=Mode.FIXED))
     assert sent_of(compressor, [0, 0, 3, 0, 0, -1, 0, 0], 0) == {2: 3, 5: -1}
     assert compressor.report()["x"].threshold == 0
 
@@ -142,17 +142,17 @@ def test_a_threshold_of_zero_sends_all_that_is_not_zero() -> None:
 @pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT16])
 def test_what_rounding_takes_away_is_sent_later(dtype: Dtype) -> None:
     options = options_of(sparsity=0, dtype=dtype, steps=1)
-    compressor = Sparsifier([GOLDEN], options)
+    compressor = sparsifier([GOLDEN], options)
     total, sent_N = 1 + 2**-13, np.zeros(8, np.float32)
     for step in range(3):
-        sections = compressor.encode({"x": torch.full((8,), total if step == 0 else 0.0)}, step)
+        sections = encoded(compressor, {"x": torch.full((8,), total if step == 0 else 0.0)}, step)
         sent_N += decoded(sections["x"])
     assert (sent_N == total).all()
     assert sparse_of(sections["x"]).indices_K.size == 0
 
 
 def test_values_that_round_to_zero_are_not_sent() -> None:
-    compressor = Sparsifier([GOLDEN], options_of(sparsity=0.5, dtype=Dtype.FLOAT16))
+    compressor = sparsifier([GOLDEN], options_of(sparsity=0.5, dtype=Dtype.FLOAT16))
     tiny = float(np.float32(1e-9))
     assert sent_of(compressor, [tiny, 0, 0, 0, 1, 0, 0, 0], 0) == {4: 1}
     assert residual_of(compressor, GOLDEN).tolist() == [tiny, 0, 0, 0, 0, 0, 0, 0]
@@ -160,27 +160,27 @@ def test_values_that_round_to_zero_are_not_sent() -> None:
 
 
 def test_gradients_are_scaled_before_they_join() -> None:
-    plain = Sparsifier(SPECS, options_of())
-    scaled = Sparsifier(SPECS, options_of(scale=lambda step: 1 / (step + 3)))
+    plain = sparsifier(SPECS, options_of())
+    scaled = sparsifier(SPECS, options_of(transforms=(Scale(lambda step: 1 / (step + 3)),)))
     for step in range(6):
         gradients = gradients_of(step)
         factor = np.float32(1 / (step + 3))
-        made = scaled.encode(gradients, step)
-        expected = plain.encode({name: one * factor for name, one in gradients.items()}, step)
+        made = encoded(scaled, gradients, step)
+        expected = encoded(plain, {name: one * factor for name, one in gradients.items()}, step)
         assert all((decoded(made[name]) == decoded(expected[name])).all() for name in made)
     assert state_of(plain) == state_of(scaled)
 
 
 @pytest.mark.parametrize("mode", [DrainMode.DISCARD, DrainMode.FLUSH])
 def test_the_ledger_of_drains_is_exact(mode: DrainMode) -> None:
-    options: SparsifierOptions = options_of(sparsity=0.75, drain=mode, steps=4)
-    compressor = Sparsifier([GOLDEN], options)
+    options: Options = options_of(sparsity=0.75, drain=mode, steps=4)
+    compressor = sparsifier([GOLDEN], options)
     given_N, sent_N = np.zeros(8), np.zeros(8)
     drained = 0
     for step in range(60):
         gradient_N = np.random.default_rng(step).integers(-64, 65, 8) / 64
         before_N = residual_of(compressor, GOLDEN)
-        section = compressor.encode({"x": torch.from_numpy(gradient_N).float()}, step)["x"]
+        section = encoded(compressor, {"x": torch.from_numpy(gradient_N).float()}, step)["x"]
         given_N += gradient_N
         sent_N += decoded(section)
         count = int(compressor.tensors()["x.drains"].item())
@@ -197,11 +197,11 @@ def test_the_ledger_of_drains_is_exact(mode: DrainMode) -> None:
 
 
 def test_a_flush_does_not_put_off_a_fixed_renewal() -> None:
-    options = options_of(drain=DrainMode.FLUSH, renewal=Renewal.FIXED, rule="exact", steps=4)
-    compressor = Sparsifier([LARGE], replace(options, drain=drain_of(DrainMode.FLUSH, every=1)))
+    options = options_of(drain=DrainMode.FLUSH, every=1, mode=Mode.FIXED, rule="exact", steps=4)
+    compressor = sparsifier([LARGE], options)
     thresholds: list[float | None] = []
     for step in range(9):
-        compressor.encode(gradients_of(step, [LARGE]), step)
+        encoded(compressor, gradients_of(step, [LARGE]), step)
         thresholds.append(compressor.report()["x"].threshold)
     assert [len(set(thresholds[first : first + 4])) for first in (0, 4)] == [1, 1]
     assert len(set(thresholds)) == 3
@@ -211,13 +211,13 @@ def test_what_is_flushed_takes_nobodys_place_in_a_stage() -> None:
     specs = [Spec(place, f"x{place}", (30,)) for place in range(4)]
     options = options_of(
         drain=DrainMode.FLUSH,
-        renewal=Renewal.FIXED,
+        mode=Mode.FIXED,
         rule="exact",
         steps=1,
         scope=Scope.STAGE,
         sends_ties=False,
     )
-    compressor, drained = Sparsifier(specs, options), 0
+    compressor, drained = sparsifier(specs, options), 0
     rng = np.random.default_rng(5)
     for step in range(40):
         given = {
@@ -225,7 +225,7 @@ def test_what_is_flushed_takes_nobodys_place_in_a_stage() -> None:
         }
         sums = [residual_of(compressor, spec) + given[spec.name].numpy() for spec in specs]
         drains = [compressor.tensors()[f"{spec.name}.drains"].item() for spec in specs]
-        sections = compressor.encode(given, step)
+        sections = encoded(compressor, given, step)
         sum_N = np.concatenate(sums)
         leaves_N = np.zeros(120, bool)
         leaves_N[np.argsort(-np.abs(sum_N), kind="stable")[:12]] = True
@@ -239,12 +239,12 @@ def test_what_is_flushed_takes_nobodys_place_in_a_stage() -> None:
 
 
 def test_the_ledger_adds_up_the_norms_of_what_was_lost() -> None:
-    compressor = Sparsifier([GOLDEN], options_of(sparsity=0.75, drain=DrainMode.DISCARD))
+    compressor = sparsifier([GOLDEN], options_of(sparsity=0.75, drain=DrainMode.DISCARD))
     norms = 0.0
     for step in range(30):
         drains, before_N = compressor.tensors()["x.drains"].item(), residual_of(compressor, GOLDEN)
         gradient_N = np.random.default_rng(step).standard_normal(8)
-        compressor.encode({"x": torch.from_numpy(gradient_N).float()}, step)
+        encoded(compressor, {"x": torch.from_numpy(gradient_N).float()}, step)
         if compressor.tensors()["x.drains"].item() > drains:
             norms += float(np.linalg.norm(before_N.astype(np.float64)))
     assert norms > 0

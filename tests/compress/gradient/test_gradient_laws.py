@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from agreeing import encoded
 from gradient_rows import ROWS as MADE_ROWS
 from gradient_rows import SPECS, Row, decoded, gradients_of, residual_of, state_of
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from method_rows import METHOD_ROWS, MethodRow
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.types import DivergedError
 
 ROWS: list[Row | MethodRow] = [*METHOD_ROWS, *MADE_ROWS]
@@ -33,7 +35,7 @@ def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row | MethodRow) -> No
         kept = {spec: residual_of(compressor, spec) for spec in SPECS}
         joining = joining_of(row, compressor, gradients)
         drains = {spec: drains_of(compressor.tensors(), spec) for spec in SPECS}
-        sections = compressor.encode(gradients, step)
+        sections = encoded(compressor, gradients, step)
         assert list(sections) == [spec.name for spec in SPECS]
         for spec in SPECS:
             if row.drops and drains_of(compressor.tensors(), spec) > drains[spec]:
@@ -66,7 +68,7 @@ def test_ties_zeros_and_extremes_keep_the_law(
         kept_N, drains = residual_of(compressor, spec), drains_of(compressor.tensors(), spec)
         gradients = {"x": torch.from_numpy(gradient_N)}
         joining_N = joining_of(row, compressor, gradients)["x"]
-        section = compressor.encode(gradients, step)["x"]
+        section = encoded(compressor, gradients, step)["x"]
         if row.drops and drains_of(compressor.tensors(), spec) > drains:
             kept_N[:] = 0
         left_N = decoded(section) + residual_of(compressor, spec)
@@ -77,11 +79,11 @@ def test_ties_zeros_and_extremes_keep_the_law(
 def test_zeros_send_nothing_and_leave_no_trace(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     zeros = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
-    sections = compressor.encode(zeros, 0)
+    sections = encoded(compressor, zeros, 0)
     assert not any(decoded(section).any() for section in sections.values())
     assert not any(residual_of(compressor, spec).any() for spec in SPECS)
     fresh, gradients = row.make(SPECS), gradients_of(1)
-    after, at_once = compressor.encode(gradients, 1), fresh.encode(gradients, 1)
+    after, at_once = encoded(compressor, gradients, 1), encoded(fresh, gradients, 1)
     assert bits_of(after) == bits_of(at_once)
 
 
@@ -93,34 +95,36 @@ def test_what_is_not_finite_ends_the_run_or_reaches_the_server(
 ) -> None:
     compressor = row.make(SPECS)
     for before in range(step):
-        compressor.encode(gradients_of(before), before)
+        encoded(compressor, gradients_of(before), before)
     gradients = gradients_of(step)
     gradients["layer.weight"][7, 7] = bad
     if not row.checks:
-        sent_N = decoded(compressor.encode(gradients, step)["layer.weight"])
+        sent_N = decoded(encoded(compressor, gradients, step)["layer.weight"])
         assert sent_N[7 * 20 + 7] == pytest.approx(bad, nan_ok=True)
         return
     with pytest.raises(DivergedError, match=rf"^step {step + 1}: .* layer\.weight is not finite"):
-        compressor.encode(gradients, step)
+        encoded(compressor, gradients, step)
 
 
 @ALL_ROWS
 def test_a_run_resumed_in_mid_cycle_is_the_run_itself(row: Row | MethodRow) -> None:
     straight, saved = row.make(SPECS), row.make(SPECS)
     for step in range(7):
-        straight.encode(gradients_of(step), step)
-        saved.encode(gradients_of(step), step)
+        encoded(straight, gradients_of(step), step)
+        encoded(saved, gradients_of(step), step)
     assert state_of(straight) == state_of(saved)
     resumed = row.make(SPECS)
     state = {name: view.clone() for name, view in saved.tensors().items()}
-    saved.encode(gradients_of(100), 100)
+    encoded(saved, gradients_of(100), 100)
     views = resumed.tensors()
     assert list(views) == list(state)
     for name, view in views.items():
         view.copy_(state[name])
     for step in range(7, 2 * STEPS):
         gradients = gradients_of(step)
-        assert bits_of(straight.encode(gradients, step)) == bits_of(resumed.encode(gradients, step))
+        assert bits_of(encoded(straight, gradients, step)) == bits_of(
+            encoded(resumed, gradients, step)
+        )
     assert state_of(straight) == state_of(resumed)
 
 
@@ -129,7 +133,7 @@ def test_a_report_counts_what_was_sent_and_begins_anew(row: Row | MethodRow) -> 
     compressor = row.make(SPECS)
     sent = {spec.name: 0 for spec in SPECS}
     for step in range(STEPS):
-        for name, section in compressor.encode(gradients_of(step), step).items():
+        for name, section in encoded(compressor, gradients_of(step), step).items():
             sent[name] += np.count_nonzero(decoded(section))
     reports = compressor.report()
     for spec in SPECS:
@@ -146,7 +150,7 @@ def test_a_report_counts_what_was_sent_and_begins_anew(row: Row | MethodRow) -> 
 def test_what_stays_is_no_larger_than_what_leaves(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     for step in range(STEPS):
-        sections = compressor.encode(gradients_of(step), step)
+        sections = encoded(compressor, gradients_of(step), step)
         sent = {spec: decoded(sections[spec.name]) for spec in SPECS}
         assert not row.sends_always or any(sent_N.any() for sent_N in sent.values())
         for spec, sent_N in sent.items():
@@ -164,7 +168,7 @@ def test_a_section_is_no_longer_than_any_plain_encoding(row: Row | MethodRow) ->
     compressor = row.make(SPECS)
     width = 2 if row.rounds else 4
     for step in range(STEPS):
-        sections = compressor.encode(gradients_of(step), step)
+        sections = encoded(compressor, gradients_of(step), step)
         for spec in SPECS:
             length = len(sections[spec.name].payload)
             if not row.checks:
@@ -185,7 +189,7 @@ def test_what_is_drawn_is_right_on_average(row: MethodRow) -> None:
     gradients = {spec.name: torch.from_numpy(gradient) for spec, gradient in given.items()}
     sums = {spec: np.zeros(spec.count) for spec in SPECS}
     for step in range(draws):
-        for spec, section in zip(SPECS, compressor.encode(gradients, step).values(), strict=True):
+        for spec, section in zip(SPECS, encoded(compressor, gradients, step).values(), strict=True):
             sums[spec] += decoded(section)
     drawn = 0
     for spec, gradient in given.items():
@@ -200,7 +204,7 @@ def test_what_is_drawn_is_right_on_average(row: MethodRow) -> None:
 @DRAWN_ROWS
 def test_a_drawn_tensor_takes_two_bits_an_element_or_less(row: MethodRow) -> None:
     per_byte = 5 if row.options == ("gradient.terngrad.encoding=trits",) else 4
-    sections = row.make(SPECS).encode(gradients_of(0), 0)
+    sections = encoded(row.make(SPECS), gradients_of(0), 0)
     large = [spec for spec in SPECS if spec.count >= 256]
     assert large
     for spec in large:
@@ -208,7 +212,7 @@ def test_a_drawn_tensor_takes_two_bits_an_element_or_less(row: MethodRow) -> Non
 
 
 def joining_of(
-    row: Row | MethodRow, compressor: GradientCompressor, gradients: dict[str, torch.Tensor]
+    row: Row | MethodRow, compressor: Compressor, gradients: dict[str, torch.Tensor]
 ) -> dict[str, np.ndarray]:
     """What will join the residuals."""
     state = compressor.tensors()

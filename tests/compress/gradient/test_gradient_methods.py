@@ -7,12 +7,13 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from gradient_rows import decoded, residual_of
-from method_rows import METHOD_ROWS
+from agreeing import encoded
+from gradient_rows import SPECS, decoded, residual_of
+from method_rows import METHOD_ROWS, MethodRow, configured
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
-from dlrm_hybrid.config import build_coordination, build_gradient, build_world
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.config import build_gradient, build_world
 from dlrm_hybrid.config.build_threshold import THRESHOLDS
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.compression_schema import MethodName, RuleName
@@ -24,7 +25,7 @@ from dlrm_hybrid.config.validate import validate
 def test_no_method_and_no_rule_misses_one_of_its_parts() -> None:
     configured = {path.stem for path in (conf_folder() / "gradient").glob("*.yaml")}
     assert set(METHODS) == set(get_args(MethodName)) == configured
-    assert {*build_gradient.METHODS, *build_coordination.COMPRESSORS} == configured
+    assert set(build_gradient.METHODS) == configured
     assert {row.method for row in METHOD_ROWS} == configured
     assert set(RULE_SECTIONS) == set(get_args(RuleName)) == set(THRESHOLDS)
 
@@ -54,7 +55,7 @@ def test_every_rule_finds_thresholds_that_live_long(rule: str) -> None:
     assert all(gradient[section] is not None for section in RULE_SECTIONS[rule])
 
 
-def compressors(*overrides: str) -> list[GradientCompressor]:
+def compressors(*overrides: str) -> list[Compressor]:
     """Those of all workers of a world of two stages, in the order of their ranks."""
     world = ("parallel=hybrid", "parallel.cuts=[bottom.2]", "model=dlrm_small")
     config = validate(values_of([*world, *overrides]))
@@ -66,7 +67,7 @@ def compressors(*overrides: str) -> list[GradientCompressor]:
     return [one for one in made if one is not None]
 
 
-def filled(compressor: GradientCompressor, value: float) -> Mapping[str, Tensor]:
+def filled(compressor: Compressor, value: float) -> Mapping[str, Tensor]:
     return {spec.name: torch.full(spec.shape, value) for spec in compressor.specs}
 
 
@@ -78,12 +79,17 @@ def test_the_usual_hard_magnitude_is_that_of_the_whole_model_in_every_stage() ->
     magnitude = 1 / (2 * np.sqrt(total - total * 9 // 10))
     assert len(set(counts)) == 2, "stages of equal size would not tell"
     for one in stages:
-        # A tensor of one element is always sent, like everything of which all should leave.
+        # A tensor of one element is always sent, like everything that is sent whole.
         names = [spec.name for spec in one.specs if spec.count > 1]
         for step, (value, leaves) in enumerate(((0.999, 0), (0.002, 1))):
-            sections = one.encode(filled(one, value * magnitude), step)
+            sections = encoded(one, filled(one, value * magnitude), step)
             sent = np.concatenate([decoded(sections[name]) for name in names])
             assert np.count_nonzero(sent) == leaves * sent.size
+
+
+@pytest.mark.parametrize("row", METHOD_ROWS, ids=lambda row: row.name)
+def test_servers_know_the_rounds_of_every_method(row: MethodRow) -> None:
+    assert row.make(SPECS).rounds == build_gradient.rounds(configured(row))
 
 
 @pytest.mark.parametrize("trainers", [1, 4])
@@ -91,7 +97,7 @@ def test_the_bound_of_the_norm_is_shared_by_trainers(trainers: int) -> None:
     """Norms of T independent gradients add up like √T, so each is cut at the bound over √T."""
     options = ("gradient=dgc", "gradient.correction.clip_norm=2", f"parallel.trainers={trainers}")
     for one in compressors(*options):
-        sections = one.encode(filled(one, 3.0), 0)
+        sections = encoded(one, filled(one, 3.0), 0)
         joined = [decoded(sections[spec.name]) + residual_of(one, spec) for spec in one.specs]
         norm = np.linalg.norm(np.concatenate(joined).astype(np.float64))
         assert norm == pytest.approx(2 / np.sqrt(trainers), rel=1e-5)

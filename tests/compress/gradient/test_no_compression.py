@@ -2,18 +2,19 @@
 
 import numpy as np
 import torch
+from agreeing import encoded
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor, Spec, TensorReport
-from dlrm_hybrid.compress.gradient.dense import NoCompression
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense, TensorReport
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.wire.dense import array_of
 
 SPECS = (Spec(3, "a.weight", (2, 3)), Spec(5, "a.bias", (2,)))
 
 
 def test_sections_view_the_gradients() -> None:
-    compressor: GradientCompressor = NoCompression(SPECS)
+    compressor: Compressor = Dense(layout_of(SPECS))
     gradients = {spec.name: torch.randn(spec.shape) for spec in SPECS}
-    sections = compressor.encode({**gradients, "b.weight": torch.zeros(4)}, step=0)
+    sections = encoded(compressor, {**gradients, "b.weight": torch.zeros(4)}, 0)
     assert [(name, one.tensor) for name, one in sections.items()] == [
         ("a.weight", 3),
         ("a.bias", 5),
@@ -26,9 +27,9 @@ def test_sections_view_the_gradients() -> None:
 
 
 def test_all_that_was_sent_is_reported_once() -> None:
-    compressor = NoCompression(SPECS)
+    compressor = Dense(layout_of(SPECS))
     for step in range(3):
-        compressor.encode({spec.name: torch.zeros(spec.shape) for spec in SPECS}, step)
+        encoded(compressor, {spec.name: torch.zeros(spec.shape) for spec in SPECS}, step)
     assert compressor.report()["a.weight"] == TensorReport(
         elements=18, sent=18, threshold=None, threshold_sum=0.0, thresholds=0, renewals=0
     )

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.compress.gradient.lifespan import LifeSpan, Renewal
+from dlrm_hybrid.compress.gradient.target import Mode, Renewal
 
-CONTROLLED = LifeSpan(steps=100, renewal=Renewal.CONTROLLED, staggered=False)
-FIXED = LifeSpan(steps=4, renewal=Renewal.FIXED, staggered=True)
+CONTROLLED = Renewal(steps=100, mode=Mode.CONTROLLED, staggered=False)
+FIXED = Renewal(steps=4, mode=Mode.FIXED, staggered=True)
 
 
 def test_fixed_renewals_come_at_multiples_whatever_was_sent() -> None:
-    ended = [FIXED.ended(step=step, age=1, sent=10**6, keep=1) for step in range(9)]
+    ended = [FIXED.is_due(step=step, age=1, sent=10**6, k=1) for step in range(9)]
     assert ended == [True, False, False, False] * 2 + [True]
 
 
 def test_staggered_renewals_are_spread_over_the_life() -> None:
     renewed = [
-        [step for step in range(8) if FIXED.ended(step=step + offset, age=1, sent=0, keep=1)]
-        for offset in (FIXED.offset(place, 8) for place in range(8))
+        [step for step in range(8) if FIXED.is_due(step=step + lead, age=1, sent=0, k=1)]
+        for lead in (FIXED.lead(place, 8) for place in range(8))
     ]
     assert renewed == [[0, 4], [0, 4], [3, 7], [3, 7], [2, 6], [2, 6], [1, 5], [1, 5]]
-    assert CONTROLLED.offset(3, 8) == 0
+    assert CONTROLLED.lead(3, 8) == 0
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_staggered_renewals_are_spread_over_the_life() -> None:
     ],
 )
 def test_controlled_renewals_look_at_what_was_sent(age: int, sent: int, ended: bool) -> None:
-    assert CONTROLLED.ended(step=7, age=age, sent=sent, keep=10) is ended
+    assert CONTROLLED.is_due(step=7, age=age, sent=sent, k=10) is ended
 
 
 @given(st.integers(1, 99), st.integers(1, 10**6), st.integers(0, 10**9))
-def test_the_bounds_are_a_fifth_and_a_quarter_beyond_a_step(age: int, keep: int, sent: int) -> None:
+def test_the_bounds_are_a_fifth_and_a_quarter_beyond_a_step(age: int, k: int, sent: int) -> None:
     lowest, highest = Fraction(4, 5) * age - 1, Fraction(5, 4) * age + 1
-    inside = lowest <= Fraction(sent, keep) <= highest
-    assert CONTROLLED.ended(step=0, age=age, sent=sent, keep=keep) is not inside
+    inside = lowest <= Fraction(sent, k) <= highest
+    assert CONTROLLED.is_due(step=0, age=age, sent=sent, k=k) is not inside

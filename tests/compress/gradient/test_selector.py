@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dlrm_hybrid.compress.gradient.largest import largest
+from dlrm_hybrid.compress.gradient.selector import largest
 
 FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-45, 3.0])
 

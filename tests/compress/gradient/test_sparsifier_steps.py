@@ -5,11 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from gradient_rows import SPECS, gradients_of, options_of, residual_of
+from agreeing import encoded
+from gradient_rows import SPECS, gradients_of, options_of, residual_of, sparsifier
 
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.lifespan import Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier
+from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.gradient.target import Mode
+from dlrm_hybrid.compress.gradient.transforms import Scale
 from dlrm_hybrid.wire.section import FLOATS, Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse
 from dlrm_hybrid.wire.values import narrow
@@ -20,28 +21,29 @@ MANY = (*SPECS, Spec(11, "wide.weight", (70, 90)), Spec(12, "wide.bias", (130,))
 def plain_step(
     spec: Spec, sum_N: np.ndarray, tau: float | None, dtype: Dtype
 ) -> tuple[Section, np.ndarray]:
-    """The section of what leaves a sum, and what stays."""
+    """The section of what is sent of a sum, and what is kept."""
     reaches_N = (np.abs(sum_N) >= (0 if tau is None else np.float32(tau))) & (sum_N != 0)
     rounded_N = np.where(reaches_N, narrow(sum_N, dtype), np.float32(0))
     indices_K = np.flatnonzero(rounded_N).astype(np.int32)
-    stays_N = np.where(reaches_N, sum_N - rounded_N, sum_N)
-    return sparse(spec.id, spec.count, indices_K, rounded_N[indices_K], dtype), stays_N
+    kept_N = np.where(reaches_N, sum_N - rounded_N, sum_N)
+    return sparse(spec.id, spec.count, indices_K, rounded_N[indices_K], dtype), kept_N
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS))
-@pytest.mark.parametrize("renewal", Renewal)
+@pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.75, 0.99])
 @pytest.mark.parametrize("scale", [None, lambda step: 0.1 / (step + 1)], ids=["whole", "scaled"])
 def test_sections_and_residuals_are_those_of_plain_steps(
-    dtype: Dtype, renewal: Renewal, sparsity: float, scale: Callable[[int], float] | None
+    dtype: Dtype, mode: Mode, sparsity: float, scale: Callable[[int], float] | None
 ) -> None:
-    options = options_of(sparsity=sparsity, renewal=renewal, steps=4, dtype=dtype, scale=scale)
-    compressor = Sparsifier(MANY, options)
+    transforms = () if scale is None else (Scale(scale),)
+    options = options_of(sparsity=sparsity, mode=mode, steps=4, dtype=dtype, transforms=transforms)
+    compressor = sparsifier(MANY, options)
     kept = {spec.name: np.zeros(spec.count, np.float32) for spec in MANY}
     # A factor that takes some values below the smallest that float16 holds.
     for step, factor in enumerate([1, 1e-6, 1, 0, 1, 1e-7, 1, 1]):
         gradients = {name: one * factor for name, one in gradients_of(step, MANY).items()}
-        sections = compressor.encode(gradients, step)
+        sections = encoded(compressor, gradients, step)
         reports = compressor.report()
         for spec in MANY:
             gradient_N = gradients[spec.name].view(-1).numpy()
@@ -55,11 +57,11 @@ def test_sections_and_residuals_are_those_of_plain_steps(
 
 
 def test_sums_of_thresholds_do_not_depend_on_when_they_are_reported() -> None:
-    often, once = Sparsifier(MANY, options_of(steps=3)), Sparsifier(MANY, options_of(steps=3))
+    often, once = sparsifier(MANY, options_of(steps=3)), sparsifier(MANY, options_of(steps=3))
     sums = dict.fromkeys((spec.name for spec in MANY), (0.0, 0, 0))
     for step in range(9):
-        often.encode(gradients_of(step, MANY), step)
-        once.encode(gradients_of(step, MANY), step)
+        encoded(often, gradients_of(step, MANY), step)
+        encoded(once, gradients_of(step, MANY), step)
         for name, report in often.report().items():
             before, thresholds, renewals = sums[name]
             tau = 0.0 if report.threshold is None else report.threshold
@@ -79,6 +81,6 @@ def test_sums_of_thresholds_do_not_depend_on_when_they_are_reported() -> None:
     "gradient", [torch.zeros(8, dtype=torch.float64), torch.zeros(16)[::2], torch.zeros(9)]
 )
 def test_memory_that_is_no_such_gradient_is_not_read(gradient: torch.Tensor) -> None:
-    compressor = Sparsifier([Spec(0, "x", (8,))], options_of())
-    with pytest.raises(ValueError, match="the gradient of x is not 8 float32 in a row"):
-        compressor.encode({"x": gradient}, 0)
+    compressor = sparsifier([Spec(0, "x", (8,))], options_of())
+    with pytest.raises(ValueError, match="the gradient of x is not 8 contiguous float32"):
+        encoded(compressor, {"x": gradient}, 0)

@@ -4,21 +4,17 @@ Shapes: N elements of a tensor, T trainers.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from agreeing import Group
+from agreeing import Group, encoded
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.terngrad import (
-    TernGrad,
-    TernGradCoordination,
-    TernGradOptions,
-)
+from dlrm_hybrid.compress.gradient.collective import Op, reduce
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
@@ -43,7 +39,7 @@ def compressor(
     seed: int = 3,
 ) -> TernGrad:
     return TernGrad(
-        SPECS,
+        layout_of(SPECS),
         TernGradOptions(
             clip=clip,
             shares=shares,
@@ -57,7 +53,7 @@ def compressor(
 
 
 def group(trainers: int) -> Group:
-    return Group([compressor(trainer) for trainer in range(trainers)], TernGradCoordination())
+    return Group([compressor(trainer) for trainer in range(trainers)])
 
 
 def gradients_of(trainer: int) -> dict[str, Tensor]:
@@ -118,8 +114,7 @@ def test_small_tensors_and_the_last_layer_stay_whole() -> None:
 
 
 def codes(one: TernGrad, step: int, gradients: dict[str, Tensor]) -> bytes:
-    sections = Group([one], TernGradCoordination()).encode([gradients], step)
-    return bytes(sections[0][TERNARY.name].payload)
+    return bytes(encoded(one, gradients, step)[TERNARY.name].payload)
 
 
 def test_draws_hang_on_seed_step_and_trainer_alone() -> None:
@@ -142,8 +137,8 @@ def test_without_sharing_everyone_has_a_scale_and_nothing_to_say() -> None:
     scales: set[float] = set()
     for trainer, gradients in enumerate(gradients_T):
         one = compressor(trainer, shares=False)
-        assert one.rounds == 0
-        scales.add(scale_of(one.encode(gradients, 0)[TERNARY.name]))
+        assert one.rounds == ()
+        scales.add(scale_of(encoded(one, gradients, 0)[TERNARY.name]))
     assert len(scales) == 3
 
 
@@ -151,20 +146,20 @@ def test_without_clipping_the_largest_element_sets_the_scale() -> None:
     gradients = gradients_of(0)
     largest = float(gradients[TERNARY.name].abs().max())
     assert largest > np.abs(clipped(gradients[TERNARY.name])).max() * 1.5
-    section = compressor(clip=None, shares=False).encode(gradients, 0)[TERNARY.name]
+    section = encoded(compressor(clip=None, shares=False), gradients, 0)[TERNARY.name]
     assert largest <= scale_of(section) <= largest * (1 + 2**-11)
 
 
 @pytest.mark.parametrize("encoding", [Encoding.TERNARY, Encoding.TRITS])
 def test_equal_elements_are_not_clipped_away(encoding: Encoding) -> None:
     gradients = gradients_of(0) | {TERNARY.name: torch.full(TERNARY.shape, -0.75)}
-    section = compressor(shares=False, encoding=encoding).encode(gradients, 0)[TERNARY.name]
+    section = encoded(compressor(shares=False, encoding=encoding), gradients, 0)[TERNARY.name]
     np.testing.assert_array_equal(ternary_of(section), np.full(TERNARY.count, -0.75, np.float32))
 
 
 def test_zeros_stay_zeros() -> None:
     zeros = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
-    section = compressor(shares=False).encode(zeros, 0)[TERNARY.name]
+    section = encoded(compressor(shares=False), zeros, 0)[TERNARY.name]
     assert scale_of(section) == 0
     assert not ternary_of(section).any()
 
@@ -174,7 +169,7 @@ def test_what_is_not_finite_ends_the_run(bad: float) -> None:
     gradients = gradients_of(0)
     gradients[TERNARY.name][3, 3] = bad
     with pytest.raises(DivergedError, match=r"^step 6: the gradient of wide\.weight is not finite"):
-        compressor().propose(0, gradients, 5)
+        next(compressor().encode(gradients, 5))
 
 
 def scales(*values: float) -> tuple[Section, ...]:
@@ -185,20 +180,20 @@ def scales(*values: float) -> tuple[Section, ...]:
     "broken",
     [(), scales(1.0) * 2, scales(math.nan), scales(-1.0), (dense(0, np.ones(1)),)],
 )
-def test_what_are_no_scales_is_refused(broken: Sequence[Section]) -> None:
+def test_what_are_no_scales_is_refused(broken: tuple[Section, ...]) -> None:
     with pytest.raises(SectionError):
-        TernGradCoordination().combine(0, 0, [scales(1.0), broken], 0)
-    one = compressor()
-    one.propose(0, gradients_of(0), 0)
+        reduce(Op.MAX, [scales(1.0), broken], 0, 0)
+    encoding = compressor().encode(gradients_of(0), 0)
+    next(encoding)
     with pytest.raises(SectionError):
-        one.agree(0, broken)
+        encoding.send(broken)
 
 
 def test_scales_must_serve_all_tensors_of_all_trainers() -> None:
     with pytest.raises(SectionError, match="2 scales, and 1 of another trainer"):
-        TernGradCoordination().combine(0, 0, [scales(1.0), scales(1.0, 2.0)], 0)
-    one = compressor()
-    one.propose(0, gradients_of(0), 0)
+        reduce(Op.MAX, [scales(1.0), scales(1.0, 2.0)], 0, 0)
     for wrong in (scales(1e-3), scales(100.0, 100.0)):
+        encoding = compressor().encode(gradients_of(0), 0)
+        next(encoding)
         with pytest.raises(SectionError, match="do not serve 1 tensors"):
-            one.agree(0, wrong)
+            encoding.send(wrong)

@@ -1,24 +1,21 @@
-"""What shares a threshold, and what leaves where several elements equal it."""
+"""What shares a threshold, and what is sent where several elements equal it."""
 
 import numpy as np
 import torch
-from gradient_rows import SPECS, decoded, gradients_of, options_of, residual_of
+from agreeing import encoded
+from gradient_rows import SPECS, Options, decoded, gradients_of, options_of, residual_of, sparsifier
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dlrm_hybrid.compress.gradient.aim import Scope
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.lifespan import Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier, SparsifierOptions
+from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.gradient.target import Mode, Scope
 
 PAIR = (Spec(3, "a", (40,)), Spec(5, "b", (3, 9)))
 
 
-def topk(scope: Scope, sparsity: float = 0.9) -> SparsifierOptions:
-    return options_of(
-        sparsity=sparsity, steps=1, renewal=Renewal.FIXED, scope=scope, sends_ties=False
-    )
+def topk(scope: Scope, sparsity: float = 0.9) -> Options:
+    return options_of(sparsity=sparsity, steps=1, mode=Mode.FIXED, scope=scope, sends_ties=False)
 
 
 def flat(values: dict) -> np.ndarray:
@@ -44,12 +41,12 @@ def by_sorting(sums: list[np.ndarray], keep: int) -> np.ndarray:
 def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(
     gradients_SN: np.ndarray,
 ) -> None:
-    compressor = Sparsifier(PAIR, topk(Scope.STAGE))
+    compressor = sparsifier(PAIR, topk(Scope.STAGE))
     for step, gradient_N in enumerate(gradients_SN):
         parts = {"a": torch.from_numpy(gradient_N[:40]), "b": torch.from_numpy(gradient_N[40:])}
         kept = {spec.name: residual_of(compressor, spec) for spec in PAIR}
         sums = [kept[name] + part.numpy() for name, part in parts.items()]
-        sections = compressor.encode({"a": parts["a"], "b": parts["b"].view(3, 9)}, step)
+        sections = encoded(compressor, {"a": parts["a"], "b": parts["b"].view(3, 9)}, step)
         sent_N = flat({name: decoded(section) for name, section in sections.items()})
         np.testing.assert_array_equal(sent_N, by_sorting(sums, 7))
         kept = {spec.name: residual_of(compressor, spec) for spec in PAIR}
@@ -58,17 +55,17 @@ def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(
 
 @given(arrays(np.float32, 40, elements=st.sampled_from([0.0, 0.5, -0.5, 1.0])))
 def test_exactly_the_largest_of_a_tensor_leave(gradient_N: np.ndarray) -> None:
-    compressor = Sparsifier(PAIR[:1], topk(Scope.TENSOR, 0.75))
-    section = compressor.encode({"a": torch.from_numpy(gradient_N)}, 0)["a"]
+    compressor = sparsifier(PAIR[:1], topk(Scope.TENSOR, 0.75))
+    section = encoded(compressor, {"a": torch.from_numpy(gradient_N)}, 0)["a"]
     np.testing.assert_array_equal(decoded(section), by_sorting([gradient_N], 10))
 
 
 def test_a_stage_has_one_threshold_and_one_life() -> None:
     options = options_of(scope=Scope.STAGE, steps=4)
-    compressor = Sparsifier(SPECS, options)
+    compressor = sparsifier(SPECS, options)
     sent = 0
     for step in range(12):
-        sections = compressor.encode(gradients_of(step), step)
+        sections = encoded(compressor, gradients_of(step), step)
         sent += sum(np.count_nonzero(decoded(section)) for section in sections.values())
         thresholds = {
             compressor.tensors()[f"{spec.name}.threshold"].item() for spec in SPECS if spec.count
@@ -80,4 +77,4 @@ def test_a_stage_has_one_threshold_and_one_life() -> None:
 
 
 def test_a_stage_of_no_tensors_sends_nothing() -> None:
-    assert Sparsifier([], topk(Scope.STAGE)).encode({}, 0) == {}
+    assert encoded(sparsifier([], topk(Scope.STAGE)), {}, 0) == {}

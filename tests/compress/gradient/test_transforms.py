@@ -1,17 +1,28 @@
 """Momentum at the trainer, and densities that fall over the first steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from gradient_rows import SPECS, aim_of, decoded, gradients_of, options_of, residual_of
+from agreeing import encoded
+from gradient_rows import (
+    SPECS,
+    decoded,
+    gradients_of,
+    options_of,
+    residual_of,
+    sparsifier,
+    target_of,
+)
 
-from dlrm_hybrid.compress.gradient.compressor import Spec
-from dlrm_hybrid.compress.gradient.correction import CorrectionOptions, MomentumCorrection
-from dlrm_hybrid.compress.gradient.lifespan import Renewal
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
+from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.gradient.target import Mode
+from dlrm_hybrid.compress.gradient.transforms import Clip, Momentum
 
 SPEC = Spec(0, "x", (8,))
-EVERY_STEP = options_of(sparsity=0.75, steps=1, renewal=Renewal.FIXED)
+EVERY_STEP = options_of(sparsity=0.75, steps=1, mode=Mode.FIXED)
 
 
 def corrected(
@@ -21,11 +32,11 @@ def corrected(
     nesterov: bool = False,
     clip_norm: float | None = None,
     specs: tuple[Spec, ...] = (SPEC,),
-) -> MomentumCorrection:
-    options = CorrectionOptions(
-        momentum=momentum, nesterov=nesterov, masking=masking, clip_norm=clip_norm, trainers=4
-    )
-    return MomentumCorrection(Sparsifier(specs, EVERY_STEP), options)
+) -> ErrorFeedback:
+    own = Momentum(momentum=momentum, nesterov=nesterov, masking=masking)
+    clip = () if clip_norm is None else (Clip(clip_norm),)
+    options = replace(EVERY_STEP, feedback=replace(EVERY_STEP.feedback, transforms=(*clip, own)))
+    return sparsifier(specs, options)
 
 
 def drawn(step: int) -> np.ndarray:
@@ -33,14 +44,14 @@ def drawn(step: int) -> np.ndarray:
     return np.random.default_rng(step).integers(-64, 65, 8).astype(np.float32) / 16
 
 
-def encoded(compressor: MomentumCorrection, gradient_N: np.ndarray, step: int) -> np.ndarray:
-    return decoded(compressor.encode({"x": torch.from_numpy(gradient_N)}, step)["x"])
+def sent_by(compressor: ErrorFeedback, gradient_N: np.ndarray, step: int) -> np.ndarray:
+    return decoded(encoded(compressor, {"x": torch.from_numpy(gradient_N)}, step)["x"])
 
 
 def test_no_momentum_is_error_feedback() -> None:
-    plain, own = Sparsifier(SPECS, EVERY_STEP), corrected(0.0, specs=SPECS)
+    plain, own = sparsifier(SPECS, EVERY_STEP), corrected(0.0, specs=SPECS)
     for step in range(12):
-        expected, made = (one.encode(gradients_of(step), step) for one in (plain, own))
+        expected, made = (encoded(one, gradients_of(step), step) for one in (plain, own))
         assert {name: bytes(one.payload) for name, one in made.items()} == {
             name: bytes(one.payload) for name, one in expected.items()
         }
@@ -51,7 +62,7 @@ def test_sent_elements_have_neither_residual_nor_momentum(masking: bool) -> None
     compressor = corrected(0.5, masking=masking)
     momentum_N, residual_N = np.zeros(8, np.float32), np.zeros(8, np.float32)
     for step in range(10):
-        sent_N = encoded(compressor, drawn(step), step)
+        sent_N = sent_by(compressor, drawn(step), step)
         momentum_N = np.float32(0.5) * momentum_N + drawn(step)
         total_N = residual_N + momentum_N
         leaves = sent_N != 0
@@ -69,38 +80,38 @@ def test_all_momenta_are_sent_in_the_end_or_wait() -> None:
     for step in range(6):
         momentum_N = 0.5 * momentum_N + drawn(step)
         momenta_N += momentum_N
-        sent_N += encoded(compressor, drawn(step), step)
+        sent_N += sent_by(compressor, drawn(step), step)
     np.testing.assert_array_equal(momenta_N, sent_N + residual_of(compressor, SPEC))
 
 
 def test_nesterov_looks_ahead() -> None:
     compressor = corrected(0.5, nesterov=True, masking=False)
     gradient_N = drawn(3)
-    sent_N = encoded(compressor, gradient_N, 0)
+    sent_N = sent_by(compressor, gradient_N, 0)
     np.testing.assert_array_equal(sent_N + residual_of(compressor, SPEC), 1.5 * gradient_N)
     np.testing.assert_array_equal(compressor.tensors()["x.momentum"].numpy(), 0.5 * gradient_N)
 
 
-def test_long_gradients_are_cut_for_as_many_trainers() -> None:
+def test_long_gradients_are_cut_to_the_bound() -> None:
     gradient_N = np.full(8, 3, np.float32)
     norm = float(np.linalg.norm(gradient_N))
-    for clip_norm, factor in ((2 * norm, 1.0), (4 * norm, 1.0), (norm, 0.5)):
+    for clip_norm, factor in ((norm, 1.0), (2 * norm, 1.0), (norm / 2, 0.5)):
         compressor = corrected(0.0, clip_norm=clip_norm)
-        total_N = encoded(compressor, gradient_N, 0) + residual_of(compressor, SPEC)
+        total_N = sent_by(compressor, gradient_N, 0) + residual_of(compressor, SPEC)
         np.testing.assert_allclose(total_N, factor * gradient_N, rtol=1e-6)
 
 
 def test_densities_fall_over_the_first_steps() -> None:
-    aim = aim_of(0.75, warm=3)
+    aim = target_of(0.75, warm=3)
     assert [aim.sparsity_at(step) for step in range(8)] == [0.25] * 3 + [0.5] * 3 + [0.75] * 2
-    assert aim_of(0.4, warm=1).sparsity_at(1) == 0.4
-    assert aim_of(0.75).sparsity_at(0) == 0.75
+    assert target_of(0.4, warm=1).sparsity_at(1) == 0.4
+    assert target_of(0.75).sparsity_at(0) == 0.75
 
 
 def test_a_warm_up_sends_more_at_first_even_all_of_a_tensor() -> None:
-    options = options_of(sparsity=0.75, steps=1, renewal=Renewal.FIXED, warm=2)
+    options = options_of(sparsity=0.75, steps=1, mode=Mode.FIXED, warm=2)
     pair = Spec(1, "pair", (2,))
-    compressor = Sparsifier([SPEC, pair], options)
+    compressor = sparsifier([SPEC, pair], options)
     sent: list[tuple[int, int]] = []
     for step in range(6):
         rng = np.random.default_rng(step)
@@ -108,7 +119,7 @@ def test_a_warm_up_sends_more_at_first_even_all_of_a_tensor() -> None:
             spec.name: torch.from_numpy(rng.standard_normal(spec.shape).astype(np.float32))
             for spec in (SPEC, pair)
         }
-        sections = compressor.encode(gradients, step)
+        sections = encoded(compressor, gradients, step)
         sent.append(
             (np.count_nonzero(decoded(sections["x"])), np.count_nonzero(decoded(sections["pair"])))
         )

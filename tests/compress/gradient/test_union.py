@@ -1,4 +1,4 @@
-"""Aggregation over the union of choices, against plain numpy.
+"""Aggregation over the union of selections, against plain numpy.
 
 Shapes: N elements of all tensors.
 """
@@ -7,30 +7,36 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from agreeing import Group
-from gradient_rows import SPECS, decoded, gradients_of, options_of, residual_of
+import torch
+from agreeing import Group, elements, encoded
+from gradient_rows import SPECS, decoded, gradients_of, options_of, residual_of, sparsifier
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.compressor import GradientCompressor
-from dlrm_hybrid.compress.gradient.sparsifier import Sparsifier
-from dlrm_hybrid.compress.gradient.union import UnionCoordination, UnionIndex
-from dlrm_hybrid.wire.index_set import index_set
+from dlrm_hybrid.compress.gradient.collective import Op, reduce
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
+from dlrm_hybrid.compress.gradient.layout import layout_of
+from dlrm_hybrid.compress.gradient.selector import Union
+from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
 from dlrm_hybrid.wire.values import narrow
 
-COUNT = sum(spec.count for spec in SPECS)
+COUNT = elements(SPECS)
 
 
 def group(trainers: int, dtype: Dtype) -> Group:
-    inners = [Sparsifier(SPECS, options_of(steps=1, dtype=dtype)) for _ in range(trainers)]
-    return Group([UnionIndex(one, dtype) for one in inners], UnionCoordination())
+    options = options_of(steps=1, dtype=dtype)
+    selector = Union(options.selector, dtype)
+    return Group(
+        [ErrorFeedback(layout_of(SPECS), selector, options.feedback) for _ in range(trainers)]
+    )
 
 
 def flat(values: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return np.concatenate([one.reshape(-1) for one in values])
 
 
-def waiting(compressor: GradientCompressor) -> NDArray[np.float32]:
+def waiting(compressor: Compressor) -> NDArray[np.float32]:
     return flat([residual_of(compressor, spec) for spec in SPECS])
 
 
@@ -45,13 +51,13 @@ def test_all_send_what_anybody_chose(trainers: int, dtype: Dtype) -> None:
             waiting(one) + flat([gradients[spec.name].numpy() for spec in SPECS])
             for one, gradients in zip(world.compressors, gradients_T, strict=True)
         ]
-        alone = [Sparsifier(SPECS, options_of(steps=1, dtype=dtype)) for _ in range(trainers)]
+        alone = [sparsifier(SPECS, options_of(steps=1, dtype=dtype)) for _ in range(trainers)]
         chosen_N = np.zeros(COUNT, bool)
         for one, other in zip(alone, world.compressors, strict=True):
             for name, view in other.tensors().items():
                 one.tensors()[name].copy_(view)
         for one, gradients in zip(alone, gradients_T, strict=True):
-            own_N = flat([decoded(section) for section in one.encode(gradients, step).values()])
+            own_N = flat([decoded(section) for section in encoded(one, gradients, step).values()])
             grown += np.count_nonzero((own_N != 0) & ~chosen_N)
             chosen_N |= own_N != 0
             grown -= np.count_nonzero(own_N != 0)
@@ -68,17 +74,27 @@ def test_all_send_what_anybody_chose(trainers: int, dtype: Dtype) -> None:
 
 
 def test_one_trainer_sends_its_own_choice() -> None:
-    world, alone = group(1, Dtype.FLOAT32), Sparsifier(SPECS, options_of(steps=1))
+    world, alone = group(1, Dtype.FLOAT32), sparsifier(SPECS, options_of(steps=1))
     for step in range(6):
         (sections,) = world.encode([gradients_of(step)], step)
-        for name, section in alone.encode(gradients_of(step), step).items():
+        for name, section in encoded(alone, gradients_of(step), step).items():
             assert bytes(sections[name].payload) == bytes(section.payload)
 
 
 @pytest.mark.parametrize("broken", [(), (index_set(np.array([COUNT], np.int32), COUNT + 1),)])
-def test_what_is_no_choice_is_refused(broken: Sequence[Section]) -> None:
+def test_what_is_no_choice_is_refused(broken: tuple[Section, ...]) -> None:
     good = (index_set(np.array([3], np.int32), COUNT),)
     with pytest.raises(SectionError):
-        UnionCoordination().combine(0, 0, [good, broken], COUNT)
+        reduce(Op.UNION, [good, broken], 0, COUNT)
+    encoding = group(1, Dtype.FLOAT32).compressors[0].encode(gradients_of(0), 0)
+    next(encoding)
     with pytest.raises(SectionError):
-        group(1, Dtype.FLOAT32).compressors[0].agree(0, broken)
+        encoding.send(broken)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.FLOAT16])
+def test_what_rounds_to_zero_is_not_chosen(dtype: Dtype) -> None:
+    gradients = {spec.name: torch.full(spec.shape, 1e-9) for spec in SPECS}
+    encoding = group(1, dtype).compressors[0].encode(gradients, 0)
+    chosen_K = only_index_set_of(next(encoding).value, COUNT)
+    assert (chosen_K.size == 0) is (dtype is Dtype.FLOAT16)

@@ -1,0 +1,233 @@
+"""Error feedback: what a step does not send waits in a residual and is sent later.
+
+Gradients go through transforms and join the residual; a selector says which elements of the sum are
+sent; these are rounded to the type on the wire, and what rounding takes returns to the residual. So
+what a receiver decodes plus the new residual is what joined plus the old residual, bit for bit.
+
+Shapes: N elements of T tensors, K of them sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.accumulated import Accumulated
+from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.compressor import Encoding, TensorReport
+from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Layout, Spec
+from dlrm_hybrid.compress.gradient.selector import Selector, ThresholdReport
+from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
+from dlrm_hybrid.kernels.scatter import give_back
+from dlrm_hybrid.rng import fold
+from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import sparse_all
+from dlrm_hybrid.wire.values import narrow
+
+
+class DrainMode(StrEnum):
+    """What becomes of a drained residual."""
+
+    NONE = "none"
+    DISCARD = "discard"
+    FLUSH = "flush"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """When residuals are emptied at random, and where they go (DCT, section 3.3).
+
+    Stale mass may gather in a residual; the paper empties it about once in a million steps. Whether
+    one is drained at a step does not depend on what came before.
+
+    Attributes:
+        mode: DISCARD forgets the residual before the gradient joins it; FLUSH sends residual and
+            gradient whole; NONE never drains.
+        every: steps between two drains of a tensor, on average.
+        seed: of the run.
+        trainer: whose residuals these are; each draws its own steps.
+    """
+
+    mode: DrainMode
+    every: int
+    seed: int
+    trainer: int
+
+    def is_due(self, name: str, step: int) -> bool:
+        """Whether the residual of a tensor is drained at this step: with probability 1/every."""
+        if self.mode is DrainMode.NONE:
+            return False
+        return fold(self.seed, "drain", self.trainer, name, step) % self.every == 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackOptions:
+    """What is done to gradients besides selecting.
+
+    Attributes:
+        dtype: of the values sent: FLOAT32, BFLOAT16 or FLOAT16.
+        transforms: of the gradients, in this order.
+        low_pass: fraction of what is new that joins the residual in a step, above 0, at most 1:
+            below 1 noise of single steps is damped, and more is sent than leaves the residual
+            (ScaleCom, NeurIPS 2020).
+        drain: empties residuals; None for a method that has no such ledger.
+    """
+
+    dtype: Dtype
+    transforms: Sequence[Transform[Any]] = ()
+    low_pass: float = 1.0
+    drain: Drain | None = None
+
+
+@final
+class ErrorFeedback:
+    """One trainer's side of every sparsifier.
+
+    Args:
+        layout: of the tensors of a stage.
+        selector: says what is sent.
+        options: all else.
+    """
+
+    def __init__(self, layout: Layout, selector: Selector[Any], options: FeedbackOptions) -> None:
+        self._layout = layout
+        self._names = [spec.name for spec in layout.specs]
+        self._selector = selector
+        self._options = options
+        self._x = Accumulated(layout)
+        self._selected = selector.init(layout)
+        self._transforms = [(one, one.init(layout)) for one in options.transforms]
+        self._scaled: Sequence[Tensor] = ()
+        self._drains_T = np.zeros(len(layout.specs), np.int64)
+        self._discarded_T2 = np.zeros((len(layout.specs), 2))  # sum, then the L2 norms of all
+        self._start_report()
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """The tensors it was made for."""
+        return self._layout.specs
+
+    @property
+    def rounds(self) -> tuple[Op, ...]:
+        """Those of the selector."""
+        return self._selector.rounds
+
+    def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
+        """Sections of what is sent, in memory of their own."""
+        x, low_pass = self._x, np.float32(self._options.low_pass)
+        joining = self._joining(gradients, step)
+        flushed = self._drain(step)
+        before_N = x.residual_N.copy() if low_pass < 1 else x.residual_N
+        x.begin(joining, step, flushed)
+        indices = yield from self._selector.select(x, self._selected, step)
+        indices, rounded_K = self._rounded(indices)
+        if low_pass < 1:
+            x.residual_N -= before_N
+            x.residual_N *= low_pass
+            x.residual_N += before_N
+        for transform, state in self._transforms:
+            transform.sent(indices, state)
+        self._steps += 1
+        self._sent_T += indices.counts
+        sections = sparse_all(
+            *(self._layout.ids, self._layout.sizes, indices.splits_E),
+            *(indices.local_K, rounded_K, self._options.dtype),
+        )
+        return dict(zip(self._names, sections, strict=True))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Residuals "<tensor>.residual" of the tensor's shape, and what the parts remember."""
+        views = self._layout.tensors(self._x.residual_N, "residual") | self._selected.tensors()
+        if self._options.drain is not None:
+            for tensor, spec in enumerate(self.specs):
+                drains_1 = self._drains_T[tensor : tensor + 1]
+                views[f"{spec.name}.drains"] = torch.from_numpy(drains_1)
+                views[f"{spec.name}.discarded"] = torch.from_numpy(self._discarded_T2[tensor])
+        for _, state in self._transforms:
+            views |= state.tensors()
+        return views
+
+    def report(self) -> dict[str, TensorReport]:
+        """By tensor; counts what was sent by drains too."""
+        none = ThresholdReport(threshold=None, total=0.0, steps=0, renewals=0)
+        found: Sequence[ThresholdReport] = self._selected.report() or [none] * len(self.specs)
+        reports = {
+            spec.name: TensorReport(
+                elements=self._steps * spec.count,
+                sent=sent,
+                threshold=one.threshold,
+                threshold_sum=one.total,
+                thresholds=one.steps,
+                renewals=one.renewals,
+            )
+            for spec, sent, one in zip(self.specs, self._sent_T.tolist(), found, strict=True)
+        }
+        self._start_report()
+        return reports
+
+    def _joining(self, gradients: Mapping[str, Tensor], step: int) -> Sequence[Tensor]:
+        """What is to join the residuals."""
+        given = [gradients[name] for name in self._names]
+        if not self._transforms:
+            return given
+        made = Gradients(given, 1.0)
+        for transform, state in self._transforms:
+            made = transform.update(made, state, step)
+        if made.factor == 1.0:
+            return made.tensors
+        if not self._scaled:
+            self._scaled = [torch.empty(count) for count in self._layout.counts]
+        factor = float(np.float32(made.factor))
+        pairs = zip(made.tensors, self._scaled, strict=True)
+        return [torch.mul(one.view(-1), factor, out=scaled) for one, scaled in pairs]
+
+    def _drain(self, step: int) -> list[int]:
+        """Empty the residuals that are due; gives the tensors that must be sent whole."""
+        drain = self._options.drain
+        if drain is None or drain.mode is DrainMode.NONE:
+            return []
+        due = [place for place, spec in enumerate(self.specs) if drain.is_due(spec.name, step)]
+        self._drains_T[due] += 1
+        if drain.mode is DrainMode.FLUSH:
+            return due
+        for tensor in due:
+            residual_N = self._x.residuals[tensor]
+            lost_N = residual_N.astype(np.float64)
+            self._discarded_T2[tensor] += (lost_N.sum(), np.linalg.norm(lost_N))
+            residual_N[:] = 0
+        return []
+
+    def _rounded(self, indices: Indices) -> tuple[Indices, Float32s]:
+        """What is sent, rounded; the residual keeps what that takes away.
+
+        What rounds to zero is not sent, but where trainers have agreed that it is.
+        """
+        x, dtype = self._x, self._options.dtype
+        values_K = x.take(indices)
+        if dtype is Dtype.FLOAT32:
+            return indices, values_K
+        if self.rounds:
+            rounded_K = narrow(values_K, dtype)
+            x.residual_N[indices.flat] = values_K - rounded_K
+            return indices, rounded_K
+        rounds = dtype is Dtype.BFLOAT16
+        rounded_K = np.empty_like(values_K) if rounds else narrow(values_K, dtype)
+        splits_E, local_K = indices.splits_E, indices.local_K
+        give_back(
+            *(self._layout.offsets, splits_E, local_K, values_K, rounded_K),
+            *(x.residual_N, rounds),
+        )
+        left = Indices(self._layout, splits_E, local_K[: splits_E[-1]])
+        return left, rounded_K[: splits_E[-1]]
+
+    def _start_report(self) -> None:
+        self._steps = 0
+        self._sent_T = np.zeros(len(self.specs), np.int64)

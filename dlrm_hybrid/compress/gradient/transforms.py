@@ -1,0 +1,189 @@
+"""What gradients go through before they join the residual: clipping, momentum, the learning rate.
+
+Shapes: N elements of T tensors, K of them sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple, Protocol, TypeVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout
+from dlrm_hybrid.kernels.moments import sums
+from dlrm_hybrid.kernels.sent import clear_sent
+
+
+class Gradients(NamedTuple):
+    """Gradients of T tensors, times one factor that nobody has multiplied yet.
+
+    Attributes:
+        tensors: float32, contiguous.
+        factor: rounded to float32 where it is used; 1 for none.
+    """
+
+    tensors: Sequence[Tensor]
+    factor: float
+
+
+class State(Protocol):
+    """What a transform remembers from step to step."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views "<tensor>.<what>" of all of it, for checkpoints."""
+        ...
+
+
+@final
+class Stateless:
+    """Of transforms that remember nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+
+StateT = TypeVar("StateT")
+
+
+class Transform(Protocol[StateT]):
+    """One step on the way of gradients to the residual; keeps nothing itself.
+
+    `state` is what `init` made for the layout, changed in place.
+    """
+
+    def init(self, layout: Layout) -> StateT:
+        """Fresh memory for the tensors of a layout."""
+        ...
+
+    def update(self, gradients: Gradients, state: StateT, step: int) -> Gradients:
+        """What goes on in place of the gradients, which are not changed."""
+        ...
+
+    def sent(self, indices: Indices, state: StateT) -> None:
+        """Learn which elements were sent."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Bounds the norm of all gradients of a step (DGC, section 3.3).
+
+    Attributes:
+        norm: the bound of one trainer.
+    """
+
+    norm: float
+
+    def init(self, layout: Layout) -> Stateless:
+        """Nothing."""
+        return Stateless()
+
+    def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
+        """The same where they are short enough."""
+        squares = (sums(gradient.numpy().reshape(-1))[1] for gradient in gradients.tensors)
+        norm = abs(gradients.factor) * sqrt(sum(squares))
+        # Where the norm is no number the factor is not used: the selection finds the fault.
+        cut = self.norm / norm if norm > self.norm else 1.0
+        return gradients._replace(factor=gradients.factor * cut)
+
+    def sent(self, indices: Indices, state: Stateless) -> None:
+        """Nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Times a factor that depends on the step, such as the learning rate.
+
+    Attributes:
+        factor: by step, counted from 0.
+    """
+
+    factor: Callable[[int], float]
+
+    def init(self, layout: Layout) -> Stateless:
+        """Nothing."""
+        return Stateless()
+
+    def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
+        """With the factor of the step."""
+        return gradients._replace(factor=gradients.factor * self.factor(step))
+
+    def sent(self, indices: Indices, state: Stateless) -> None:
+        """Nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Momentum:
+    """Momentum at the trainer, for what a residual sends late would reach a server's momentum late.
+
+    Deep gradient compression (Lin et al., ICLR 2018, sections 3.1 and 3.2). The server must have no
+    momentum.
+
+    Attributes:
+        momentum: m, 0 to below 1.
+        nesterov: u = m (u + g), and u + g goes on; otherwise u = m u + g, which goes on.
+        masking: what is sent loses its momentum too, so that none is left that pulls where the
+            weights have been.
+    """
+
+    momentum: float
+    nesterov: bool
+    masking: bool
+
+    def init(self, layout: Layout) -> Momenta:
+        """No momentum yet."""
+        return Momenta(layout)
+
+    def update(self, gradients: Gradients, state: Momenta, step: int) -> Gradients:
+        """The momentum's step."""
+        momentum, factor = self.momentum, gradients.factor
+        if not self.nesterov:
+            for own, gradient in zip(state.views, gradients.tensors, strict=True):
+                own.mul_(momentum).add_(gradient.view(-1), alpha=factor)
+            return Gradients(state.views, 1.0)
+        triples = zip(state.views, state.ahead, gradients.tensors, strict=True)
+        for own, ahead, gradient in triples:
+            torch.mul(gradient.view(-1), factor, out=ahead)
+            own.add_(ahead).mul_(momentum)
+            ahead.add_(own)
+        return Gradients(state.ahead, 1.0)
+
+    def sent(self, indices: Indices, state: Momenta) -> None:
+        """Forget the momentum of what was sent."""
+        if self.masking:
+            offsets_E = state.layout.offsets
+            clear_sent(offsets_E, indices.splits_E, indices.local_K, state.momentum_N)
+
+
+@final
+class Momenta:
+    """A momentum for each element.
+
+    Args:
+        layout: of the tensors.
+
+    Attributes:
+        layout: as given.
+        momentum_N: float32, of all tensors.
+        views: of it, flat, for each tensor.
+        ahead: room for as much, for each tensor.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.momentum_N = np.zeros(layout.size, np.float32)
+        self.views = [torch.from_numpy(part_N) for part_N in layout.parts(self.momentum_N)]
+        self.ahead = [torch.empty(count) for count in layout.counts]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views "<tensor>.momentum" of the tensor's shape."""
+        return self.layout.tensors(self.momentum_N, "momentum")
