@@ -30,6 +30,7 @@ from dlrm_hybrid.config.compression_schema import GradientConfig
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.wire.section import Encoding
 
+AGGREGATIONS = {"union": (Op.UNION,), "leader": (Op.LEADER,)}
 CODES = {"bits": Encoding.TERNARY, "trits": Encoding.TRITS}
 
 
@@ -56,9 +57,8 @@ def rounds(config: Config) -> tuple[Op, ...]:
     gradient = config.gradient
     if gradient.terngrad is not None and not gradient.terngrad.sharing:
         return ()
-    if gradient.aggregation == "union":
-        return (Op.UNION,)
-    return METHODS[gradient.name].rounds
+    shared = AGGREGATIONS.get(gradient.aggregation or "own", ())
+    return shared or METHODS[gradient.name].rounds
 
 
 def tells_levels(config: Config) -> bool:
@@ -84,6 +84,8 @@ def _thresholded(config: Config, holder: Holder) -> Compressor:
     )
     if options.aggregation == "union":
         selector = Union(selector, dtype(options.precision))
+    elif options.aggregation == "leader":
+        selector = _led(config, holder, selector)
     drain = Drain(
         mode=DrainMode(options.drain),
         every=options.drain_every,
@@ -127,12 +129,13 @@ def _transforms(config: Config, holder: Holder) -> Sequence[Transform[Any]]:
 def _cltk(config: Config, holder: Holder) -> Compressor:
     options = config.gradient.cltk
     assert options is not None
-    selector = FromLeader(
-        inner=TopK(keep_count(holder.layout.size, config.gradient.sparsity)),
-        trainer=holder.trainer,
-        trainers=config.parallel.trainers,
-    )
+    own = TopK(keep_count(holder.layout.size, config.gradient.sparsity))
+    selector = _led(config, holder, own)
     return _feedback(config, holder.layout, selector, low_pass=options.low_pass)
+
+
+def _led(config: Config, holder: Holder, own: Selector[Any]) -> Selector[Any]:
+    return FromLeader(inner=own, trainer=holder.trainer, trainers=config.parallel.trainers)
 
 
 def _deft(config: Config, holder: Holder) -> Compressor:

@@ -36,7 +36,7 @@ class GradientConfig:
     precision: Precision
     threshold: RuleName | None
     scope: Literal["tensor", "stage"] | None
-    aggregation: Literal["own", "union"] | None
+    aggregation: Literal["own", "union", "leader"] | None
     lifespan: Positive | None
     renewal: Literal["controlled", "fixed"] | None
     staggered: bool | None

@@ -70,15 +70,27 @@ def _local(config: Config) -> Iterator[str]:
             f"gradient.lifespan = {gradient.lifespan}, gradient.renewal = {gradient.renewal!r}: "
             "gradient=topk selects anew every step; gradient=dct reuses thresholds"
         )
-    if gradient.aggregation == "union" and config.sync.name != "sync":
+    shared = gradient.aggregation in ("union", "leader")
+    if shared and config.sync.name != "sync":
         yield (
-            "gradient.aggregation = 'union': trainers synchronize in every step; needs sync=sync, "
-            f"not {config.sync.name}"
+            f"gradient.aggregation = {gradient.aggregation!r}: trainers synchronize in every step; "
+            f"needs sync=sync, not {config.sync.name}"
         )
-    if gradient.aggregation == "union" and gradient.correction is not None:
+    if gradient.aggregation == "leader" and gradient.drain == "flush":
         yield (
-            f"gradient.aggregation = 'union': gradient={gradient.name} clears the momentum "
-            "of its own selection only, so it cannot send the union; use own"
+            "gradient.drain = 'flush': with gradient.aggregation=leader a trainer cannot send a "
+            "residual of its own; use discard or none"
+        )
+    if (
+        gradient.aggregation == "leader"
+        and gradient.renewal == "fixed"
+        and gradient.lifespan != 1
+        and config.parallel.trainers > 1
+    ):
+        yield (
+            f"gradient.lifespan = {gradient.lifespan}: with gradient.aggregation=leader a trainer "
+            "selects in turns, which may never fall on a fixed renewal; use 1, or "
+            "gradient.renewal=controlled"
         )
     if gradient.staggered and gradient.renewal != "fixed":
         yield "gradient.staggered = True: only applies to gradient.renewal=fixed"

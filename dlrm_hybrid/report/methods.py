@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-WHOLE, UNION, STAGE = "none", "union", "stage"
+WHOLE, OWN, STAGE = "none", "own", "stage"
 OWN_RULE = "histogram"  # of gradient=dct
 SIDCO_LETTERS = {"exponential": "E", "gamma": "GP", "pareto": "P"}
 
@@ -14,14 +14,16 @@ def method_of(config: Mapping[str, Any]) -> str:
     """The choice of `gradient`, and what makes more of it than its name says.
 
     That is another rule than `dct` comes with, `union` where all trainers send what any of them
-    has chosen, and with `terngrad` that nothing is clipped or no scale shared.
+    has selected, `leader` where one of them selects for all, and with `terngrad` that nothing is
+    clipped or no scale shared.
     """
     gradient = config["gradient"]
     words: list[str] = [gradient["name"]]
     if words == ["dct"] and gradient["threshold"] != OWN_RULE:
         words.append(gradient["threshold"])
-    if gradient.get("aggregation") == UNION:  # older runs have no such key
-        words.append(UNION)
+    aggregation = gradient.get("aggregation") or OWN  # older runs have no such key
+    if aggregation != OWN:
+        words.append(aggregation)
     ternary = gradient.get("terngrad")
     if ternary and ternary["clip"] is None:
         words.append("not clipped")

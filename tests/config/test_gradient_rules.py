@@ -68,9 +68,14 @@ HYBRID = "parallel=hybrid"
             "not bounded",
         ),
         (
-            f"{HYBRID} gradient=dgc gradient.sparsity=0.999 gradient.aggregation=union",
-            "gradient.aggregation = 'union': gradient=dgc clears the momentum of its own "
-            "selection only, so it cannot send the union; use own",
+            f"{HYBRID} gradient=dct gradient.aggregation=leader gradient.drain=flush",
+            "gradient.drain = 'flush': with gradient.aggregation=leader a trainer cannot send a "
+            "residual of its own; use discard or none",
+        ),
+        (
+            f"{HYBRID} gradient=dct gradient.aggregation=leader gradient.renewal=fixed",
+            "gradient.lifespan = 1000: with gradient.aggregation=leader a trainer selects in "
+            "turns, which may never fall on a fixed renewal; use 1, or gradient.renewal=controlled",
         ),
         (
             f"{HYBRID} gradient=terngrad gradient.terngrad.sharing=false",

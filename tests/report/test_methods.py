@@ -16,6 +16,7 @@ TERNARY = {"clip": 2.5, "sharing": True}
         (DCT, "dct"),
         ({**DCT, "threshold": "sidco"}, "dct, sidco"),
         ({**DCT, "aggregation": "union"}, "dct, union"),
+        ({**DCT, "aggregation": "leader"}, "dct, leader"),
         ({"name": "topk", "threshold": "histogram", "aggregation": "own"}, "topk"),
         ({"name": "terngrad", "terngrad": TERNARY}, "terngrad"),
         ({"name": "terngrad", "terngrad": {**TERNARY, "clip": None}}, "terngrad, not clipped"),

@@ -14,6 +14,7 @@ SPARSE = "gradient.sparsity=0.9"
 METHODS = {
     "cltk": (SPARSE,),
     "deft": (SPARSE, "parallel.trainers=3"),
+    "dgc": (SPARSE, "gradient.aggregation=leader", "gradient.correction.warmup_steps=2"),
     "dct": (SPARSE, "gradient.aggregation=union", "gradient.precision=bfloat16"),
     "terngrad": ("gradient.terngrad.smallest=30", "gradient.terngrad.encoding=trits"),
 }
@@ -21,7 +22,7 @@ METHODS = {
 
 def test_every_method_is_here() -> None:
     coordinated = {name for name, method in BUILT.items() if method.rounds}
-    assert set(METHODS) == {*coordinated, "dct"}
+    assert set(METHODS) == {*coordinated, "dct", "dgc"}
 
 
 @pytest.mark.slow

@@ -128,8 +128,9 @@ def _details(config: Mapping[str, Any]) -> str:
     details: list[str] = sorted(precisions)
     if gradient["name"] not in PAPERS_METHODS:
         details.append(gradient["name"])
-    if gradient.get("aggregation") == "union":  # older runs have no such key
-        details.append("union")
+    aggregation = gradient.get("aggregation") or "own"  # older runs have no such key
+    if aggregation != "own":
+        details.append(aggregation)
     if config["parallel"]["cuts"] not in PAPERS_CUTS:
         details.append(f"after {', '.join(config['parallel']['cuts'])}")
     if gradient["name"] == "dct" and gradient["lifespan"] != PAPERS_LIFESPAN:

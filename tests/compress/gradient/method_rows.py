@@ -100,6 +100,7 @@ DENSE = ("none", "terngrad")
 RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
 BFLOAT16 = "gradient.precision=bfloat16"
 UNION = "gradient.aggregation=union"
+LEADER = "gradient.aggregation=leader"
 STAGE = "gradient.scope=stage"
 OWN_SCALES = ("gradient.terngrad.sharing=false", "gradient.terngrad.pull=weights")
 WARM = "gradient.correction.warmup_steps=2"
@@ -116,7 +117,11 @@ METHOD_ROWS = [
     MethodRow(method="topk", options=(STAGE,)),
     MethodRow(method="topk", options=(UNION,)),
     MethodRow(method="dct", options=(UNION, BFLOAT16), sends_always=False, rounds=True),
+    MethodRow(method="dct", options=(LEADER, BFLOAT16), sends_always=False, rounds=True),
+    MethodRow(method="topk", options=(LEADER, STAGE)),
     MethodRow(method="dgc", options=(WARM,), joins=momentum_joins),
+    MethodRow(method="dgc", options=(WARM, LEADER), joins=momentum_joins),
+    MethodRow(method="dgc", options=(WARM, UNION, BFLOAT16), joins=momentum_joins, rounds=True),
     MethodRow(
         method="dgc",
         options=(WARM, "gradient.correction.nesterov=true", BFLOAT16),

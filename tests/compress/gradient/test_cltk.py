@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from agreeing import Group, elements, ended, first_round
-from gradient_rows import SPECS, decoded, gradients_of
+from gradient_rows import SPECS, decoded, gradients_of, options_of
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
+from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.index_set import index_set
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
@@ -79,6 +80,46 @@ def test_all_send_what_the_leader_chooses(trainers: int, low_pass: float, dtype:
             found_N = flat(world.compressors[trainer].tensors(), ".residual")
             np.testing.assert_allclose(found_N, after_N, rtol=0, atol=0 if low_pass == 1 else 1e-5)
             residuals[trainer] = found_N.copy()
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("momentum", [None, Momentum(momentum=0.5, nesterov=False, masking=True)])
+def test_a_leaders_thresholds_and_momenta_keep_the_law(
+    momentum: Momentum | None, dtype: Dtype
+) -> None:
+    options = options_of(dtype=dtype, transforms=() if momentum is None else (momentum,))
+    layout = layout_of(SPECS)
+    world = Group(
+        [
+            ErrorFeedback(
+                layout,
+                FromLeader(inner=options.selector, trainer=trainer, trainers=3),
+                options.feedback,
+            )
+            for trainer in range(3)
+        ]
+    )
+    momenta = np.zeros((3, COUNT), np.float32)
+    renewals = 0
+    for step in range(24):
+        gradients_T = [gradients_of(100 * trainer + step) for trainer in range(3)]
+        joining = [flat(gradients) for gradients in gradients_T]
+        if momentum is not None:
+            joining = [0.5 * own_N + one for own_N, one in zip(momenta, joining, strict=True)]
+        before = [flat(one.tensors(), ".residual") for one in world.compressors]
+        pushed = world.encode(gradients_T, step)
+        leader_N = flat_sent(pushed[step % 3])
+        for trainer, one in enumerate(world.compressors):
+            sent_N, tensors = flat_sent(pushed[trainer]), one.tensors()
+            sum_N = before[trainer] + joining[trainer]
+            np.testing.assert_array_equal(sent_N + flat(tensors, ".residual"), sum_N)
+            assert not sent_N[leader_N == 0].any()
+            if momentum is not None:
+                momenta[trainer] = np.where(leader_N != 0, 0, joining[trainer])
+                np.testing.assert_array_equal(flat(tensors, ".momentum"), momenta[trainer])
+    for one in world.compressors:
+        renewals += sum(report.renewals for report in one.report().values())
+    assert renewals > 6, "thresholds were never renewed"
 
 
 def test_gradients_of_many_trainers_do_not_build_up() -> None:
