@@ -81,8 +81,8 @@ FAULTS = (
     Fault(
         "SIDCo: one stage more at most",
         f"{RULES}/sidco.py",
-        "most = max(1, ceil(log2(nonzero / keep)))",
-        "most = 1 + max(1, ceil(log2(nonzero / keep)))",
+        "most = max(1, ceil(log2(nonzero / k)))",
+        "most = 1 + max(1, ceil(log2(nonzero / k)))",
         f"{TESTS}/test_sidco.py -k more_stages",
     ),
     Fault(
@@ -137,15 +137,15 @@ FAULTS = (
     Fault(
         "SIDCo: the mean of a window is divided by one estimate too many",
         f"{RULES}/sidco.py",
-        "elements / (estimates * keep)",
-        "elements / ((estimates + 1) * keep)",
+        "elements / (estimates * k)",
+        "elements / ((estimates + 1) * k)",
         f"{TESTS}/test_sidco.py -k right_estimate",
     ),
     Fault(
         "GaussianKSGD: up to five thirds of k are near enough",
         f"{RULES}/gaussian.py",
-        "3 * found <= 4 * keep",
-        "3 * found <= 5 * keep",
+        "3 * found <= 4 * k",
+        "3 * found <= 5 * k",
         f"{TESTS}/test_estimated_thresholds.py -k four_thirds",
     ),
     Fault(

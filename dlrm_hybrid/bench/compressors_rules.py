@@ -92,45 +92,45 @@ def _of_values(
     turns = SETTLING + repeats
     stream = draw(np.random.default_rng(SEED), size + SHIFT * turns).astype(np.float32)
     for density in DENSITIES:
-        keep = int(size * density)
+        k = int(size * density)
         made: dict[str, list[_Turn]] = {rule: [] for rule in RULES}
-        memories = {label: rule.slots() for label, rule in RULES.items()}
+        states = {label: rule.init() for label, rule in RULES.items()}
         for turn in range(turns):
             next(rounds)
             values_N = stream[SHIFT * turn :][:size]
             counts = turn >= SETTLING
-            others, one_pass = _references(values_N, keep) if counts else ({}, 0.0)
+            others, one_pass = _references(values_N, k) if counts else ({}, 0.0)
             for label, rule in RULES.items():
-                tau, took = _timed(rule, values_N, keep, memories[label])
+                tau, took = _timed(rule, values_N, k, states[label])
                 if counts:
-                    quality, error = _kept(values_N, keep, tau)
+                    quality, error = _kept(values_N, k, tau)
                     made[label].append(_Turn(took, others, one_pass, quality, error))
         for label, measured in made.items():
             yield _row(name, size, density, label, measured)
 
 
-def _references(values_N: Float32s, keep: int) -> tuple[dict[str, float], float]:
+def _references(values_N: Float32s, k: int) -> tuple[dict[str, float], float]:
     """Seconds of the libraries' ways to the threshold, and of adding the values to others."""
     residual, values = torch.zeros(values_N.size), torch.from_numpy(values_N.copy())
-    others = libraries(np.abs(values_N), keep)
+    others = libraries(np.abs(values_N), k)
     return others, seconds(lambda: residual.add_(values))
 
 
 def _timed(
-    rule: ThresholdRule, values_N: Float32s, keep: int, memory: Mapping[str, Tensor]
+    rule: ThresholdRule, values_N: Float32s, k: int, state: Mapping[str, Tensor]
 ) -> tuple[float, float]:
     """The threshold, and the CPU seconds it took."""
     start = time.thread_time()
-    tau = rule.tau(values_N, keep, memory)
+    tau = rule.tau(values_N, k, state)
     return tau, time.thread_time() - start
 
 
-def _kept(values_N: Float32s, keep: int, tau: float) -> tuple[float, float]:
+def _kept(values_N: Float32s, k: int, tau: float) -> tuple[float, float]:
     """What reaches a threshold as a part of k, zeros excepted, and the relative error."""
     leaves = (np.abs(values_N) >= np.float32(tau)) & (values_N != 0)
     wide_N = values_N.astype(np.float64)
     left = float(np.square(wide_N[~leaves]).sum())
-    return np.count_nonzero(leaves) / keep, (left / float(np.square(wide_N).sum())) ** 0.5
+    return np.count_nonzero(leaves) / k, (left / float(np.square(wide_N).sum())) ** 0.5
 
 
 def _row(name: str, size: int, density: float, label: str, turns: list[_Turn]) -> Row:

@@ -48,7 +48,7 @@ class Thresholded:
 
     def init(self, layout: Layout) -> Thresholds:
         """No threshold yet, but 0 where everything is sent."""
-        return Thresholds(layout, self.target, [self.rule.slots() for _ in layout.specs])
+        return Thresholds(layout, self.target, [self.rule.init() for _ in layout.specs])
 
     def select(self, x: Accumulated, state: Thresholds, step: int) -> Selection:
         """What reaches the thresholds, after those that are due have been renewed."""
@@ -65,7 +65,7 @@ class Thresholded:
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
             tensors, k = state.groups[group], state.ks[group]
-            tau = self.rule.tau(x.of(tensors), k, state.memories[tensors.start])
+            tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start])
             renewed[group] = tau
             taus[tensors.start : tensors.stop] = [tau] * len(tensors)
         for tensor in x.flushed:
@@ -93,26 +93,26 @@ class Thresholds:
     Args:
         layout: of the tensors.
         target: how many elements should be sent.
-        memories: of the threshold rule, for each tensor; that of the first of a group is used.
+        rule_states: of the threshold rule, for each tensor; that of the first of a group is used.
 
     Attributes:
         groups: adjacent tensors that share a threshold.
         counts: elements of each group.
         sparsity: aimed at now.
         ks: elements of each group that should be sent now.
-        memories: as given.
+        rule_states: as given.
         taus_T: float32, the thresholds; NaN before the first.
     """
 
     def __init__(
-        self, layout: Layout, target: SparsityTarget, memories: Sequence[Mapping[str, Tensor]]
+        self, layout: Layout, target: SparsityTarget, rule_states: Sequence[Mapping[str, Tensor]]
     ) -> None:
         self._specs = layout.specs
         self.groups = target.groups(len(layout.specs))
         self.counts = [sum(layout.counts[tensor] for tensor in group) for group in self.groups]
         self.sparsity = target.sparsity
         self.ks = target.ks(self.counts, target.warmup_end)
-        self.memories = memories
+        self.rule_states = rule_states
         self.taus_T = np.zeros(len(layout.specs), np.float32)
         for group, k, count in zip(self.groups, self.ks, self.counts, strict=True):
             # Where everything is sent there is nothing to find.
@@ -171,7 +171,7 @@ class Thresholds:
             held = {
                 "threshold": torch.from_numpy(self.taus_T[tensor : tensor + 1]),
                 "life": torch.from_numpy(self._lives_T2[tensor]),
-                **self.memories[tensor],
+                **self.rule_states[tensor],
             }
             views |= {f"{spec.name}.{name}": view for name, view in held.items()}
         return views

@@ -34,54 +34,54 @@ def reaching(values_N: Float32s, tau: float) -> int:
 @pytest.mark.parametrize("name", RULES)
 def test_zeros_equal_values_and_one_element_have_thresholds(name: str) -> None:
     rule = RULES[name]
-    memory = rule.slots()
-    assert rule.tau(np.zeros(40, np.float32), 4, memory) == 0
+    state = rule.init()
+    assert rule.tau(np.zeros(40, np.float32), 4, state) == 0
     equal_N = np.full(40, -0.5, np.float32)
-    tau = rule.tau(equal_N, 4, memory)
+    tau = rule.tau(equal_N, 4, state)
     assert 0 <= tau <= 0.5 if isinstance(rule, Gaussian) else tau == 0.5
-    assert 0 < rule.tau(np.array([-3], np.float32), 1, memory) <= 3
+    assert 0 < rule.tau(np.array([-3], np.float32), 1, state) <= 3
     bad_N = drawn(0)
     bad_N[7] = np.nan
-    rule.tau(bad_N, 4, memory)
+    rule.tau(bad_N, 4, state)
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
 def test_something_leaves_and_not_everything(name: str, density: float) -> None:
     rule = RULES[name]
-    memory = rule.slots()
+    state = rule.init()
     for seed in range(4):
         values_N = drawn(seed)
         before_N = values_N.copy()
-        found = reaching(values_N, rule.tau(values_N, int(density * values_N.size), memory))
+        found = reaching(values_N, rule.tau(values_N, int(density * values_N.size), state))
         assert 0 < found < values_N.size / 2
         np.testing.assert_array_equal(values_N, before_N)
 
 
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
 def test_samples_are_corrected_both_ways(density: float) -> None:
-    memory, keep = DGC.slots(), int(density * 50_000)
-    taus = [DGC.tau(drawn(seed), keep, memory) for seed in range(10)]
+    state, k = DGC.init(), int(density * 50_000)
+    taus = [DGC.tau(drawn(seed), k, state) for seed in range(10)]
     found = [reaching(drawn(seed), tau) for seed, tau in enumerate(taus)]
-    assert all(0.8 * keep <= count <= 1.3 * keep for count in found)
-    exact = [Histogram().tau(drawn(seed), keep, {}) for seed in range(10)]
+    assert all(0.8 * k <= count <= 1.3 * k for count in found)
+    exact = [Histogram().tau(drawn(seed), k, {}) for seed in range(10)]
     assert taus != exact
-    assert memory["samples"].tolist() == [10]
+    assert state["samples"].tolist() == [10]
 
 
 def test_samples_differ_from_draw_to_draw_and_from_trainer_to_trainer() -> None:
-    values_N, memory = drawn(3), DGC.slots()
+    values_N, state = drawn(3), DGC.init()
     other = Dgc(part=0.01, lowest=0.8, highest=1.3, seed=6)
-    taus = [DGC.tau(values_N, 5000, memory) for _ in range(4)]
-    assert len({*taus, other.tau(values_N, 5000, other.slots())}) == 5
-    assert DGC.tau(values_N, 5000, DGC.slots()) == taus[0]
+    taus = [DGC.tau(values_N, 5000, state) for _ in range(4)]
+    assert len({*taus, other.tau(values_N, 5000, other.init())}) == 5
+    assert DGC.tau(values_N, 5000, DGC.init()) == taus[0]
 
 
 def test_a_sample_is_as_sure_as_its_size() -> None:
     """Of S elements a binomial number reaches what a part d should: k̂ / k by √((1 - d) / (d S))."""
-    rule, keep = Dgc(part=0.01, lowest=0.0, highest=np.inf, seed=5), 10_000
-    values_N, memory = drawn(7, 100_000), rule.slots()
-    found = [reaching(values_N, rule.tau(values_N, keep, memory)) / keep for _ in range(80)]
+    rule, k = Dgc(part=0.01, lowest=0.0, highest=np.inf, seed=5), 10_000
+    values_N, state = drawn(7, 100_000), rule.init()
+    found = [reaching(values_N, rule.tau(values_N, k, state)) / k for _ in range(80)]
     assert np.mean(found) == pytest.approx(1, abs=0.05)
     assert np.std(found) == pytest.approx(np.sqrt(0.9 / (0.1 * 1000)), rel=0.35)
 
@@ -91,12 +91,12 @@ def test_a_sample_is_as_sure_as_its_size() -> None:
 @pytest.mark.parametrize("zeros", [0.5, 0.9, 0.99])
 def test_a_sample_of_mostly_zeros_stays_in_bounds(count: int, density: float, zeros: float) -> None:
     """Half of the samples say 0 where as many elements are not 0 as should leave."""
-    memory, keep = DGC.slots(), int(density * count)
+    state, k = DGC.init(), int(density * count)
     for seed in range(12):
         values_N = drawn(seed, count)
         values_N[np.random.default_rng(seed).random(count) < zeros] = 0
-        found = reaching(values_N, DGC.tau(values_N, keep, memory))
-        assert min(0.8 * keep, np.count_nonzero(values_N)) <= found <= 1.3 * keep
+        found = reaching(values_N, DGC.tau(values_N, k, state))
+        assert min(0.8 * k, np.count_nonzero(values_N)) <= found <= 1.3 * k
 
 
 def test_a_second_selection_finds_exactly_as_many() -> None:
@@ -104,8 +104,8 @@ def test_a_second_selection_finds_exactly_as_many() -> None:
     rule = Dgc(part=1.0, lowest=0.8, highest=1.0, seed=0)
     values_N = np.repeat(drawn(1, 500), 2)
     values_N[1::2] *= np.float32(0.999)
-    for keep in (1, 7, 100):
-        assert reaching(values_N, rule.tau(values_N, keep, rule.slots())) == keep
+    for k in (1, 7, 100):
+        assert reaching(values_N, rule.tau(values_N, k, rule.init())) == k
 
 
 def test_redsync_bisects_between_mean_and_maximum() -> None:

@@ -53,30 +53,30 @@ def rule_of(
     )
 
 
-def tau_of(rule: Sidco, values_N: Float32s, keep: int) -> float:
-    return rule.tau(values_N, keep, rule.slots())
+def tau_of(rule: Sidco, values_N: Float32s, k: int) -> float:
+    return rule.tau(values_N, k, rule.init())
 
 
 def qualities(rule: Sidco, draw: Draw, density: float, steps: int) -> list[float]:
     """Elements that reach the estimate, as a part of those wanted, over steps of fresh values."""
-    memory, keep = rule.slots(), int(SIZE * density)
+    state, k = rule.init(), int(SIZE * density)
     made: list[float] = []
     for step in range(steps):
         values_N = draw(np.random.default_rng(step)).astype(np.float32)
-        tau = np.float32(rule.tau(values_N, keep, memory))
-        made.append(np.count_nonzero(np.abs(values_N) >= tau) / keep)
+        tau = np.float32(rule.tau(values_N, k, state))
+        made.append(np.count_nonzero(np.abs(values_N) >= tau) / k)
     return made
 
 
-@pytest.mark.parametrize(("distribution", "keep"), GOLDEN)
-def test_golden_thresholds_by_stages(distribution: Distribution, keep: int) -> None:
+@pytest.mark.parametrize(("distribution", "k"), GOLDEN)
+def test_golden_thresholds_by_stages(distribution: Distribution, k: int) -> None:
     found = [
-        tau_of(rule_of(distribution, stages, exact_gamma=False), EXPONENTIAL, keep)
+        tau_of(rule_of(distribution, stages, exact_gamma=False), EXPONENTIAL, k)
         for stages in (1, 2, 3)
     ]
-    assert found == pytest.approx(GOLDEN[distribution, keep], abs=2e-6)
+    assert found == pytest.approx(GOLDEN[distribution, k], abs=2e-6)
     sent = [np.count_nonzero(np.float32(tau) <= EXPONENTIAL) for tau in found]
-    assert all(count in (keep, keep - 1) for count in sent)
+    assert all(count in (k, k - 1) for count in sent)
 
 
 def test_the_exact_gamma_is_the_inverse_of_the_distribution() -> None:
@@ -103,14 +103,14 @@ def test_a_pareto_tail_fits_itself_and_ends_in_an_exponential() -> None:
 @pytest.mark.parametrize("distribution", Distribution)
 @given(st.integers(1, 90), st.sampled_from([1, 2, 4]), st.sampled_from([0.25, 8.0]))
 def test_scale_order_and_signs_do_not_matter(
-    distribution: Distribution, keep: int, stages: int, scale: float
+    distribution: Distribution, k: int, stages: int, scale: float
 ) -> None:
-    rng = np.random.default_rng(keep)
+    rng = np.random.default_rng(k)
     values_N = rng.standard_t(4, 500).astype(np.float32)
     rule = rule_of(distribution, stages)
-    tau = tau_of(rule, values_N, keep)
-    assert tau_of(rule, scale * values_N, keep) == pytest.approx(scale * tau, rel=1e-5)
-    assert tau_of(rule, rng.permutation(-np.abs(values_N)), keep) == pytest.approx(tau, rel=1e-5)
+    tau = tau_of(rule, values_N, k)
+    assert tau_of(rule, scale * values_N, k) == pytest.approx(scale * tau, rel=1e-5)
+    assert tau_of(rule, rng.permutation(-np.abs(values_N)), k) == pytest.approx(tau, rel=1e-5)
 
 
 @pytest.mark.parametrize("distribution", Distribution)
@@ -127,11 +127,11 @@ def test_the_best_number_of_stages_holds_every_tail(
 def test_the_papers_rule_stays_at_one_stage_under_heavy_tails() -> None:
     density, draw = 0.001, DRAWS["gamma"]
     literal = rule_of(adaptation=Adaptation.LITERAL)
-    memory = literal.slots()
+    state = literal.init()
     values_N = draw(np.random.default_rng(0)).astype(np.float32)
     for _ in range(20):
-        literal.tau(values_N, int(SIZE * density), memory)
-    assert memory["stages"][0] == 1
+        literal.tau(values_N, int(SIZE * density), state)
+    assert state["stages"][0] == 1
     flipped = rule_of(adaptation=Adaptation.FLIP)
     assert np.mean(qualities(flipped, draw, density, 40)[-10:]) == pytest.approx(1, abs=0.25)
 
@@ -159,53 +159,53 @@ def test_an_estimate_of_more_than_four_times_as_many_is_not_used(reaching: int, 
 def test_a_right_estimate_changes_nothing() -> None:
     """The mean is over as many estimates as there were, so exponential values never stray."""
     rule = replace(rule_of(adaptation=Adaptation.LITERAL), tolerance=0.1)
-    memory = rule.slots()
+    state = rule.init()
     for _ in range(20):
-        rule.tau(EXPONENTIAL, 100, memory)
-    assert memory["stages"].tolist() == [1, 1, 0, 0]
-    assert memory["stage_error"].item() < 0.02
+        rule.tau(EXPONENTIAL, 100, state)
+    assert state["stages"].tolist() == [1, 1, 0, 0]
+    assert state["stage_error"].item() < 0.02
 
 
 def test_a_fixed_number_of_stages_stays() -> None:
     rule = rule_of(Distribution.PARETO, 3)
-    memory = rule.slots()
+    state = rule.init()
     values_N = DRAWS["student-2.5"](np.random.default_rng(0)).astype(np.float32)
     for _ in range(12):
-        rule.tau(values_N, 1000, memory)
-    assert memory["stages"][0] == 3
+        rule.tau(values_N, 1000, state)
+    assert state["stages"][0] == 3
     one = rule_of(Distribution.PARETO, 1)
-    assert rule.tau(values_N, SIZE // 2, memory) == tau_of(one, values_N, SIZE // 2)
+    assert rule.tau(values_N, SIZE // 2, state) == tau_of(one, values_N, SIZE // 2)
 
 
 @pytest.mark.parametrize(
-    ("values", "keep"),
+    ("values", "k"),
     [
         ([1.0] * 50, 5),
         ([0.0] * 40 + [0.5, 3, 2, 1], 2),
         ([5.0], 1),
     ],
 )
-def test_where_nothing_can_be_fitted_exactly_as_many_leave(values: list[float], keep: int) -> None:
+def test_where_nothing_can_be_fitted_exactly_as_many_leave(values: list[float], k: int) -> None:
     values_N = np.array(values, np.float32)
     for distribution in Distribution:
-        found = tau_of(rule_of(distribution), values_N, keep)
-        if keep >= np.count_nonzero(values_N):
+        found = tau_of(rule_of(distribution), values_N, k)
+        if k >= np.count_nonzero(values_N):
             assert found == 0
         else:
-            assert found == Histogram().tau(values_N, keep, {})
+            assert found == Histogram().tau(values_N, k, {})
 
 
 def test_an_estimate_that_nothing_reaches_is_not_used() -> None:
     values_N = np.linspace(1, 1.1, 50, dtype=np.float32)
     rule = rule_of(adaptation=1)
-    memory = rule.slots()
-    assert rule.tau(values_N, 5, memory) == Histogram().tau(values_N, 5, {})
-    assert memory["stages"].tolist() == [1, 1, 1, 0]
+    state = rule.init()
+    assert rule.tau(values_N, 5, state) == Histogram().tau(values_N, 5, {})
+    assert state["stages"].tolist() == [1, 1, 1, 0]
 
 
 def test_fewer_elements_than_wanted_all_leave_and_teach_nothing() -> None:
     rule = rule_of()
-    memory = rule.slots()
-    assert rule.tau(np.zeros(30, np.float32), 3, memory) == 0
-    assert rule.tau(np.array([0, 1, 0, -2], np.float32), 2, memory) == 0
-    assert memory["stages"].tolist() == [1, 1, 0, 0]
+    state = rule.init()
+    assert rule.tau(np.zeros(30, np.float32), 3, state) == 0
+    assert rule.tau(np.array([0, 1, 0, -2], np.float32), 2, state) == 0
+    assert state["stages"].tolist() == [1, 1, 0, 0]

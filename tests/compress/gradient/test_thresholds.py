@@ -52,12 +52,12 @@ def test_kept_elements_are_counted_in_integers() -> None:
 def test_as_many_elements_reach_the_threshold_as_are_kept(
     rule: ThresholdRule, values_N: NDArray[np.float32], data: st.DataObject
 ) -> None:
-    keep = data.draw(st.integers(1, values_N.size))
+    k = data.draw(st.integers(1, values_N.size))
     before = values_N.copy()
-    tau = rule.tau(values_N, keep, rule.slots())
+    tau = rule.tau(values_N, k, rule.init())
     sizes_N = np.abs(values_N)
     assert tau in sizes_N
-    assert np.count_nonzero(sizes_N > tau) < keep <= np.count_nonzero(sizes_N >= tau)
+    assert np.count_nonzero(sizes_N > tau) < k <= np.count_nonzero(sizes_N >= tau)
     np.testing.assert_array_equal(values_N, before)
 
 

@@ -27,13 +27,13 @@ LOOKS = 10
 class Dgc:
     """Sorts a sample; where the threshold is off, a second selection or a lower one corrects it.
 
-    Where too many elements reach it, those are searched for the threshold of exactly `keep`
+    Where too many elements reach it, those are searched for the threshold of exactly `k`
     (hierarchical selection). Where too few do, it falls step by step.
 
     Attributes:
         part: of the elements that is sampled.
-        lowest: part of `keep` that is too few.
-        highest: times `keep` that is too many.
+        lowest: part of `k` that is too few.
+        highest: times `k` that is too many.
         seed: of the samples; the first, second, … of every tensor draws with the same numbers.
     """
 
@@ -42,30 +42,28 @@ class Dgc:
     highest: float
     seed: int
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """How many samples have been drawn."""
         return {"samples": torch.zeros(1, dtype=torch.int64)}
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
-        """About the magnitude that `keep` elements reach."""
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
+        """About the magnitude that `k` elements reach."""
         count = accumulated_N.size
-        drawn = min(count, max(ceil(count * self.part), ceil(LEAST * count / keep)))
-        samples = memory["samples"]
+        drawn = min(count, max(ceil(count * self.part), ceil(LEAST * count / k)))
+        samples = state["samples"]
         seed = fold(self.seed, "sample", int(samples.item()))
         sample_S = np.empty(drawn, np.float32)
         sample(accumulated_N, seed, sample_S)
-        tau = magnitude_of_rank(sample_S, ceil(drawn * keep / count))
+        tau = magnitude_of_rank(sample_S, ceil(drawn * k / count))
         found = count_reaching(accumulated_N, tau)
         for _ in range(LOOKS):
-            if found >= self.lowest * keep or tau == 0:
+            if found >= self.lowest * k or tau == 0:
                 break
             tau *= LOWER
             found = count_reaching(accumulated_N, tau)
         # All zeros leave no trace.
         samples += int(found > 0)
-        if found <= self.highest * keep:
+        if found <= self.highest * k:
             return tau
         scratch_N = np.empty(count, np.float32)
-        return magnitude_of_rank(scratch_N[: gather_reaching(accumulated_N, tau, scratch_N)], keep)
+        return magnitude_of_rank(scratch_N[: gather_reaching(accumulated_N, tau, scratch_N)], k)

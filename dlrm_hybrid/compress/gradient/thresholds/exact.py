@@ -14,15 +14,13 @@ from torch import Tensor
 @final
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The magnitude at place N - keep of all magnitudes in ascending order (DCT, algorithm 1)."""
+    """The magnitude at place N - k of all magnitudes in ascending order (DCT, algorithm 1)."""
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """None."""
         return {}
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
-        """The magnitude that exactly `keep` elements reach, more where some are equal."""
-        place = accumulated_N.size - keep
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
+        """The magnitude that exactly `k` elements reach, more where some are equal."""
+        place = accumulated_N.size - k
         return float(np.partition(np.abs(accumulated_N), place)[place])

@@ -38,25 +38,23 @@ class Gaussian:
 
     fit: Fit
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """None."""
         return {}
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
         """The threshold of the third look, or of the first that is near enough."""
         count = accumulated_N.size
         is_signed = self.fit is Fit.SIGNED
         total, squares = sums(accumulated_N) if is_signed else magnitude_sums(accumulated_N, 0.0)
         mean = total / count
         variance = max(0.0, squares - mean * total) / max(1, count - 1)
-        quantile = NormalDist().inv_cdf(1 - keep / count / 2)
+        quantile = NormalDist().inv_cdf(1 - k / count / 2)
         tau = max(0.0, mean + quantile * sqrt(variance)) if isfinite(variance) else 0.0
         found = 0
         for look in range(LOOKS):
             found = count_reaching(accumulated_N, beyond(tau))
-            if 2 * keep <= 3 * found <= 4 * keep or look == LOOKS - 1:
+            if 2 * k <= 3 * found <= 4 * k or look == LOOKS - 1:
                 break
-            tau *= LOWER if 3 * found < 2 * keep else HIGHER
+            tau *= LOWER if 3 * found < 2 * k else HIGHER
         return beyond(tau) if found > 0 else magnitude_of_rank(accumulated_N, 1)

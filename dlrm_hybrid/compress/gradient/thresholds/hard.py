@@ -23,17 +23,15 @@ class Hard:
 
     magnitude: float
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """None."""
         return {}
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
         """The magnitude itself."""
         return self.magnitude
 
 
-def usual_magnitude(keep: int) -> float:
-    """What is used where nothing is known: 1 / (2 √keep), `keep` elements of the whole model."""
-    return 1 / (2 * sqrt(keep))
+def usual_magnitude(k: int) -> float:
+    """What is used where nothing is known: 1 / (2 √k), `k` elements of the whole model."""
+    return 1 / (2 * sqrt(k))

@@ -18,12 +18,10 @@ from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 class Histogram:
     """Equal to `Exact` wherever the values are finite; see kernels/histogram.py."""
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """None."""
         return {}
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
-        """The magnitude that exactly `keep` elements reach, more where some are equal."""
-        return magnitude_of_rank(accumulated_N, keep)
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
+        """The magnitude that exactly `k` elements reach, more where some are equal."""
+        return magnitude_of_rank(accumulated_N, k)

@@ -32,27 +32,25 @@ class Redsync:
     """A few looks at how many elements exceed a point between mean and maximum.
 
     What it ends with may be far off. Where no element exceeds it, as where all magnitudes are
-    equal, the threshold is that of exactly `keep` elements.
+    equal, the threshold is that of exactly `k` elements.
     """
 
     search: Search
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """None."""
         return {}
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
         """The last of the points that were looked at."""
         mean = magnitude_sums(accumulated_N, 0.0)[0] / accumulated_N.size
         top = largest_magnitude(accumulated_N)
         looks = self._bisected if self.search is Search.BISECT else self._trimmed
-        *_, (tau, found) = looks(accumulated_N, keep, mean, top)
-        return tau if found > 0 else magnitude_of_rank(accumulated_N, keep)
+        *_, (tau, found) = looks(accumulated_N, k, mean, top)
+        return tau if found > 0 else magnitude_of_rank(accumulated_N, k)
 
     def _bisected(
-        self, values_N: NDArray[np.float32], keep: int, mean: float, top: float
+        self, values_N: NDArray[np.float32], k: int, mean: float, top: float
     ) -> Iterator[tuple[float, int]]:
         low, high = 0.0, 1.0
         while high - low > NEAR:
@@ -60,16 +58,16 @@ class Redsync:
             tau = beyond(mean + part * (top - mean))
             found = count_reaching(values_N, tau)
             yield tau, found
-            if keep < found < 2 * keep:
+            if k < found < 2 * k:
                 return
-            low, high = (low, part) if 2 * found < keep else (part, high)
+            low, high = (low, part) if 2 * found < k else (part, high)
 
     def _trimmed(
-        self, values_N: NDArray[np.float32], keep: int, mean: float, top: float
+        self, values_N: NDArray[np.float32], k: int, mean: float, top: float
     ) -> Iterator[tuple[float, int]]:
         for part in TRIMMED:
             tau = beyond(mean + part * (top - mean))
             found = count_reaching(values_N, tau)
             yield tau, found
-            if found >= keep:
+            if found >= k:
                 return

@@ -18,19 +18,17 @@ _PARTS = 1_000_000
 class ThresholdRule(Protocol):
     """Finds a threshold for one tensor; keeps nothing itself, so that all tensors may share it."""
 
-    def slots(self) -> dict[str, Tensor]:
-        """Fresh memory for one tensor: small tensors that checkpoints hold."""
+    def init(self) -> dict[str, Tensor]:
+        """Fresh state of one tensor: small tensors that checkpoints hold."""
         ...
 
-    def tau(
-        self, accumulated_N: NDArray[np.float32], keep: int, memory: Mapping[str, Tensor]
-    ) -> float:
-        """A magnitude, float32, that about `keep` elements reach.
+    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
+        """A magnitude, float32, that about `k` elements reach.
 
         Args:
             accumulated_N: gradient plus residual; need not be finite, the result is then of no use.
-            keep: 1 to N.
-            memory: of the tensor, as `slots` made it, changed in place.
+            k: 1 to N.
+            state: of the tensor, as `init` made it, changed in place.
         """
         ...
 

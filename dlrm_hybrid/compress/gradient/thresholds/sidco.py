@@ -59,7 +59,7 @@ class Sidco:
     """Fits in stages; their number is adapted to how many elements the estimates let through.
 
     Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
-    4 times too many would leave, the threshold is that of exactly `keep` elements.
+    4 times too many would leave, the threshold is that of exactly `k` elements.
 
     Attributes:
         distribution: to fit.
@@ -77,7 +77,7 @@ class Sidco:
     first_density: float
     exact_gamma: bool
 
-    def slots(self) -> dict[str, Tensor]:
+    def init(self) -> dict[str, Tensor]:
         """Stages, direction, estimates in this window and elements they let through; last error."""
         stages = self.adaptation if isinstance(self.adaptation, int) else 1
         return {
@@ -85,27 +85,27 @@ class Sidco:
             "stage_error": torch.zeros(1, dtype=torch.float64),
         }
 
-    def tau(self, accumulated_N: Float32s, keep: int, memory: Mapping[str, Tensor]) -> float:
-        """An estimate of the magnitude that `keep` elements reach; 0 where fewer are not 0."""
+    def tau(self, accumulated_N: Float32s, k: int, state: Mapping[str, Tensor]) -> float:
+        """An estimate of the magnitude that `k` elements reach; 0 where fewer are not 0."""
         nonzero = count_reaching(accumulated_N, 0.0)
-        if keep >= nonzero:
+        if k >= nonzero:
             return 0.0
-        most = max(1, ceil(log2(nonzero / keep)))
-        stages = min(int(memory["stages"][0].item()), most)
-        [(_, tau, found)] = self._estimates(accumulated_N, keep, nonzero, [stages])
-        if not isnan(tau) and self._window_ends(found, memory):
-            outside = self._stray(memory, keep, most)
+        most = max(1, ceil(log2(nonzero / k)))
+        stages = min(int(state["stages"][0].item()), most)
+        [(_, tau, found)] = self._estimates(accumulated_N, k, nonzero, [stages])
+        if not isnan(tau) and self._window_ends(found, state):
+            outside = self._stray(state, k, most)
             if outside and self.adaptation is Adaptation.BEST:
-                tau, found = self._best(accumulated_N, keep, nonzero, most, memory)
-        if isnan(tau) or not 0 < found <= FAR * keep:
-            return magnitude_of_rank(accumulated_N, keep)
+                tau, found = self._best(accumulated_N, k, nonzero, most, state)
+        if isnan(tau) or not 0 < found <= FAR * k:
+            return magnitude_of_rank(accumulated_N, k)
         return tau
 
     def _estimates(
-        self, values_N: Float32s, keep: int, nonzero: int, choices: Iterable[int]
+        self, values_N: Float32s, k: int, nonzero: int, choices: Iterable[int]
     ) -> Iterator[tuple[int, float, int]]:
         """For each number of stages the threshold, NaN if there is none, and what reaches it."""
-        density = keep / nonzero
+        density = k / nonzero
         shared: tuple[float, Float32s] | None = None
         for stages in choices:
             if stages == 1 or density >= self.first_density:
@@ -139,22 +139,22 @@ class Sidco:
             return exponential(mean, ratio)
         return pareto(mean, variance, ratio)
 
-    def _window_ends(self, found: int, memory: Mapping[str, Tensor]) -> bool:
-        counts = memory["stages"].numpy()
+    def _window_ends(self, found: int, state: Mapping[str, Tensor]) -> bool:
+        counts = state["stages"].numpy()
         counts[2:] += (1, found)
         return not isinstance(self.adaptation, int) and counts.item(2) >= self.window
 
-    def _stray(self, memory: Mapping[str, Tensor], keep: int, most: int) -> bool:
+    def _stray(self, state: Mapping[str, Tensor], k: int, most: int) -> bool:
         """Begin a new window; whether the estimates of the last one were out of tolerance.
 
         The paper's code divides by one more than it has added up; this is the mean.
         """
-        counts = memory["stages"].numpy()
+        counts = state["stages"].numpy()
         stages, direction, estimates, elements = counts.tolist()
         counts[2:] = 0
-        quality = elements / (estimates * keep)
-        error, before = abs(quality - 1), memory["stage_error"].item()
-        memory["stage_error"][0] = error
+        quality = elements / (estimates * k)
+        error, before = abs(quality - 1), state["stage_error"].item()
+        state["stage_error"][0] = error
         if error <= self.tolerance:
             return False
         if self.adaptation is Adaptation.FLIP and error > before > 0:
@@ -165,13 +165,13 @@ class Sidco:
         return True
 
     def _best(
-        self, values_N: Float32s, keep: int, nonzero: int, most: int, memory: Mapping[str, Tensor]
+        self, values_N: Float32s, k: int, nonzero: int, most: int, state: Mapping[str, Tensor]
     ) -> tuple[float, int]:
         """The number of stages that comes nearest, the smallest of equals."""
-        tried = self._estimates(values_N, keep, nonzero, range(1, most + 1))
+        tried = self._estimates(values_N, k, nonzero, range(1, most + 1))
         known = [one for one in tried if not isnan(one[1])]
-        stages, tau, found = min(known, key=lambda one: (abs(one[2] - keep), one[0]))
-        memory["stages"][0] = stages
+        stages, tau, found = min(known, key=lambda one: (abs(one[2] - k), one[0]))
+        state["stages"][0] = stages
         return tau, found
 
 
