@@ -184,10 +184,10 @@ class ErrorFeedback:
         if made.factor == 1.0:
             return made.tensors
         if not self._scaled:
-            self._scaled = [torch.empty(count) for count in self._layout.counts]
+            self._scaled = [torch.empty(spec.shape) for spec in self.specs]
         factor = float(np.float32(made.factor))
         pairs = zip(made.tensors, self._scaled, strict=True)
-        return [torch.mul(one.view(-1), factor, out=scaled) for one, scaled in pairs]
+        return [torch.mul(one, factor, out=scaled) for one, scaled in pairs]
 
     def _drain(self, step: int) -> list[int]:
         """Empty the residuals that are due; gives the tensors that must be sent whole."""

@@ -148,11 +148,11 @@ class Momentum:
         momentum, factor = self.momentum, gradients.factor
         if not self.nesterov:
             for own, gradient in zip(state.views, gradients.tensors, strict=True):
-                own.mul_(momentum).add_(gradient.view(-1), alpha=factor)
+                own.mul_(momentum).add_(gradient, alpha=factor)
             return Gradients(state.views, 1.0)
         triples = zip(state.views, state.ahead, gradients.tensors, strict=True)
         for own, ahead, gradient in triples:
-            torch.mul(gradient.view(-1), factor, out=ahead)
+            torch.mul(gradient, factor, out=ahead)
             own.add_(ahead).mul_(momentum)
             ahead.add_(own)
         return Gradients(state.ahead, 1.0)
@@ -174,15 +174,15 @@ class Momenta:
     Attributes:
         layout: as given.
         momentum_N: float32, of all tensors.
-        views: of it, flat, for each tensor.
-        ahead: room for as much, for each tensor.
+        views: of it, for each tensor in its shape.
+        ahead: room for as much.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.momentum_N = np.zeros(layout.size, np.float32)
-        self.views = [torch.from_numpy(part_N) for part_N in layout.parts(self.momentum_N)]
-        self.ahead = [torch.empty(count) for count in layout.counts]
+        self.views = list(self.tensors().values())
+        self.ahead = [torch.empty(spec.shape) for spec in layout.specs]
 
     def tensors(self) -> dict[str, Tensor]:
         """Views "<tensor>.momentum" of the tensor's shape."""
