@@ -33,7 +33,7 @@ from dlrm_hybrid.config.overrides import override_fault, override_text, read_ove
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.disk import RUN_FOLDER_KEY
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
@@ -89,7 +89,8 @@ def run(launch: Launch, arguments: Arguments) -> int:
     lock = ExitStack()
     try:
         try:
-            part = _prepared(launch, arguments, board, lock)
+            with refusals():
+                part = _prepared(launch, arguments, board, lock)
         except RunFailedError as error:
             if launch.local_rank:  # once on each machine is enough
                 return error.exit_code

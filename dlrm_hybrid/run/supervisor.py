@@ -33,7 +33,6 @@ GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
 UNKNOWN_CODE = 255  # of a rank whose forkserver is gone, and all of its ranks with it
 # A process that ends at a limit ends by itself; the kernel's OOM killer, too, sends SIGKILL.
-KILLED_BY_OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -187,7 +186,8 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         return Outcome(code, _lost(one, one.loss, running), lost=True)
     if one.failure is not None and code == one.failure.values["exit_code"]:
         return Outcome(code, one.failure.values["message"])
-    if -code not in KILLED_BY_OTHERS and (limit := limits.reached_in(one.last_words())):
+    ended_itself = code == -signal.SIGABRT or 0 < code != UNKNOWN_CODE
+    if ended_itself and (limit := limits.reached_in(one.last_words())):
         # No loss: another attempt would reach it, too.
         return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {one.log}")
     lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE

@@ -1,7 +1,11 @@
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.comm.zmq.curve import read_key_file
@@ -24,10 +28,11 @@ def test_a_wrong_version_is_named_and_ends_with_5(
 def test_a_broken_probe_is_a_finding_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken() -> checks.Check:
+    def no_device(*_: object) -> NoReturn:
         raise OSError("no such device")
 
-    monkeypatch.setattr(checks, "_vectors", broken)
+    monkeypatch.setattr(checks, "_vectors", no_device)
+    monkeypatch.setattr(SplitTableBatchedEmbeddingBagsCodegen, "forward", no_device)
     found = {
         check.name: check
         for check in checks.run_checks(
@@ -36,6 +41,7 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
     }
     assert found["vector instructions"].level is Level.FAIL
     assert found["vector instructions"].detail == "OSError: no such device"
+    assert found["fbgemm"].detail == "OSError: no such device"
     assert found["memory"].level is not Level.FAIL
     assert len(found) == 13
     assert "times the speed of float32" in found["bfloat16"].detail

@@ -10,6 +10,7 @@ import pytest
 from dlrm_hybrid.cli import launched
 from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.comm.store_board import reach_board
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -260,3 +261,20 @@ def test_a_restart_finds_its_folder_whatever_it_is_called_and_leaves_none_that_i
     with pytest.raises(DataError, match="nope: no checkpoint found"):
         launched.run(again, given)
     assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_to_all_ranks_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launched, "die_with_parent", lambda parent: None)  # these tests' own
+    monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
+    port = free_port()
+    serving = open_board(replace(member(0, port), restarts=1))
+    assert serving.failure() is None
+    world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
+    given = Arguments(overrides=[*world, "hydra.run.dir=/dev/null/run"])
+    with pytest.raises(ResourceError, match="/dev/null/run: Not a directory"):
+        launched.run(replace(member(0, port), rank_0_serves=False), given)
+    other = reach_board("127.0.0.1", port, "dlrm_hybrid/0", lambda: None, 5.0)
+    failure = other.failure()
+    assert failure is not None and failure.exit_code == 5

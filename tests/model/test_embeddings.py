@@ -79,12 +79,14 @@ def test_any_batch_learns_the_bits_that_fbgemm_learns(rows: int):
         assert torch.equal(weight, fbgemm.weights()[name])
 
 
+@pytest.mark.parametrize("optimizer", EmbeddingOptimizer)
+@pytest.mark.parametrize("rows", [32, SMALL_IDS])
 @pytest.mark.parametrize("bad_id", [-1, 17])
-def test_an_id_outside_its_table_is_an_error(bad_id: int):
-    ids_FB = _ids(1)
+def test_an_id_outside_its_table_is_an_error(bad_id: int, rows: int, optimizer: EmbeddingOptimizer):
+    ids_FB = _ids(1, rows)
     ids_FB[3, 5] = bad_id
     with pytest.raises(RuntimeError, match=r"out of bounds|num_rows"):
-        _embeddings(EmbeddingOptimizer.SGD)(ids_FB)
+        _embeddings(optimizer)(ids_FB)
 
 
 def _rowwise_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:

@@ -27,9 +27,9 @@ def event(step: int, **values: object) -> Event:
 
 
 def ends_in_three_ways(argument: str, report, stop: StopWish) -> None:
-    """One at each attempt: killed by somebody, a crash, the end of the memory."""
+    """One at each attempt, a warning of limits before: killed by somebody, a crash, an abort."""
     attempt = Path(argument).read_text().count("attempt")
-    os.write(1, b"attempt\n" if attempt == 1 else b"attempt: std::bad_alloc\n")
+    os.write(1, b"attempt: std::bad_alloc\n")
     os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[attempt])
 
 
