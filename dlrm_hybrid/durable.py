@@ -35,7 +35,7 @@ def write(path: Path, parts: Iterable[memoryview]) -> Content:
     """
     digest = xxhash.xxh3_128()
     num_bytes = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         for part in parts:
             for begin in range(0, len(part), CHUNK_BYTES):

@@ -191,7 +191,7 @@ def write_log(rank: Rank) -> None:
     with writing(path, RUN_FOLDER_KEY):
         path.write_text(f"{os.getpid()}\n", encoding="ascii")
     path = rank.log_folder / f"{rank.name}.log"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
