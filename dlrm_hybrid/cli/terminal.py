@@ -105,15 +105,20 @@ class Terminal:
             unit: of what is counted, as `rows`; of bytes the speed is in MB.
             is_late: as of `bar`.
         """
-        begun: tuple[float, float] | None = None
         with self.bar(label, is_late=is_late) as bar:
+            # What a late bar counts may have begun before it: measured from its first report on.
+            begun = None if is_late else (self.clock(), 0.0)
+            last, speed = 0.0, rate(0, 0, unit)
 
             def show(done: float, total: float | None) -> None:
-                nonlocal begun
+                nonlocal begun, last, speed
                 now = self.clock()
-                if begun is None or done < begun[1]:  # what begins anew is measured anew
+                if begun is None or done < last:  # another file or stage; its speed comes next
                     begun = now, done
-                bar.update(done, total, rate(done - begun[1], now - begun[0], unit))
+                else:
+                    speed = rate(done - begun[1], now - begun[0], unit)
+                last = done
+                bar.update(done, total, speed)
 
             yield show
 

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.live import LiveTraining, LiveWork
 from dlrm_hybrid.cli.terminal import Eta, Terminal
@@ -187,6 +188,46 @@ def test_a_late_bar_leaves_nothing_behind_and_another_task_has_its_own() -> None
     assert Text.from_ansi(rest).plain.strip() == ""
 
 
+@pytest.fixture
+def shows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file every report has its line."""
+    monkeypatch.setattr(terminal, "PLAIN_LINE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("shows_at_once")
+def test_the_speed_shown_is_right_from_the_first_file_to_the_last() -> None:
+    clock, file, size_bytes = Clock(), StringIO(), 10_000_000_000
+    with LiveWork(Terminal(Console(file=file, width=200), clock)) as live:
+        for tick in range(1, 58):  # 0.7 s apart: no file begins or ends with a report
+            clock.now = 100 + 0.7 * tick
+            done = round(0.7 * tick * 1e9) % size_bytes
+            values = {"task": "checkpoint", "done": done, "total": size_bytes, "unit": "bytes"}
+            live.show(Event(Kind.WORKING, -1, 0.0, values))
+    first, *lines = file.getvalue().splitlines()
+    assert "  0 MB/s" in first  # nothing to compare it with
+    assert len(lines) == 56
+    assert [line for line in lines if "  1,000 MB/s" not in line] == []
+
+
+def test_what_its_first_report_says_is_done_has_a_speed() -> None:
+    clock, file = Clock(), StringIO()
+    with Terminal(Console(file=file, width=200), clock).counter("generate", "rows") as show:
+        clock.now += 2
+        show(7000, 7000)
+    assert file.getvalue() == "generate 100%  3,500 rows/s  ETA 0:00\n"
+
+
+@pytest.mark.usefixtures("shows_at_once")
+def test_what_was_done_before_a_late_bar_is_no_speed() -> None:
+    clock, file = Clock(), StringIO()
+    shown = Terminal(Console(file=file, width=200), clock)
+    with shown.counter("evaluate", "rows", is_late=True) as show:
+        for done in (500_000, 500_010):
+            clock.now += 1
+            show(done, 1_000_000)
+    assert "  10 rows/s" in file.getvalue().splitlines()[-1]
+
+
 def test_a_command_that_compiles_twice_says_once_where_kernels_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,9 +236,9 @@ def test_a_command_that_compiles_twice_says_once_where_kernels_are(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     file = StringIO()
-    terminal = Terminal(Console(file=file, width=200))
-    compile_ahead([], terminal)  # for the rows
-    compile_ahead([], terminal)  # for the training
+    shown = Terminal(Console(file=file, width=200))
+    compile_ahead([], shown)  # for the rows
+    compile_ahead([], shown)  # for the training
     refused, used = file.getvalue().splitlines()
     assert "/dev/null/.cache" in refused and "cannot be used" in refused
     assert str(tmp_path) in used and used.endswith("is used instead")
