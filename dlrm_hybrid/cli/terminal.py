@@ -129,19 +129,19 @@ class Terminal:
         Args:
             moves: draw them by a thread, and leave them on the screen.
         """
-        if self._open is not None:
-            hidden = [task.id for task in self._open.tasks if task.visible]
-            for task in hidden:
-                self._open.update(task, visible=False)
+        if (outer := self._open) is not None:
+            before = {task.id: task.visible for task in outer.tasks}
+            for task in before:
+                outer.update(task, visible=False)
             try:
-                yield self._open
+                yield outer
             finally:
-                for task in self._open.task_ids:
-                    if task in hidden:
-                        self._open.update(task, visible=True)
-                    else:
-                        self._open.remove_task(task)
-                self._open.refresh()
+                for task in outer.task_ids:
+                    if task not in before:
+                        outer.remove_task(task)
+                    elif before[task]:
+                        outer.update(task, visible=True)
+                outer.refresh()
             return
         with Progress(
             TextColumn("{task.description}"),
@@ -152,9 +152,10 @@ class Terminal:
             refresh_per_second=1 / REFRESH_SECONDS,
             auto_refresh=moves,
             transient=not moves,
-        ) as self._open:
+        ) as opened:
+            self._open = opened
             try:
-                yield self._open
+                yield opened
             finally:
                 self._open = None
 
@@ -209,6 +210,9 @@ class _RichBar:
 
     def update(self, done: float, total: float | None, text: str) -> None:
         eta, now = self._eta.update(done, total), self._clock()
+        if self._shown is not None and not self._shown[0].live.is_started:
+            self._stack.close()  # it stood in the place of a bar that has ended since
+            self._shown = None
         if self._shown is None and now - self._begun >= QUIET_SECONDS:
             self._show()
         if self._shown is None:

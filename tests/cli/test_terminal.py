@@ -228,6 +228,35 @@ def test_what_was_done_before_a_late_bar_is_no_speed() -> None:
     assert "  10 rows/s" in file.getvalue().splitlines()[-1]
 
 
+def last_drawn(file: StringIO) -> str:
+    """The lines of bars as they were drawn last."""
+    return drawn(file).rpartition("\r")[2].strip()
+
+
+def test_a_bar_in_a_bar_in_a_bar_gives_its_place_back() -> None:
+    clock, file = Clock(), StringIO()
+    shown = Terminal(Console(file=file, width=80, force_terminal=True, soft_wrap=True), clock)
+    with shown.bar("outer"):
+        with shown.bar("middle"):
+            with shown.bar("inner") as inner:
+                inner.update(1, 2, "")
+            assert last_drawn(file).startswith("middle")
+        assert last_drawn(file).startswith("outer")
+
+
+def test_a_late_bar_that_first_shows_inside_another_has_a_place_afterwards() -> None:
+    clock, file = Clock(), StringIO()
+    shown = Terminal(Console(file=file, width=80, force_terminal=True, soft_wrap=True), clock)
+    with shown.bar("outer", is_late=True) as outer:
+        with shown.bar("inner"):
+            clock.now += 3
+            outer.update(1, 4, "")
+        assert "25%" in drawn(file)
+        clock.now += 3
+        outer.update(2, 4, "")
+        assert "50%" in drawn(file)
+
+
 def test_a_command_that_compiles_twice_says_once_where_kernels_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
