@@ -16,6 +16,7 @@ from typing import Any, cast
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
+from omegaconf import MISSING
 
 from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
 from dlrm_hybrid.config.validate import flatten
@@ -97,10 +98,16 @@ def override_fault(text: str, is_sweep: bool = False) -> str | None:
 
 def _value_text(value: str | Sequence[str]) -> str:
     if not isinstance(value, str):
-        return f"[{','.join(_value_text(one) for one in value)}]"
+        # An item is read otherwise than a value alone: a backslash at its end escapes the comma.
+        items = (_quoted(one) if "\\" in one else _value_text(one) for one in value)
+        return f"[{','.join(items)}]"
     with suppress(HydraException, *UNCHECKED):
         if value and "${" not in value and read_override(f"_={value}")[1] == value:
             return value
+    return _quoted(value)
+
+
+def _quoted(value: str) -> str:
     # Inside quotes, too, ${ begins an interpolation, unless an odd number of backslashes is before.
     escaped = _INTERPOLATION.sub(r"\1\1\\${", value)
     return QuotedString(escaped, Quote.double).with_quotes()
@@ -173,7 +180,7 @@ def _key(text: str, override: Override) -> str | None:
     name, (_, sign, value) = override.key_or_group, text.partition("=")
     given: Any = None if override.is_delete() else override.value()
     if name in ALLOWED:
-        return None if override.is_sweep_override() else _hydra(name, given)
+        return None if override.is_sweep_override() else _hydra(name, given, value.strip())
     if isinstance(given, dict):
         inside = (f"{name}.{one}" for one in flatten(cast("dict[str, Any]", given)))
         if unknown := next((key for key in inside if not _exists(key)), None):
@@ -198,9 +205,14 @@ def _exists(name: str) -> bool:
     return any(name == key or name.startswith(f"{key}.") for key in all_keys())
 
 
-def _hydra(name: str, value: Any) -> str | None:
+def _hydra(name: str, value: Any, typed: str) -> str | None:
     """What is wrong with a value of one of Hydra's keys."""
     if name.endswith(".dir"):
+        if value == MISSING:  # to OmegaConf, quoted or not
+            return f"{name} = {value}: is read as a missing value; write {name}=./{value}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            wanted = f"is read as a number; write {name}=./{typed}"
+            return None if str(value) == typed else f"{name} = {value}: {wanted}"
         return None if isinstance(value, str) and value else f"{name} = {value}: must be a path"
     if value is None or isinstance(value, dict):
         return None

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -84,6 +86,11 @@ def test_every_choice_holds(choice: str) -> None:
         ("train={steps: 5, stepz: 1}", "train.stepz: unknown key; did you mean train.steps?"),
         ("optimizer={lrr: 1}", "optimizer.lrr: unknown key; did you mean optimizer.lr?"),
         ("hydra.run.dir=", "hydra.run.dir = : must be a path"),
+        ("hydra.run.dir=1_0", "hydra.run.dir = 10: is read as a number; write hydra.run.dir=./1_0"),
+        (
+            "hydra.run.dir='???'",
+            "hydra.run.dir = ???: is read as a missing value; write hydra.run.dir=./???",
+        ),
         (
             "model.bottom=[12,16]",
             "model.bottom[0] = 12: must be 13, the integer features",
@@ -193,7 +200,8 @@ def test_a_sweep_of_too_many_jobs_is_refused() -> None:
 TEXTS = st.text(st.characters(codec="utf-8")) | st.text("ab1 ,=:'\"\\\\${}[]()~é\t\n.*@")
 
 
-@given(st.one_of(TEXTS, st.lists(TEXTS)))
+@given(st.one_of(TEXTS, st.lists(TEXTS), st.lists(st.text("a\\", max_size=4))))
+@example(["a\\", "b"])
 @example("/data/a run, (x=1) of é")
 @example("~/it's")
 @example("1")
@@ -208,6 +216,11 @@ def test_an_override_made_of_a_text_gives_it_back(value: str | list[str]) -> Non
     assert key == "data.raw"
     composed = OmegaConf.create({"raw": read})
     assert OmegaConf.to_container(composed, resolve=True) == {"raw": value}
+
+
+@pytest.mark.parametrize("name", ["5", "2.0", "-1"])
+def test_a_run_folder_may_be_named_by_a_number(name: str) -> None:
+    assert job_of([f"hydra.run.dir={name}"]).folder == Path.cwd() / name
 
 
 @pytest.mark.parametrize("text", ["runs/a-b_2.0", "/tmp/pytest-3/run", "a b"])
