@@ -205,4 +205,6 @@ def _bounds(field: Schema) -> str:
         for sign, name in signs
         if name in field and field[name] <= SHOWN_BOUND
     ]
+    if "multipleOf" in field:
+        shown.append(f"multiple of {field['multipleOf']}")
     return f" {', '.join(shown)}" if shown else ""

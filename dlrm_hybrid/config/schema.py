@@ -58,7 +58,7 @@ class ModelConfig:
     """Widths of the network, input first; the top network's input follows from the rest."""
 
     name: Name
-    embedding_dim: Annotated[int, Field(ge=1, le=4096)]
+    embedding_dim: Annotated[int, Field(ge=4, le=4096, multiple_of=4)]  # FBGEMM's tables
     bottom: Annotated[tuple[Positive, ...], Field(min_length=2)]
     top: Annotated[tuple[Positive, ...], Field(min_length=1)]
 

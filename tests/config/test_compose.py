@@ -91,6 +91,7 @@ def test_every_choice_holds(choice: str) -> None:
             "hydra.run.dir='???'",
             "hydra.run.dir = ???: is read as a missing value; write hydra.run.dir=./???",
         ),
+        ("model.embedding_dim=6", "model.embedding_dim = 6: must be a multiple of 4"),
         (
             "model.bottom=[12,16]",
             "model.bottom[0] = 12: must be 13, the integer features",
