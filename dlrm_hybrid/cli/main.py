@@ -95,10 +95,15 @@ def _refuse_unread(verb: str, given: Arguments) -> None:
     if verb not in TAKE_A_RUN:
         given.faults += told.values()
         return
-    # What `evaluate` does not read it has compared with the checkpoint.
-    texts = [one for one in told if verb != "evaluate" or one.startswith("hydra.")]
-    if texts:
-        print(printable(f"not read by `{verb}`: {' '.join(texts)}"), file=sys.stderr)
+    if verb == "evaluate":  # it compares what `train` reads with its checkpoint
+        others = unread("train", given.overrides)
+        told = {one: text for one, text in told.items() if one in others or _is_hydras(one)}
+    if told:
+        print(printable(f"not read by `{verb}`: {' '.join(told)}"), file=sys.stderr)
+
+
+def _is_hydras(override: str) -> bool:
+    return override.lstrip("+~").startswith("hydra.")
 
 
 def _complete(arguments: Sequence[str]) -> int:

@@ -38,6 +38,8 @@ FREE_IN_A_NEW_RUN = (
 # What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
 OF_AN_EVALUATION = ("evaluate", "prepare", "threads", "activation.evaluate_masked", "data")
 OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
+# What decides neither weights nor scores, and is another command's.
+OF_OTHER_COMMANDS = ("report", "bench", "doctor")
 # What compressors remember belongs to these, each under the name and shape that they give it.
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
 # Which versions of weights a checkpoint holds beside them belongs to these.
@@ -110,7 +112,7 @@ def evaluated(
         now: the values of the command line.
         given: keys and sections that stand on it.
     """
-    before, after = dict(_kept(saved, ())), dict(_kept(now, ()))
+    before, after = (dict(_kept(one, OF_OTHER_COMMANDS)) for one in (saved, now))
     taken = tuple(
         key for key in given if _below(key, OF_AN_EVALUATION) and not _below(key, OF_TRAINING)
     )

@@ -88,6 +88,22 @@ def test_what_contradicts_the_checkpoint_is_refused_with_its_value(
         assert line in told
 
 
+def test_keys_of_other_commands_are_noted_and_what_the_run_reads_is_compared(
+    trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = (
+        "report.output=x.html",
+        "bench.rows=20000",
+        "doctor.output=k.json",
+        "prepare.check=true",
+    )
+    assert evaluate(trained, *others, "train.seed=5") == 2
+    note, head, *told = capsys.readouterr().err.splitlines()
+    assert note == f"not read by `evaluate`: {' '.join(others)}"
+    assert head == "configuration: 1 fault"
+    assert told == ["  train.seed = 5: the checkpoint was made with 0"]
+
+
 def test_only_what_somebody_has_written_counts(small_rows: list[str]) -> None:
     small, paper = (
         compose.values_of([*small_rows[:-3], model])
