@@ -72,10 +72,11 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
         if launch is None or launch.rank == 0:
             print(help_text(verb, _values_for_help(given)), end="")
         return ExitCode.DONE
+    if launch is None or launch.rank == 0:
+        _refuse_unread(verb, given)
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
         return import_module("dlrm_hybrid.cli.launched").run(launch, given)
-    _refuse_unread(verb, given)
     if given.is_sweep and verb != "train":
         given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
     elif given.is_sweep and given.cfg is None:

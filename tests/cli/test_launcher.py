@@ -246,6 +246,21 @@ def test_one_process_of_a_launcher_is_refused_a_world_of_several(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("rank", "note"), [("0", "not read by `train`: report.output=x.html\n"), ("1", "")]
+)
+def test_rank_0_alone_notes_what_is_not_read(
+    rank: str, note: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, value in {**TORCHRUN, "RANK": rank}.items():
+        monkeypatch.setenv(key, value)
+    for key in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):  # the program sets what is missing
+        monkeypatch.setenv(key, "1")
+    monkeypatch.setattr(launched, "run", lambda launch, arguments: 0)
+    assert run(["dlrm_hybrid", "train", "report.output=x.html"]) == 0
+    assert capsys.readouterr().err == note
+
+
 def test_a_restart_finds_its_folder_whatever_it_is_called_and_leaves_none_that_is_empty(
     monkeypatch: pytest.MonkeyPatch, small_rows: list[str], tmp_path: Path
 ) -> None:
