@@ -130,5 +130,9 @@ def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
         from dlrm_hybrid.config.overrides import override_text  # Hydra takes a tenth of a second
 
         before, key = POSITIONAL[verb]
-        meant = before + shlex.quote(override_text(key, loose[0] if len(loose) == 1 else loose))
-        yield f"{' '.join(loose)}: is not key=value; did you mean {meant}?"
+        is_one, takes_list = len(loose) == 1, "[" in all_keys()[key].kind
+        value = loose if takes_list and not is_one else loose[0]
+        meant = before + shlex.quote(override_text(key, value))
+        limit = "" if is_one or takes_list else f" ({key} takes one value)"
+        are = "is" if is_one else "are"
+        yield f"{' '.join(loose)}: {are} not key=value; did you mean {meant}?{limit}"

@@ -119,6 +119,12 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("evaluate runs/mine", "did you mean evaluate.checkpoint=runs/mine?"),
         ("report runs/a", "did you mean report.runs=runs/a?"),
         ("report runs/a runs/b", "did you mean 'report.runs=[runs/a,runs/b]'?"),
+        (
+            "evaluate runs/a runs/b",
+            "did you mean evaluate.checkpoint=runs/a? (evaluate.checkpoint takes one value)",
+        ),
+        ("bench kernels step", "did you mean bench.what=kernels? (bench.what takes one value)"),
+        ("prepare a.gz b.gz", "did you mean data=criteo_kaggle 'data.raw=[a.gz,b.gz]'?"),
         ("report 'my runs, é'", """did you mean 'report.runs="my runs, é"'?"""),
         ("train --resume 'my run (1)'", """did you mean 'checkpoint.resume="my run (1)"'?"""),
         ("report report.runs=a,b", "for a list write report.runs=[a,b]"),
