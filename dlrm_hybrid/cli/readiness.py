@@ -26,13 +26,15 @@ FLOAT_BYTES = 4
 
 @contextmanager
 def no_empty_folder(folder: Path) -> Generator[None, None, None]:
-    """Make a run folder, and remove it at the end of a `with` if nothing has been written to it."""
+    """Make a run folder; what was made of its path and is empty after a `with` is removed."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        with suppress(OSError):
-            folder.rmdir()
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def ready_rows(request: Request, resume_from: Path | None, terminal: Terminal) -> Path:

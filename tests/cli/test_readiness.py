@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from dlrm_hybrid.cli import train as verb
+from dlrm_hybrid.cli.readiness import no_empty_folder
 from dlrm_hybrid.config.compose import values_of
 
 Train = Callable[..., tuple[int, Path]]
@@ -48,6 +49,24 @@ def test_what_is_missing_is_told_and_no_folder_is_left(
     assert found == code
     assert message in capsys.readouterr().err
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("there", [".", "new", "new/deep", "new/deep/er"])
+def test_only_folders_that_were_made_are_removed_with_an_empty_run_folder(
+    there: str, tmp_path: Path
+) -> None:
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ValueError, match="refused"), no_empty_folder(tmp_path / "new/deep/er"):
+        assert (tmp_path / "new/deep/er").is_dir()
+        raise ValueError("refused")
+    left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+    assert sorted(left) == [one for one in ("new", "new/deep", "new/deep/er") if there >= one]
+
+
+def test_folders_that_hold_something_by_then_are_kept(tmp_path: Path) -> None:
+    with no_empty_folder(tmp_path / "new/deep/er"):
+        (tmp_path / "new/other").mkdir()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
 
 
 def test_a_refused_resume_leaves_the_summary_as_it_was(
