@@ -15,7 +15,7 @@ import torch
 from dlrm_hybrid.model.products import affine, gradient_of_input, gradient_of_weight
 
 MEASURE_SECONDS = 0.4
-LIMIT_SECONDS = 1.0  # on a busy machine, or one that multiplies bfloat16 very slowly
+LIMIT_SECONDS = 1.0  # wanted on a busy machine, or one that multiplies bfloat16 very slowly
 ROUND_FLOPS = 1e9  # of all layers once, a few hundredths of a second; larger batches are cut
 LEAST_ROWS = 64  # fewer measure memory, not arithmetic
 _TYPES = (torch.float32, torch.bfloat16)
@@ -39,7 +39,8 @@ def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
     """How many times as fast all products of these layers are in bfloat16 as in float32.
 
     The best of many short rounds of each, in turn, so that another program's load weighs on both.
-    Takes less than a second: where rounds take long there are few. Draws no random numbers.
+    Takes less than a second, or one round of each where `LEAST_ROWS` rows take longer: seconds for
+    layers thousands wide. Draws no random numbers.
 
     Args:
         layers: N and M of each.
