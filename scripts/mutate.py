@@ -59,7 +59,7 @@ FAULTS = (
     # Nine that lived until November 2026.
     Fault(
         "residual=update: the server multiplies by the learning rate again",
-        "dlrm_hybrid/config/build_world.py",
+        "dlrm_hybrid/run/assembly/world.py",
         "schedule = Constant(base_lr=1.0)",
         "pass",
         "tests/train/test_gradient_worlds.py -k updates",
@@ -108,14 +108,14 @@ FAULTS = (
     ),
     Fault(
         "hard: the magnitude follows the k of the stage",
-        "dlrm_hybrid/config/build_threshold.py",
+        "dlrm_hybrid/run/assembly/thresholds.py",
         "keep_count(holder.model_elements, ",
         "keep_count(holder.layout.size, ",
         f"{TESTS}/test_gradient_methods.py -k hard",
     ),
     Fault(
         "DGC: the bound of the norm is not divided by √trainers",
-        "dlrm_hybrid/config/build_gradient.py",
+        "dlrm_hybrid/run/assembly/gradient.py",
         "sqrt(config.parallel.trainers)",
         "sqrt(1)",
         f"{TESTS}/test_gradient_methods.py -k bound",

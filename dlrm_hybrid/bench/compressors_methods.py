@@ -24,12 +24,12 @@ from dlrm_hybrid.bench.table import Progress, Row, silent, told
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
-from dlrm_hybrid.config import build_gradient
-from dlrm_hybrid.config.build_threshold import Holder
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly.thresholds import Holder
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Sparse, sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of

@@ -11,8 +11,8 @@ from typing import final
 
 from dlrm_hybrid.checkpoint.folder import saved_step
 from dlrm_hybrid.cli.emulated import Namespaces
-from dlrm_hybrid.config import build
 from dlrm_hybrid.run import folder as run_folder
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import Request, TrainTask
 from dlrm_hybrid.run.restarts import Restarts

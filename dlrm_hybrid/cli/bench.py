@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from dlrm_hybrid.bench.table import Progress
 from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.types import ExitCode, ResourceError

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.workers import Workers
 from dlrm_hybrid.disk import locked
 from dlrm_hybrid.kernels import ahead
 from dlrm_hybrid.kernels.cache import kernel_folder
+from dlrm_hybrid.run.assembly import build
 
 MOST_PROCESSES = 8  # each takes 200 MB; with more of them the longest file decides
 LOCK_FILE = "compiling.lock"

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.netem.network import open_network
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.run.assembly import build
 
 Namespaces = Callable[[int], tuple[str, ...]]
 """What the rank with this number enters before anything else."""

@@ -22,7 +22,7 @@ from dlrm_hybrid.cli.live import LiveWork
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.train import best_reachable
-from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
@@ -30,6 +30,7 @@ from dlrm_hybrid.config.validate import faults_text, saved_values, validate
 from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.folder import one_user, write_whole
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import EvaluateTask, Request

@@ -28,7 +28,7 @@ from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
-from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
@@ -36,6 +36,7 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.run.launcher import Launch
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask

@@ -24,9 +24,9 @@ from dlrm_hybrid.cli.train import close
 from dlrm_hybrid.comm.meeting import StoreRendezvous
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard
-from dlrm_hybrid.config import build
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run import folder as run_folder
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.launcher import Launch
 from dlrm_hybrid.run.rank.process import (
     Ending,

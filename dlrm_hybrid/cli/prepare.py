@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dlrm_hybrid.cli.figures import rate
 from dlrm_hybrid.cli.terminal import Bar, Terminal
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
@@ -22,6 +21,7 @@ from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.raw_file import file_xxh3, stamp
 from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 

@@ -14,9 +14,9 @@ import psutil
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ResourceError

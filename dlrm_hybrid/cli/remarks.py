@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.run.assembly import build
 
 BUSY_SHARE = 0.25  # of the cores: from there on a thread has to wait for others at every product
 

@@ -18,13 +18,13 @@ from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, require_memory
 from dlrm_hybrid.cli.remarks import remarks
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.run import folder as run_folder
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.restarts import Restarts
 from dlrm_hybrid.run.running import Forwarder

@@ -15,10 +15,11 @@ import numpy as np
 from fuzz_told import Told
 from pydantic import TypeAdapter
 
-from dlrm_hybrid.config import build, compose
+from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.keys import conf_folder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import flatten, validate
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import ConfigError, ExitCode
 
 PATIENCE_SECONDS = 60.0

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from fuzz_told import Told
 
-from dlrm_hybrid.config import build
 from dlrm_hybrid.data.parser import parse
 from dlrm_hybrid.data.synthetic import encode, row_key, tables_of
+from dlrm_hybrid.run.assembly import build
 
 BLOCK_ROWS = 2_000
 LIMIT_BYTES = 16 << 20  # of memory for a block, whose text is about half a megabyte

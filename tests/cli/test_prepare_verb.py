@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.config import build
 from dlrm_hybrid.data.synthetic import generate
+from dlrm_hybrid.run.assembly import build
 
 SMALL = ("model=dlrm_small", "train.batch_size=64", "train.steps=2", "telemetry.tensorboard=false")
 REAL = ("data=criteo_kaggle", "data.processes=1")

@@ -1,8 +1,8 @@
 import pytest
 
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import ConfigError
 
 EMULATED = ("parallel=hybrid", "network=emulated")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlrm_hybrid.config import build, build_model
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.batch import Batch
 from dlrm_hybrid.data.loader import START
@@ -18,6 +17,8 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.partition import Partition
 from dlrm_hybrid.model.stage_model import StageModel
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import model as build_model
 
 
 def kept(count: int, sparsity: float) -> int:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from world_runs import Train, curve, summary
 
-from dlrm_hybrid.config import build, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.parallel.sections import split_digest
 from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.parallel.worker import EVALUATION
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT

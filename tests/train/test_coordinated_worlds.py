@@ -3,7 +3,7 @@
 import pytest
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
-from dlrm_hybrid.config.build_gradient import METHODS as BUILT
+from dlrm_hybrid.run.assembly.gradient import METHODS as BUILT
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),

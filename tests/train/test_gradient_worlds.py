@@ -37,9 +37,10 @@ def options_of(method: str) -> tuple[str, ...]:
 def learned(small_rows: list[str], *options: str) -> tuple[Engine, list[float]]:
     """A world of one process at the end of its run, and its losses by step."""
     # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
-    from dlrm_hybrid.config import build, build_engine
     from dlrm_hybrid.data.loader import START
     from dlrm_hybrid.data.shards import open_shards
+    from dlrm_hybrid.run.assembly import build
+    from dlrm_hybrid.run.assembly import engine as build_engine
 
     config = validate(values_of([*small_rows, *options, IN_PROCESS]))
     shards = open_shards(build.prepared_folder(config), build.semantics(config))

@@ -10,10 +10,10 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import Board
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file
-from dlrm_hybrid.config import build_world
-from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.timed import TimedChannel
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters

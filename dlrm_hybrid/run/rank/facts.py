@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
-from dlrm_hybrid.config import build
 from dlrm_hybrid.config.identity import config_hash, same_compressors
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.arithmetic import arithmetic, changes
 from dlrm_hybrid.train.parts import Progress

@@ -19,13 +19,15 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.reshard import remembered
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.comm.zmq.strangers import Strangers
-from dlrm_hybrid.config import build, build_engine, build_model
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.kernels.ahead import unforeseen
 from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.parallel.master import copy_into
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import engine as build_engine
+from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import check_checkpoint, write_whole
 from dlrm_hybrid.run.rank.facts import (
     changed_arithmetic,

@@ -16,14 +16,18 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.config import build, build_model, build_server, build_worker, build_world
-from dlrm_hybrid.config.build_worker import BuiltWorker
-from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.parallel.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import server as build_server
+from dlrm_hybrid.run.assembly import worker as build_worker
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.worker import BuiltWorker
+from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.rank import facts as rank_facts
 from dlrm_hybrid.run.rank import single as ranks

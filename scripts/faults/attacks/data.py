@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import zstandard
 
-from dlrm_hybrid.config import build
 from dlrm_hybrid.data.synthetic import generate
+from dlrm_hybrid.run.assembly import build
 
 from .base import SMALL, Attack, Ended, NotHereError, expect, members, program, start, wait
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
-from dlrm_hybrid.config import build_gradient
-from dlrm_hybrid.config.build_threshold import Holder
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly.thresholds import Holder
 
 Float32s = NDArray[np.float32]
 # What joins a residual, of a tensor's gradient and of the state before the step.

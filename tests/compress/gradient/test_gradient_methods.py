@@ -13,13 +13,14 @@ from method_rows import METHOD_ROWS, MethodRow, configured
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.config import build_gradient, build_world
-from dlrm_hybrid.config.build_threshold import THRESHOLDS
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.compression_schema import MethodName, RuleName
 from dlrm_hybrid.config.gradient_methods import METHODS, RULE_SECTIONS, sections_read
 from dlrm_hybrid.config.keys import conf_folder
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.thresholds import THRESHOLDS
 
 
 def test_no_method_and_no_rule_misses_one_of_its_parts() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.config import build_model, build_server, build_world
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embedding_codecs import Rounding
@@ -15,6 +14,9 @@ from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.in_process import InProcessWorld
 from dlrm_hybrid.parallel.tables import SharedDistinctTables, SharedTables, WorldTables
 from dlrm_hybrid.parallel.timed import TimedChannel
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import server as build_server
+from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.engine import Engine

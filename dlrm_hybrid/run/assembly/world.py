@@ -9,8 +9,6 @@ from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
-from dlrm_hybrid.config import build, build_compress, build_gradient, build_model
-from dlrm_hybrid.config.build_threshold import Holder
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.mlp import Precision
 from dlrm_hybrid.model.partition import Partition
@@ -28,6 +26,11 @@ from dlrm_hybrid.parallel.server_options import ClientOptions
 from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker
+from dlrm_hybrid.run.assembly import activations as build_compress
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly.thresholds import Holder
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 LOOPBACK = "127.0.0.1"

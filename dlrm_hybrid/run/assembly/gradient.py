@@ -24,10 +24,10 @@ from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
 from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
 from dlrm_hybrid.compress.gradient.transforms import Clip, Momentum, Scale, Transform
-from dlrm_hybrid.config.build_compress import dtype
-from dlrm_hybrid.config.build_threshold import THRESHOLDS, Holder
 from dlrm_hybrid.config.compression_schema import GradientConfig
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.run.assembly.activations import dtype
+from dlrm_hybrid.run.assembly.thresholds import THRESHOLDS, Holder
 from dlrm_hybrid.wire.section import Encoding
 
 AGGREGATIONS = {"union": (Op.UNION,), "leader": (Op.LEADER,)}

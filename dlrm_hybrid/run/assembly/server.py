@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.config import build_compress, build_gradient, build_world
-from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.server_options import ServerOptions
 from dlrm_hybrid.parallel.service import Handle
+from dlrm_hybrid.run.assembly import activations as build_compress
+from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 

@@ -16,9 +16,6 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.meeting import Meeting
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
-from dlrm_hybrid.config import build_model, build_world
-from dlrm_hybrid.config.build_engine import MAILBOX_CAPACITY, test_part
-from dlrm_hybrid.config.build_world import Layout
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.pieces import Piece, whole
@@ -26,6 +23,10 @@ from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.tables import OwnTables
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.engine import MAILBOX_CAPACITY, test_part
+from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
