@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -17,3 +21,9 @@ def address_of(tensor: Tensor) -> int:
     if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
         raise ValueError(f"{tensor.dtype} {list(tensor.shape)} is not float32 in a row")
     return tensor.data_ptr()
+
+
+def addresses_of(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.uint64]:
+    """Where contiguous arrays begin, for a kernel; they must outlive its call."""
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    return np.array(addresses, np.uint64)

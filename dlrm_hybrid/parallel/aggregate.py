@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dlrm_hybrid.compress.address import addresses_of
+from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
 from dlrm_hybrid.kernels.mean import mean_of_all
 from dlrm_hybrid.kernels.scatter import collect, scatter_add, take
-from dlrm_hybrid.parallel.changes import Array, Changes, Whole, addresses_of
-from dlrm_hybrid.wire.read_sparse import Int32s, Int64s, Parts
+
+Array = NDArray[np.float32]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
 
 WORD_BITS = 64
 
@@ -29,7 +34,7 @@ class Mean(NamedTuple):
         places_K: ascending; None for all elements.
         values_K: float32.
         is_finite: whether every value is.
-        units: of each tensor that which all trainers share, of `Whole.units`, or None.
+        units: of each tensor that which all trainers share, of `DenseUpdate.units`, or None.
     """
 
     places_K: Int32s | None
@@ -54,16 +59,16 @@ class Aggregate:
         self._touched_W = np.zeros(-(-elements // WORD_BITS), np.uint64)
         self._places_N = np.empty(elements, np.int32)
 
-    def mean(self, pushes: Sequence[Changes]) -> Mean:
+    def mean(self, pushes: Sequence[Update]) -> Mean:
         """The mean over all trainers; who sent nothing of an element counts with 0.
 
         The result may view a buffer: it lasts until the next call.
         """
-        whole = [push for push in pushes if isinstance(push, Whole)]
+        whole = [push for push in pushes if isinstance(push, DenseUpdate)]
         if len(whole) == len(pushes):
             return self._of_whole(whole)
         for push in pushes:
-            parts = push if isinstance(push, Parts) else self._parts(push)
+            parts = push if isinstance(push, SparseUpdate) else self._parts(push)
             scatter_add(self._firsts_E, *parts, self._sum_N, self._touched_W)
         count = collect(self._touched_W, self._places_N)
         places_K = self._places_N[:count]
@@ -72,7 +77,7 @@ class Aggregate:
         np.divide(mean_K, np.float32(len(pushes)), out=mean_K)
         return Mean(places_K, mean_K, bool(np.isfinite(mean_K).all()), ())
 
-    def _of_whole(self, pushes: Sequence[Whole]) -> Mean:
+    def _of_whole(self, pushes: Sequence[DenseUpdate]) -> Mean:
         # The kernel reads float32 at addresses that are multiples of 4.
         given = [values_N for push in pushes for values_N in push.values]
         aligned = [np.require(values_N, requirements="A") for values_N in given]
@@ -84,7 +89,7 @@ class Aggregate:
         ]
         return Mean(None, self._mean_N, is_finite, units_T)
 
-    def _parts(self, push: Whole) -> Parts:
+    def _parts(self, push: DenseUpdate) -> SparseUpdate:
         """The same, with every element named."""
         indices = [np.arange(values_N.size, dtype=np.int32) for values_N in push.values]
-        return Parts(self._firsts_E, np.concatenate(indices), np.concatenate(push.values))
+        return SparseUpdate(self._firsts_E, np.concatenate(indices), np.concatenate(push.values))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.parallel.changes import Copies, changes_of
+from dlrm_hybrid.compress.update import Destination, decode
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.learner import Learner, holds_means
@@ -99,7 +99,7 @@ class ServerClient:
         }
         learning = options.learning
         self._learner = None if learning is None else Learner(self._replica, learning)
-        self._copies = {owner: Copies(arrays) for owner, arrays in self._flat.items()}
+        self._copies = {owner: Destination(arrays) for owner, arrays in self._flat.items()}
         self._applied = dict.fromkeys(self._units, 0)
         self._pushed = 0
 
@@ -151,8 +151,9 @@ class ServerClient:
             self._learner.follow(unit, sections, frame.step - 1, what)
         else:
             with self._decoding:
-                changes = changes_of(sections, what)
-            self._copies[frame.sender].follow(changes, adds=adds(sections))
+                update = decode(sections, what)
+            apply = update.add_to if adds(sections) else update.copy_to
+            apply(self._copies[frame.sender])
         self._applied[frame.sender] = due
         if digest is not None and digest != self.digest(frame.sender):
             raise DlrmError(

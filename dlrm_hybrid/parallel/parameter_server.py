@@ -12,8 +12,8 @@ from typing import final
 
 from torch import Tensor
 
+from dlrm_hybrid.compress.update import Update
 from dlrm_hybrid.parallel import server
-from dlrm_hybrid.parallel.changes import Changes
 from dlrm_hybrid.parallel.master import Learning, copy_into
 from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.sections import digest_section
@@ -68,7 +68,7 @@ class ParameterServer:
         self._units = {
             stage: Unit(unit, values, learning, keeping) for stage, unit in owned.items()
         }
-        self._pushed: dict[tuple[int, int], Changes] = {}
+        self._pushed: dict[tuple[int, int], Update] = {}
         self._state = self._start(0)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
@@ -151,7 +151,7 @@ class ParameterServer:
         groups = {stage: self._topology.stage_group(stage) for stage in self._units}
         return server.start(self._options.policy, groups, step)
 
-    def _gradients(self, frame: Frame) -> Changes:
+    def _gradients(self, frame: Frame) -> Update:
         stage = frame.sender % self._topology.stages
         what = f"push of {self._name(frame.sender)} for step {frame.step}"
         return self._units[stage].gradients(frame.sections, what)

@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.rows import gather
 from dlrm_hybrid.kernels.scatter import approach, part, put
-from dlrm_hybrid.parallel.changes import Array
 from dlrm_hybrid.parallel.topology import DenseTensor
-from dlrm_hybrid.wire.read_sparse import Int32s, Int64s
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all
 from dlrm_hybrid.wire.values import narrow, packed
+
+Array = NDArray[np.float32]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
 
 SUFFIX = ".published"
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.compress.update import Update, decode
 from dlrm_hybrid.kernels.scatter import put
-from dlrm_hybrid.parallel.aggregate import Aggregate, Mean
-from dlrm_hybrid.parallel.changes import Array, Changes, changes_of, values_of
+from dlrm_hybrid.parallel.aggregate import Aggregate, Array, Int32s, Mean
 from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.master import Learning, Master
 from dlrm_hybrid.parallel.published import SUFFIX, Published
@@ -29,7 +29,6 @@ from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.levels import levels
-from dlrm_hybrid.wire.read_sparse import Int32s
 from dlrm_hybrid.wire.section import Dtype, Section
 
 _ALL = ""  # the name that its weights have together
@@ -113,13 +112,13 @@ class Unit:
         """Size as float32."""
         return unit_bytes(self._tensors)
 
-    def gradients(self, sections: Sequence[Section], what: str) -> Changes:
+    def gradients(self, sections: Sequence[Section], what: str) -> Update:
         """The gradients that a push holds; raises DlrmError, its message begins with `what`."""
         check_tensors(sections, self._tensors, what)
-        return changes_of(sections, what)
+        return decode(sections, what)
 
     def learn(
-        self, pushes: Sequence[Changes], step: int, sender: Callable[[int], str]
+        self, pushes: Sequence[Update], step: int, sender: Callable[[int], str]
     ) -> Learned | Averaged | None:
         """Make the version `step + 1`; what has changed, None for everything.
 
@@ -210,13 +209,13 @@ class Unit:
         return spread_N
 
     def _blame(
-        self, pushes: Sequence[Changes], mean: Mean, step: int, sender: Callable[[int], str]
+        self, pushes: Sequence[Update], mean: Mean, step: int, sender: Callable[[int], str]
     ) -> None:
         """Raise DivergedError for the first tensor whose mean is not finite."""
         cuts_E = self._firsts_E
         if mean.places_K is not None:
             cuts_E = np.searchsorted(mean.places_K, self._firsts_E)
         for place, (first, last) in enumerate(pairwise(cuts_E.tolist())):
-            given = [values_of(push, place) for push in pushes]
+            given = [push.values_of(place) for push in pushes]
             name = self._tensors[place].name
             check_finite(name, step, mean.values_K[first:last], given, sender)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
 from dlrm_hybrid.parallel.aggregate import Aggregate, Mean
-from dlrm_hybrid.parallel.changes import Changes, Parts, Whole
 
 Array = NDArray[np.float32]
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -15,7 +15,7 @@ SENT = FINITE.filter(lambda value: value != 0)
 
 
 @st.composite
-def push(draw: st.DrawFn, counts: Sequence[int]) -> Changes:
+def push(draw: st.DrawFn, counts: Sequence[int]) -> Update:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scale = draw(SENT)
     with np.errstate(over="ignore"):
@@ -23,9 +23,9 @@ def push(draw: st.DrawFn, counts: Sequence[int]) -> Changes:
     values = [np.nan_to_num(one) for one in drawn]
     if draw(st.booleans()):
         held = [one * (rng.random(one.size) < 0.5).astype(np.float32) for one in values]
-        return Whole(held, [None] * len(held))
+        return DenseUpdate(held, [None] * len(held))
     chosen = [np.flatnonzero((rng.random(one.size) < 0.4) & (one != 0)) for one in values]
-    return Parts(
+    return SparseUpdate(
         np.cumsum([0, *(one.size for one in chosen)]),
         np.concatenate(chosen).astype(np.int32),
         np.concatenate([one[which] for one, which in zip(values, chosen, strict=True)]),
@@ -33,7 +33,7 @@ def push(draw: st.DrawFn, counts: Sequence[int]) -> Changes:
 
 
 @st.composite
-def steps_of_pushes(draw: st.DrawFn) -> tuple[list[int], list[list[Changes]]]:
+def steps_of_pushes(draw: st.DrawFn) -> tuple[list[int], list[list[Update]]]:
     counts = draw(st.lists(st.sampled_from([1, 5, 63, 64, 65, 150, 5000]), min_size=1, max_size=3))
     trainers = draw(st.integers(1, 5))
     pushes = st.lists(push(counts), min_size=trainers, max_size=trainers)
@@ -44,19 +44,19 @@ def firsts(counts: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *counts])
 
 
-def spread(changes: Changes, firsts_E: NDArray[np.int64]) -> Array:
+def spread(update: Update, firsts_E: NDArray[np.int64]) -> Array:
     """Zeros written out, all tensors one behind the other."""
-    if isinstance(changes, Whole):
-        return np.concatenate(changes.values)
+    if isinstance(update, DenseUpdate):
+        return np.concatenate(update.values)
     spread_N = np.zeros(firsts_E[-1], np.float32)
-    spread_N[places(changes, firsts_E)] = changes.values_K
+    spread_N[places(update, firsts_E)] = update.values_K
     return spread_N
 
 
-def places(changes: Changes, firsts_E: NDArray[np.int64]) -> NDArray[np.int64]:
-    if isinstance(changes, Whole):
+def places(update: Update, firsts_E: NDArray[np.int64]) -> NDArray[np.int64]:
+    if isinstance(update, DenseUpdate):
         return np.arange(firsts_E[-1])
-    return changes.indices_K + np.repeat(firsts_E[:-1], np.diff(changes.bounds_E))
+    return update.indices_K + np.repeat(firsts_E[:-1], np.diff(update.offsets_E))
 
 
 def mean_of(mean: Mean, count: int) -> Array:
@@ -66,7 +66,7 @@ def mean_of(mean: Mean, count: int) -> Array:
 
 
 @given(steps_of_pushes())
-def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], list[list[Changes]]]):
+def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], list[list[Update]]]):
     counts, steps = drawn
     firsts_E = firsts(counts)
     aggregate = Aggregate(firsts_E)
@@ -78,7 +78,7 @@ def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], li
                 total = total + other
             expected = total / np.float32(len(pushes))
             # A sum of parts begins with 0, so it is never -0.
-            is_whole = all(isinstance(one, Whole) for one in pushes)
+            is_whole = all(isinstance(one, DenseUpdate) for one in pushes)
             found = mean_of(mean, firsts_E[-1])
             assert (found if is_whole else found + 0).tobytes() == (
                 expected if is_whole else expected + 0
@@ -90,13 +90,13 @@ def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], li
                 assert mean.places_K.tolist() == union.tolist()
 
 
-def parts(indices: list[int], values: list[float]) -> Parts:
-    bounds_E = np.array([0, len(indices)])
-    return Parts(bounds_E, np.array(indices, np.int32), np.array(values, np.float32))
+def parts(indices: list[int], values: list[float]) -> SparseUpdate:
+    offsets_E = np.array([0, len(indices)])
+    return SparseUpdate(offsets_E, np.array(indices, np.int32), np.array(values, np.float32))
 
 
-def whole(values_N: Array, unit: float | None = None) -> Whole:
-    return Whole([values_N], [unit])
+def whole(values_N: Array, unit: float | None = None) -> DenseUpdate:
+    return DenseUpdate([values_N], [unit])
 
 
 def test_a_unit_that_all_share_is_that_of_the_mean():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.changes import Array, Copies, Parts, Whole, changes_of, values_of
+from dlrm_hybrid.compress.update import DenseUpdate, Destination, Float32s, SparseUpdate, decode
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
@@ -24,12 +24,12 @@ Said = tuple[int, set[int]]
     st.sampled_from(DTYPES),
     st.booleans(),
 )
-def test_copies_follow_what_sections_say(said: list[Said], dtype: Dtype, adds: bool):
+def test_destinations_follow_updates(said: list[Said], dtype: Dtype, adds: bool):
     rng = np.random.default_rng(len(said))
-    copies: list[Array] = []
-    expected: list[Array] = []
+    copies: list[Float32s] = []
+    expected: list[Float32s] = []
     sections: list[Section] = []
-    values: list[Array] = []
+    values: list[Float32s] = []
     for place, (count, indices) in enumerate(said):
         indices_K = np.array(sorted(indices), np.int32)
         values.append(narrow(rng.normal(size=len(indices)).astype(np.float32), dtype))
@@ -38,27 +38,28 @@ def test_copies_follow_what_sections_say(said: list[Said], dtype: Dtype, adds: b
         old_K = expected[-1][indices_K] if adds else np.float32(0)
         expected[-1][indices_K] = old_K + values[-1]
         sections.append(sparse(place, count, indices_K, values[-1], dtype))
-    changes = changes_of(sections, "a push")
-    assert isinstance(changes, Whole) == all(len(indices) == count for count, indices in said)
-    Copies(copies).follow(changes, adds=adds)
+    update = decode(sections, "a push")
+    assert isinstance(update, DenseUpdate) == all(len(indices) == count for count, indices in said)
+    apply = update.add_to if adds else update.copy_to
+    apply(Destination(copies))
     for place, (copy_N, expected_N) in enumerate(zip(copies, expected, strict=True)):
         assert copy_N.tobytes() == expected_N.tobytes()
-        assert values_of(changes, place).tobytes() == values[place].tobytes()
+        assert update.values_of(place).tobytes() == values[place].tobytes()
 
 
 def test_dense_sections_are_not_copied():
     values_N = np.arange(4, dtype=np.float32)
-    changes = changes_of([dense(0, values_N), dense(1, values_N[:2])], "a push")
-    assert isinstance(changes, Whole)
-    assert np.shares_memory(values_of(changes, 0), values_N)
+    update = decode([dense(0, values_N), dense(1, values_N[:2])], "a push")
+    assert isinstance(update, DenseUpdate)
+    assert np.shares_memory(update.values_of(0), values_N)
 
 
 def test_a_whole_tensor_among_parts_names_all_its_elements():
     whole_N, one = np.arange(3, dtype=np.float32), np.ones(1, np.float32)
     sections = [dense(0, whole_N), sparse(1, 9, np.array([4], np.int32), one, Dtype.FLOAT32)]
-    changes = changes_of(sections, "a push")
-    assert isinstance(changes, Parts)
-    assert (changes.bounds_E.tolist(), changes.indices_K.tolist()) == ([0, 3, 4], [0, 1, 2, 4])
+    update = decode(sections, "a push")
+    assert isinstance(update, SparseUpdate)
+    assert (update.offsets_E.tolist(), update.indices_K.tolist()) == ([0, 3, 4], [0, 1, 2, 4])
 
 
 @pytest.mark.parametrize(
@@ -75,4 +76,4 @@ def test_a_whole_tensor_among_parts_names_all_its_elements():
 )
 def test_a_section_that_says_nothing_is_refused(section: Section):
     with pytest.raises(DlrmError, match="^push of somebody: tensor 5: "):
-        changes_of([section], "push of somebody")
+        decode([section], "push of somebody")

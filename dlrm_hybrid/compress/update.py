@@ -1,0 +1,121 @@
+"""New values or differences for several tensors, decoded from sections, whatever method made them.
+
+Shapes: T tensors, K elements of them that an update names, E = T + 1 offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_hybrid.compress.address import addresses_of
+from dlrm_hybrid.kernels.scatter import put_all
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import array_of
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.sparse import sparse_of_all
+from dlrm_hybrid.wire.ternary import is_ternary, scale_of, ternary_of
+from dlrm_hybrid.wire.values import values_of
+
+Float32s = NDArray[np.float32]
+
+
+@final
+class Destination:
+    """Tensors that updates are written to, in place.
+
+    Args:
+        arrays: float32, contiguous; never moved in memory.
+    """
+
+    def __init__(self, arrays: Sequence[Float32s]) -> None:
+        self.arrays = arrays
+        self.addresses_T = addresses_of(arrays)
+        self.counts_T = np.array([array_N.size for array_N in arrays], np.int64)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseUpdate:
+    """A value for every element.
+
+    Attributes:
+        values: of each tensor, float32; may view payloads.
+        units: all values of a tensor are this, its negative or 0; None where they are not.
+    """
+
+    values: Sequence[Float32s]
+    units: Sequence[float | None]
+
+    def values_of(self, tensor: int) -> Float32s:
+        """All values of one tensor."""
+        return self.values[tensor]
+
+    def copy_to(self, destination: Destination) -> None:
+        """Overwrite all elements."""
+        for array_N, values_N in zip(destination.arrays, self.values, strict=True):
+            np.copyto(array_N, values_N)
+
+    def add_to(self, destination: Destination) -> None:
+        """Add to all elements."""
+        for array_N, values_N in zip(destination.arrays, self.values, strict=True):
+            np.add(array_N, values_N, out=array_N)
+
+
+@final
+class SparseUpdate(NamedTuple):
+    """Values for some elements of each tensor.
+
+    Attributes:
+        offsets_E: int64, where the elements of each tensor begin among the K, then K.
+        indices_K: int32, in their tensors, increasing in each.
+        values_K: float32.
+    """
+
+    offsets_E: NDArray[np.int64]
+    indices_K: NDArray[np.int32]
+    values_K: Float32s
+
+    def values_of(self, tensor: int) -> Float32s:
+        """The values for one tensor."""
+        return self.values_K[self.offsets_E[tensor] : self.offsets_E[tensor + 1]]
+
+    def copy_to(self, destination: Destination) -> None:
+        """Overwrite these elements."""
+        put_all(destination.addresses_T, destination.counts_T, *self, adds=False)
+
+    def add_to(self, destination: Destination) -> None:
+        """Add to these elements."""
+        put_all(destination.addresses_T, destination.counts_T, *self, adds=True)
+
+
+Update = DenseUpdate | SparseUpdate
+
+
+def decode(sections: Sequence[Section], what: str) -> Update:
+    """The update in sections of any method.
+
+    Args:
+        sections: one for each tensor.
+        what: begins the message of an error.
+
+    Raises:
+        DlrmError: a section has no such payload.
+    """
+    try:
+        if all(is_ternary(one) or one.encoding is Encoding.DENSE for one in sections):
+            units = [scale_of(one) if is_ternary(one) else None for one in sections]
+            return DenseUpdate([_all_values(section) for section in sections], units)
+        return SparseUpdate(*sparse_of_all(sections))
+    except SectionError as error:
+        raise DlrmError(f"{what}: {error}") from error
+
+
+def _all_values(section: Section) -> Float32s:
+    if is_ternary(section):
+        return ternary_of(section)
+    return array_of(section) if section.dtype is Dtype.FLOAT32 else values_of(section)
