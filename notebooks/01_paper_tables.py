@@ -41,10 +41,13 @@ from pathlib import Path
 
 from IPython.display import display
 
-from dlrm_hybrid.report.paper.rows import paper_runs
-from dlrm_hybrid.report.paper.tables import settings
+import dlrm_hybrid
 from dlrm_hybrid.report.runs import read_runs
-from dlrm_hybrid.report.show import show
+
+sys.path.append(str(Path(dlrm_hybrid.__file__).parents[1] / "scripts" / "studies"))
+from paper_rows import paper_runs
+from paper_tables import settings
+from show import show
 
 TRAIN = (
     f"{sys.executable} -m dlrm_hybrid train -m model=dlrm_small data.rows=60000 train.seed=0,1 "
@@ -72,4 +75,4 @@ for setting in found:
 # %% [markdown]
 # What to look for: DCT-DP stays within the spread of its seeds far beyond 90 %, because error
 # feedback sends later what it holds back now. DCT-MP has no such memory and costs more, most of it
-# early in training: how that gap closes, `scripts/plot_gap.py` draws.
+# early in training: how that gap closes, `scripts/studies/gap.py` draws.

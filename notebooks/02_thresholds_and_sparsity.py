@@ -37,11 +37,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dlrm_hybrid
 from dlrm_hybrid.report.labels import labels
-from dlrm_hybrid.report.paper.thresholds import figure, steadiness, threshold_names, thresholds
 from dlrm_hybrid.report.pictures import compressed
 from dlrm_hybrid.report.runs import read_runs
-from dlrm_hybrid.report.show import show
+
+sys.path.append(str(Path(dlrm_hybrid.__file__).parents[1] / "scripts" / "studies"))
+from show import show
+from thresholds import figure, steadiness, threshold_names, thresholds
 
 TRAIN = (
     f"{sys.executable} -m dlrm_hybrid train -m model=dlrm_small data.rows=120000 "

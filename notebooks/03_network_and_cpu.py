@@ -43,10 +43,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dlrm_hybrid.report import frames, pictures, spans, tables, traffic
+import dlrm_hybrid
+from dlrm_hybrid.report import frames, pictures, spans, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
-from dlrm_hybrid.report.show import show
+
+sys.path.append(str(Path(dlrm_hybrid.__file__).parents[1] / "scripts" / "studies"))
+import traffic
+from show import show
 
 if not FOLDERS:
     FOLDERS = ["runs/notebooks/network"]

@@ -28,11 +28,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dlrm_hybrid
 from dlrm_hybrid.report import frames, pictures, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
-from dlrm_hybrid.report.show import show
 from dlrm_hybrid.telemetry.events import Kind
+
+sys.path.append(str(Path(dlrm_hybrid.__file__).parents[1] / "scripts" / "studies"))
+from show import show
 
 if not FOLDERS:
     FOLDERS = ["runs/notebooks/sweep"]

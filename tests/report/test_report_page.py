@@ -12,6 +12,7 @@ import pytest
 from made_runs import compressed, make_run, plain_events, progress, world_events
 from matplotlib.axis import Axis
 from matplotlib.image import imread
+from show import show
 
 from dlrm_hybrid.report import tables
 from dlrm_hybrid.report.axes import tick, ticks
@@ -19,7 +20,6 @@ from dlrm_hybrid.report.build import build_report
 from dlrm_hybrid.report.document import Document, Picture
 from dlrm_hybrid.report.html import html
 from dlrm_hybrid.report.runs import read_run
-from dlrm_hybrid.report.show import show
 from dlrm_hybrid.report.text import text, write_pictures
 
 EVIL = '<script>alert("$x$")</script>&|'

@@ -21,7 +21,7 @@ def rows_of(name: str, *arguments: str | Path) -> list[list[str]]:
 
 def test_estimates_of_an_exact_rule_are_right(paper_runs: Path, tmp_path: Path) -> None:
     output = tmp_path / "estimates.png"
-    heads, _, row = rows_of("plot_estimates.py", paper_runs / "dp_0", "--output", output)
+    heads, _, row = rows_of("studies/estimates.py", paper_runs / "dp_0", "--output", output)
     told = dict(zip(heads, row, strict=True))
     assert (told["density"], told["estimator"], told["within 20%"]) == ("0.05", "exact", "100%")
     assert float(told["mean"]) == pytest.approx(1.0, abs=0.1)
@@ -33,7 +33,7 @@ def test_a_pull_of_one_trainer_is_what_it_pushed(paper_runs: Path, tmp_path: Pat
     summary = json.loads((run / "summary.json").read_text())
     density = summary["network"]["pull_density"]
     assert density == summary["compression"]["gradient_density"]
-    heads, _, row = rows_of("plot_buildup.py", run, "--output", output)
+    heads, _, row = rows_of("studies/buildup.py", run, "--output", output)
     assert heads == ["method", "n = 1", "seeds"]
     assert row[1:] == [f"{100 * density:.2f} % (1.00×)", "1"]
     assert output.read_bytes().startswith(b"\x89PNG")
@@ -51,7 +51,7 @@ def test_worlds_are_compared_bit_by_bit(is_spoilt: bool, paper_runs: Path, tmp_p
         held = bytearray(dense.read_bytes())
         held[-1] ^= 1  # one bit of the last tensor
         dense.write_bytes(held)
-    heads, _, row = rows_of("compare_worlds.py", one, other)
+    heads, _, row = rows_of("studies/worlds.py", one, other)
     told = dict(zip(heads, row, strict=True))
     tensors = told["tensors in the checkpoint"]
     assert tensors.startswith("1 of ") if is_spoilt else tensors.startswith("all ")

@@ -44,7 +44,7 @@ def cells(page: str, first: str) -> tuple[str, ...]:
 
 def test_tables_hold_runs_against_the_baseline_of_their_seed(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "tables.md"
-    done = script("paper_tables.py", folder, "--output", output)
+    done = script("studies/paper_tables.py", folder, "--output", output)
     assert done.returncode == 0, done.stderr
     page = output.read_text()
     assert "## Table 1. DCT-MP" in page
@@ -68,7 +68,7 @@ def test_a_sparsity_of_zero_is_the_baseline(folder: Path, tmp_path: Path) -> Non
     assert loss_of(folder / "zero_0") == loss_of(folder / "base_0")
     bases = [folder / "zero_0", folder / "base_1"]
     output = tmp_path / "tables.md"
-    done = script("paper_tables.py", *bases, folder / "dp_0", "--output", output)
+    done = script("studies/paper_tables.py", *bases, folder / "dp_0", "--output", output)
     assert done.returncode == 0, done.stderr
     change = 100 * (loss_of(folder / "dp_0") / loss_of(folder / "base_0") - 1)
     assert f"{change:+z.2f}" in cells(output.read_text(), "95 %, L = 1")
@@ -77,7 +77,7 @@ def test_a_sparsity_of_zero_is_the_baseline(folder: Path, tmp_path: Path) -> Non
 def test_tables_refuse_two_runs_of_one_seed_in_a_row(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "dp_0"
     shutil.copytree(folder / "dp_0", again)
-    done = script("paper_tables.py", folder, again, "--output", tmp_path / "tables.md")
+    done = script("studies/paper_tables.py", folder, again, "--output", tmp_path / "tables.md")
     assert done.returncode != 0
     assert "one row, one seed" in done.stderr
 
@@ -99,7 +99,7 @@ def test_thresholds_are_drawn_and_told(
 ) -> None:
     output = tmp_path / "thresholds.png"
     paths = [folder / run for run in runs]
-    done = script("plot_thresholds.py", "--runs", *paths, "--names", name, "--output", output)
+    done = script("studies/thresholds.py", "--runs", *paths, "--names", name, "--output", output)
     assert done.returncode == 0, done.stderr
     assert output.read_bytes().startswith(b"\x89PNG")
     for path, label in zip(paths, labels, strict=True):
@@ -114,7 +114,7 @@ def test_thresholds_are_drawn_and_told(
 def test_thresholds_of_an_unknown_name_are_refused(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "thresholds.png"
     arguments = ("--runs", folder / "mp_0", "--names", "activation.7", "--output", output)
-    done = script("plot_thresholds.py", *arguments)
+    done = script("studies/thresholds.py", *arguments)
     assert done.returncode != 0
     assert "no thresholds of activation.7" in done.stderr
     assert not output.exists()
@@ -124,6 +124,6 @@ def test_gaps_are_drawn(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "gap.png"
     bases = [folder / f"base_{seed}" for seed in SEEDS]
     runs = [folder / name for name in ("dp_0", "dp_1", "mp_0")]
-    done = script("plot_gap.py", "--baseline", *bases, "--runs", *runs, "--output", output)
+    done = script("studies/gap.py", "--baseline", *bases, "--runs", *runs, "--output", output)
     assert done.returncode == 0, done.stderr
     assert output.read_bytes().startswith(b"\x89PNG")

@@ -1,22 +1,28 @@
 """How far runs are behind a baseline that sees the same rows in the same order.
 
-They are compared step by step: the test log-loss where both were evaluated, and the training loss,
-a mean over the last tenth of the run before each point.
+    python scripts/studies/gap.py --baseline RUN... --runs RUN... --output gap.png
+
+They are compared step by step: test log-loss where both were evaluated (diamonds), and training
+loss, a mean over the last tenth of the run before each point (lines). Runs of one name but for the
+`_<seed>` after it are averaged.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
 
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels
 from dlrm_hybrid.report.charts import Line, draw
 from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.types import ConfigError
 
@@ -103,3 +109,18 @@ def _tested(run: Run) -> ByStep:
     return {
         event.step: event.values["log_loss"] for event in run.events if event.kind is Kind.EVALUATED
     }
+
+
+def main() -> None:
+    """Read the run folders of the command line and write the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--baseline", nargs="+", type=Path, required=True, help="run folders")
+    parser.add_argument("--runs", nargs="+", type=Path, required=True, help="run folders")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    arguments = parser.parse_args()
+    drawn = gaps(read_runs(arguments.baseline), read_runs(arguments.runs))
+    axes.save(figure(drawn), arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,25 +1,32 @@
-"""Build-up: how much denser a pull is than the pushes it is made from, over trainers: pure.
+"""How much denser a pull is than the pushes it is made from, over the number of trainers.
 
-Trainers that choose alone choose different elements, and a version changes all of them; figure 4 of
-DEFT (Yoon and Oh, ICPP 2023) for this model, beside the figures that its text gives.
+    python scripts/studies/buildup.py FOLDER... --output buildup.png
+
+Trainers that select alone select different elements, and a version changes all of them: figure 4 of
+DEFT (Yoon and Oh, ICPP 2023) for this model, beside the figures that its text gives. Runs are of
+one density; those with one method and number of trainers are averaged.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from method_names import method_of
 
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
 from dlrm_hybrid.report.document import Table
-from dlrm_hybrid.report.methods import method_of
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
@@ -169,3 +176,21 @@ def _by_method(found: Sequence[Point]) -> Mapping[str, Mapping[int, Point]]:
 
 def _cell(point: Point) -> str:
     return f"{100 * point.pulled:.2f} % ({point.growth:.2f}×)"
+
+
+def main() -> None:
+    """Print the table, write the picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    options = parser.parse_args()
+    found = points(read_runs(options.folders))
+    axes.save(figure(found), options.output)
+    shown = table(found)
+    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from made_runs import make_run, world_events
+from paper_rows import paper_runs
 
-from dlrm_hybrid.report.paper.rows import paper_runs
 from dlrm_hybrid.report.runs import read_run
 
 

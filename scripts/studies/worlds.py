@@ -1,12 +1,19 @@
-"""A world of processes held against the same world in one process: bits, bytes and CPU time."""
+"""Runs of several processes beside the same runs in one process: equal bits, bytes, CPU time.
+
+    python scripts/studies/worlds.py FOLDER...
+
+Takes runs in pairs that differ in parallel.world alone and compares their last checkpoints.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from method_names import method_of
 from numpy.typing import NDArray
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -14,8 +21,8 @@ from dlrm_hybrid.checkpoint.folder import find, key_of, read
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits
-from dlrm_hybrid.report.methods import method_of
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
@@ -116,3 +123,18 @@ def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
             whole[tuple(slice(begin, begin + length) for begin, length in corner)] = piece
         tensors[f"{told.group} {name}"] = whole
     return tensors
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    options = parser.parse_args()
+    shown = table(pairs(read_runs(options.folders)))
+    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+
+
+if __name__ == "__main__":
+    main()

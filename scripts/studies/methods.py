@@ -1,24 +1,31 @@
-"""Methods of compressing gradients held against whole gradients with the same seed: pure.
+"""Methods of compressing gradients: a table and loss against bytes, from runs of any of them.
 
-A point is a method at one density, over seeds.
+    python scripts/studies/methods.py FOLDER... --output methods.png
+
+Every complete run below the folders belongs to a point: its method at its density; those with one
+gradient and another seed are averaged, and each is held against gradient=none with the same seed.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, stdev
 from typing import final
 
 from matplotlib.figure import Figure
+from method_names import WHOLE, method_of
 
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, mean_spread, score
-from dlrm_hybrid.report.methods import WHOLE, method_of
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
@@ -180,3 +187,21 @@ def _bytes(run: Run, traffic: str) -> int:
 
 def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
+
+
+def main() -> None:
+    """Print the table, write the picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    options = parser.parse_args()
+    found = points(read_runs(options.folders))
+    axes.save(figure(found), options.output)
+    shown = table(found)
+    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+
+
+if __name__ == "__main__":
+    main()

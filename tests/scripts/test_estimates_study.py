@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import estimates
 import pytest
 
-from dlrm_hybrid.report import axes, estimates
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry import compression

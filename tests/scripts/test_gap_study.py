@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
+from gap import averaged, gap, gaps, smooth
 from made_runs import evaluated, make_run, progress
 
 from dlrm_hybrid.report.curves import Curve
-from dlrm_hybrid.report.paper.gaps import averaged, gap, gaps, smooth
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.types import ConfigError
 

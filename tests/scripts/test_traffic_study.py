@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+import traffic
 from made_runs import make_run, plain_events, told, world_events
 
-from dlrm_hybrid.report import traffic
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.types import ConfigError
 

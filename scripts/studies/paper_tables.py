@@ -1,22 +1,29 @@
-"""The tables of the DCT paper from runs, beside the paper's own figures: pure.
+"""The tables of the DCT paper (Gupta et al., KDD 2021) from runs, beside the paper's own figures.
 
-The runs of a row are its seeds. A row stands in the table of the paper that compresses the same
-thing. The baseline of a run is the one of its seed, with the same data in the same order.
+    python scripts/studies/paper_tables.py FOLDER... --output tables.md
+
+Every complete run below the folders becomes part of a row, of the table that compresses the same
+thing; the runs of a row are its seeds. The baseline of a run is the one of its seed, with the same
+data in the same order, in whatever folder it is.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
+from pathlib import Path
 from statistics import mean
 from typing import final
 
+from paper_numbers import BASELINE, TABLES, TITLES
+from paper_rows import PaperRun, paper_runs
+
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import mean_spread
-from dlrm_hybrid.report.paper.numbers import BASELINE, TABLES, TITLES
-from dlrm_hybrid.report.paper.rows import PaperRun
+from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ConfigError
@@ -141,3 +148,17 @@ def _sent(runs: Sequence[PaperRun]) -> str:
         else "all"
         for shares in zip(*(run.sent for run in runs), strict=True)
     )
+
+
+def main() -> None:
+    """Read the folders of the command line and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    parser.add_argument("--output", type=Path, required=True, help="a Markdown file")
+    arguments = parser.parse_args()
+    text = page(settings(paper_runs(read_runs(arguments.folders))))
+    arguments.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

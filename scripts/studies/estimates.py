@@ -1,26 +1,32 @@
-"""How near estimated thresholds come to the density that was asked for, from runs of each: pure.
+"""How near estimated thresholds come to the density asked for, from runs of several estimators.
 
-Figure 9 of SIDCo (Abdelmoniem et al., MLSys 2021) for this model. Runs with `telemetry.every=1` say
+    python scripts/studies/estimates.py FOLDER... --output estimates.png
+
+Figure 9 of SIDCo (Abdelmoniem et al., MLSys 2021) for this model: a panel for each estimator, k̂ / k
+over steps. Prints medians, ranges and how many steps come near. Runs with `telemetry.every=1` say
 it of every step; points are the mean over all trainers and tensors.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from method_names import estimator_of
 
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
 from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.document import Table
-from dlrm_hybrid.report.methods import estimator_of
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.telemetry import compression
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.telemetry import compression, markdown
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
@@ -159,3 +165,21 @@ def _scale(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_ylim(*SHOWN)
     logarithmic(axes.yaxis)
+
+
+def main() -> None:
+    """Print the table, write the picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    options = parser.parse_args()
+    found = estimates(read_runs(options.folders))
+    axes.save(figure(found), options.output)
+    shown = table(found)
+    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import buildup
 import pytest
 
-from dlrm_hybrid.report import axes, buildup
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.types import ConfigError
 

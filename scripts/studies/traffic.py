@@ -1,15 +1,25 @@
-"""Bytes by class of traffic: one run against others."""
+"""Bytes per sample by class of traffic: a table and a picture of several runs.
+
+    python scripts/studies/traffic.py RUN... --output bytes.png
+
+The first run is what the others are compared with.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.charts import by_part, stacked_twice
 from dlrm_hybrid.report.document import Table
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.tables import bytes_by_class
+from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ConfigError
 
@@ -59,3 +69,22 @@ def _sent(run: Run) -> dict[str, float]:
 
 def _ratio(base: float, num_bytes: float) -> str:
     return f"{base / num_bytes:.1f}" if num_bytes else MISSING
+
+
+def main() -> None:
+    """Print the table, write the picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, of worlds")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    options = parser.parse_args()
+    runs = read_runs(options.runs)
+    names = labels(runs)
+    axes.save(figure(runs, names), options.output)
+    shown = against_first(runs, names)
+    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from dlrm_hybrid.report.paper.numbers import Point, Scores
+from paper_numbers import Point, Scores
+
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.summary import COMPLETE
 

@@ -1,28 +1,36 @@
-"""Thresholds over steps, figures 2 and 5 of the DCT paper, from runs.
+"""Thresholds over steps, figures 2 and 5 of the DCT paper (Gupta et al., KDD 2021), from runs.
+
+    python scripts/studies/thresholds.py --runs RUN... --names gradient.top.1.weight --output f.png
+    python scripts/studies/thresholds.py --runs RUN... --names activation.0 --output f.png
 
 Figure 2 wants runs of `gradient=dct` with `gradient.threshold=exact gradient.lifespan=1
 gradient.renewal=fixed`, so that the threshold of a step is that of its own top-k. Figure 5 wants
 runs of `activation=dct` (solid) and, for each sparsity, one of `activation=none` with
-`activation.observe` (dashed). Points are means over `telemetry.every` steps.
+`activation.observe` (dashed). Points are means over `telemetry.every` steps. Prints how steady the
+thresholds are.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any, final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, drawing, logarithmic, panels
 from dlrm_hybrid.report.charts import Line, draw
 from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, percent
 from dlrm_hybrid.report.palette import Style, style
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ConfigError
@@ -156,3 +164,23 @@ def _steadiness(one: Thresholds) -> tuple[str, ...]:
         usual = quantiles(away, n=100, method="inclusive")[98]
         told = (percent(max(away)), percent(usual))
     return one.name, one.label, digits(one.curve.y[0]), digits(one.curve.y[-1]), *told
+
+
+def main() -> None:
+    """Read the run folders of the command line, write the picture and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", nargs="+", type=Path, required=True, help="run folders")
+    parser.add_argument("--names", nargs="+", required=True, help="of tensors or boundaries")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    arguments = parser.parse_args()
+    runs = read_runs(arguments.runs)
+    found = [thresholds(runs, name) for name in arguments.names]
+    axes.save(figure(found), arguments.output)
+    shown = steadiness([one for panel in found for one in panel])
+    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 from made_runs import make_run, plain_events, world_events
-
-from dlrm_hybrid.report.curves import Curve
-from dlrm_hybrid.report.paper.thresholds import (
+from thresholds import (
     deviations,
     figure,
     steadiness,
     threshold_names,
     thresholds,
 )
+
+from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.types import ConfigError
 

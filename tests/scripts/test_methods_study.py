@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import methods
 import pytest
 
-from dlrm_hybrid.report import axes, family
+from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.types import ConfigError
 
@@ -48,7 +49,7 @@ RUNS = [
 
 
 def test_points_are_methods_at_densities_over_seeds() -> None:
-    found = family.points(RUNS)
+    found = methods.points(RUNS)
     assert [(point.method, round(point.density, 3)) for point in found] == [
         *(("none", 1.0), ("topk", 0.1), ("topk", 0.01), ("dct, sidco", 0.1))
     ]
@@ -60,7 +61,7 @@ def test_points_are_methods_at_densities_over_seeds() -> None:
 
 
 def test_the_table_compares_with_whole_gradients() -> None:
-    table = family.table(family.points(RUNS))
+    table = methods.table(methods.points(RUNS))
     by_row = {row[:2]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     row = by_row["topk", "0.01"]
     assert row["against none, %"] == "+1.50 ± 0.71"
@@ -70,7 +71,7 @@ def test_the_table_compares_with_whole_gradients() -> None:
 
 
 def test_the_picture_has_a_line_for_each_method() -> None:
-    picture = family.figure(family.points(RUNS))
+    picture = methods.figure(methods.points(RUNS))
     names = {text for panel in picture.axes for text in panel.get_legend_handles_labels()[1]}
     assert names == {"topk", "dct, sidco"}
     assert axes.svg(picture).startswith(b"<?xml")
@@ -80,9 +81,9 @@ def test_runs_that_differ_otherwise_are_not_averaged() -> None:
     own = a_run("topk", 0.9, 0, 0.501)
     union = replace(a_run("topk", 0.9, 0, 0.502), folder=Path("union"))
     with pytest.raises(ConfigError, match="union: another run of topk at density 0.1 .* = 0 and"):
-        family.points([*RUNS, union])
+        methods.points([*RUNS, union])
     told = {**own.config, "gradient": {**own.config["gradient"], "aggregation": "union"}}
-    found = family.points([*RUNS, own, replace(union, config=told)])
+    found = methods.points([*RUNS, own, replace(union, config=told)])
     assert [point.gaps[0] for point in found if point.method == "topk, union"] == pytest.approx(
         [0.4]
     )
@@ -90,11 +91,11 @@ def test_runs_that_differ_otherwise_are_not_averaged() -> None:
 
 def test_a_seed_without_whole_gradients_is_named() -> None:
     with pytest.raises(ConfigError, match=r"topk-0\.9-7: no run with gradient=none has .* = 7"):
-        family.points([*RUNS, a_run("topk", 0.9, 7, 0.5)])
+        methods.points([*RUNS, a_run("topk", 0.9, 7, 0.5)])
 
 
 def test_bytes_that_were_not_counted_are_asked_for() -> None:
     run = a_run("topk", 0.9, 0, 0.501)
     run.summary["network"]["by_class"].pop("parameter_pull")
     with pytest.raises(ConfigError, match=r"parameter_pull was not counted"):
-        family.points([run, *RUNS])
+        methods.points([run, *RUNS])

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+import worlds
 
-from dlrm_hybrid.report import worlds
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.types import ConfigError
 
