@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.checksum import ShardChecksums
 from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, NUM_DENSE, RECORD_WORDS
-from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard, ShardChecksums
 
 CLICK_RATE = 0.256  # of Criteo Kaggle
 

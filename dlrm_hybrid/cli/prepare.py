@@ -17,9 +17,8 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data import folder as folders
 from dlrm_hybrid.data.folder import Generated, Raw
-from dlrm_hybrid.data.manifest import Manifest
+from dlrm_hybrid.data.manifest import Manifest, file_xxh3, stamp
 from dlrm_hybrid.data.manifest import read as read_manifest
-from dlrm_hybrid.data.raw_file import file_xxh3, stamp
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
@@ -214,7 +213,7 @@ def _remarks(manifest: Manifest) -> list[str]:
 
 
 def _export(folder: Path, target: Path, terminal: Terminal) -> None:
-    from dlrm_hybrid.data.parquet import export_parquet
+    from dlrm_hybrid.data.shards import export_parquet
 
     shards = open_shards(folder, expected=None)
     rows = shards.manifest.rows

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dlrm_hybrid.data import manifest, raw_file
+from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.format import RECORD_BYTES, VOCABULARY_FOLDER
 from dlrm_hybrid.data.manifest import (
     MANIFEST_FILE,
@@ -190,14 +190,14 @@ def _some(names: Sequence[str]) -> str:
 
 def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
     """The file that was prepared, its stamp among the known ones; None if the bytes are others."""
-    now, before = raw_file.stamp(path), source.stamp
+    now, before = manifest.stamp(path), source.stamp
     if now in (before, *source.copies):
         return source
     if (now.num_bytes, now.sample_xxh3) != (before.num_bytes, before.sample_xxh3):
         return None
     # A copy, or a file that was touched; a change between the sampled pieces looks the same.
     say(f"{path}: copied or touched since it was prepared; comparing its whole content")
-    if raw_file.file_xxh3(path) != source.xxh3:
+    if manifest.file_xxh3(path) != source.xxh3:
         return None
     return replace(source, copies=(now, *source.copies)[:_MOST_COPIES])
 

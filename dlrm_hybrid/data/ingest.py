@@ -1,12 +1,18 @@
 """First stage of prepare: raw files to spilled columns, each byte read and parsed once.
 
 The caller's process reads and decompresses; blocks of text pass to the workers through a ring of
-slots, temporary files that need no shared memory and vanish with their folder.
+slots, temporary files that need no shared memory and vanish with their folder. A kernel decides
+whether a row is good; `read_row`, the slow and obvious reading of one line, explains what the
+kernel refused, and it is an error of this program if the two disagree.
+
+Shapes: R rows, D = 14 words (label, 13 integers), F = 26 categorical features.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,13 +21,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data import reader
-from dlrm_hybrid.data.parser import BadRow, column_name, parse
+from dlrm_hybrid.data.format import (
+    FIRST_DENSE_WORD,
+    FIRST_ID_WORD,
+    MISSING_KEY,
+    NUM_CATEGORICAL,
+    NUM_COLUMNS,
+)
 from dlrm_hybrid.data.spill import Segment, Spill, joined, opened, read_at, write_at
 from dlrm_hybrid.data.workers import Report, Workers
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.kernels.parse import count_lines, fill_log_table, parse_rows
+from dlrm_hybrid.types import DataError, DlrmError
 
 _WINDOW_PER_WORKER = 3
 _QUEUED_PER_WORKER = 2
@@ -192,3 +206,176 @@ class _BadRows:
             )
         if self._file is not None:
             self._file.write(f"{path.name}:{reason}\t".encode() + bad.raw + b"\n")
+
+
+_LOG_TABLE_SIZE = 1 << 14
+_SHOWN_CHARACTERS = 40
+_INTEGER = re.compile(r"-?[0-9]+")
+_MAX_DIGITS = 10
+_KEY = re.compile(r"[0-9a-fA-F]{8}")
+
+
+class RowError(Exception):
+    """A row cannot be read; `column` counts from 1."""
+
+    def __init__(self, column: int, reason: str) -> None:
+        super().__init__(column, reason)
+        self.column = column
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line read slowly: label, integers (missing: 0), keys (missing: `MISSING_KEY`)."""
+
+    label: int
+    integers: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A refused line.
+
+    Attributes:
+        line: within its block, from 0.
+        column: the field at fault, from 1.
+        reason: what is wrong, with the value, escaped and shortened, in one printable line.
+        raw: the line without its newline.
+    """
+
+    line: int
+    column: int
+    reason: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The good rows of a block, and the bad ones.
+
+    Attributes:
+        words_RD: float32, label and log(x + 1) of the integers.
+        keys_FR: uint32, each column contiguous.
+        bad: the first bad rows in line order, as many as were asked for.
+        zero_keys: fields that hold 00000000.
+    """
+
+    words_RD: npt.NDArray[np.float32]
+    keys_FR: npt.NDArray[np.uint32]
+    bad: tuple[BadRow, ...]
+    zero_keys: int
+
+
+def column_name(column: int) -> str:
+    """`label`, `I1` … `I13`, `C1` … `C26` for columns 1 … 40; empty beyond."""
+    if column == 1:
+        return "label"
+    if column <= FIRST_ID_WORD:
+        return f"I{column - FIRST_DENSE_WORD}"
+    return f"C{column - FIRST_ID_WORD}" if column <= NUM_COLUMNS else ""
+
+
+def _shown(value: bytes) -> str:
+    """The value between quotes: escaped, so that it is printable ASCII, and shortened."""
+    text = value[: _SHOWN_CHARACTERS + 1].decode("utf-8", errors="backslashreplace")
+    quoted = ascii(text[:_SHOWN_CHARACTERS]).replace("\\\\x", "\\x")
+    return f"{quoted}…" if len(value) > _SHOWN_CHARACTERS else quoted
+
+
+def _check_bytes(line: bytes) -> None:
+    for column, value in enumerate(line.split(b"\t"), start=1):
+        if b"\0" in value:
+            raise RowError(column, f"NUL byte in {_shown(value)}")
+        try:
+            value.decode("utf-8")
+        except UnicodeDecodeError:
+            raise RowError(column, f"not UTF-8: {_shown(value)}") from None
+
+
+def _check_count(line: bytes, fields: list[bytes]) -> None:
+    if len(fields) == NUM_COLUMNS:
+        return
+    reason = f"{len(fields)} columns instead of {NUM_COLUMNS} in {_shown(line)}"
+    if len(fields) == NUM_COLUMNS - 1:
+        reason += " (rows of Criteo's test.txt have no label and cannot be used; use train.txt)"
+    raise RowError(min(len(fields), NUM_COLUMNS + 1), reason)
+
+
+def _integer(field: bytes, column: int) -> int:
+    if not field:
+        return 0
+    text = field.decode()
+    if not _INTEGER.fullmatch(text):
+        raise RowError(column, f"{_shown(field)} is not an integer")
+    if len(text.lstrip("-")) > _MAX_DIGITS or not -(2**31) <= int(text) < 2**31:
+        raise RowError(column, f"{_shown(field)} is outside 32 bits")
+    return int(text)
+
+
+def _key(field: bytes, column: int) -> int:
+    if not field:
+        return MISSING_KEY
+    text = field.decode()
+    if not _KEY.fullmatch(text):
+        raise RowError(column, f"{_shown(field)} is not eight hexadecimal digits")
+    return int(text, 16)
+
+
+def read_row(line: bytes) -> Row:
+    r"""Read one line with its `\n` or `\r\n`, slowly.
+
+    Raises:
+        RowError: with the first fault of the line.
+    """
+    if not line.endswith(b"\n"):
+        fields = line.count(b"\t") + 1
+        raise RowError(fields, f"the file ends inside this line: {_shown(line)}")
+    line = line[:-1].removesuffix(b"\r")
+    _check_bytes(line)
+    fields = line.split(b"\t")
+    _check_count(line, fields)
+    if fields[0] not in (b"0", b"1"):
+        raise RowError(1, f"label {_shown(fields[0])} is neither 0 nor 1")
+    numbered = list(enumerate(fields, start=1))
+    return Row(
+        label=int(fields[0]),
+        integers=tuple(_integer(field, i) for i, field in numbered[1:FIRST_ID_WORD]),
+        keys=tuple(_key(field, i) for i, field in numbered[FIRST_ID_WORD:]),
+    )
+
+
+def _explain(line: bytes, number: int) -> BadRow:
+    try:
+        read_row(line)
+    except RowError as fault:
+        return BadRow(number, fault.column, fault.reason, line.removesuffix(b"\n"))
+    raise DlrmError(f"internal error: the parser refused a good row: {_shown(line)}")
+
+
+@functools.cache
+def _log_table() -> npt.NDArray[np.float32]:
+    table = np.empty(_LOG_TABLE_SIZE, np.float32)
+    fill_log_table(table)
+    return table
+
+
+def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> Columns:
+    """Parse a block of lines; a last line without newline is a bad row.
+
+    Args:
+        text: uint8, contiguous and writable (one compiled kernel serves all).
+        max_bad_rows: how many bad rows to explain; the others are only left out.
+    """
+    lines, end = count_lines(text)
+    words_LD = np.empty((lines, FIRST_ID_WORD), np.float32)
+    keys_FL = np.empty((NUM_CATEGORICAL, lines), np.uint32)
+    bad_L3 = np.empty((lines, 3), np.int64)
+    rows, num_bad, zero_keys = parse_rows(text[:end], _log_table(), words_LD, keys_FL, bad_L3)
+    bad = [
+        _explain(text[start:end].tobytes(), line)
+        for start, end, line in bad_L3[: min(num_bad, max_bad_rows)].tolist()
+    ]
+    if end < text.size:
+        bad.append(_explain(text[end:].tobytes(), lines))
+    return Columns(words_LD[:rows], keys_FL[:, :rows], tuple(bad[:max_bad_rows]), zero_keys)

@@ -1,4 +1,7 @@
-"""What a folder of shards says about itself: `manifest.json`, written last."""
+"""`manifest.json`: what a folder of shards says about itself and the raw files it was made from.
+
+Shapes: R rows, W = 40 words of a record.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
+import numpy as np
+import numpy.typing as npt
+import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL
+from dlrm_hybrid.durable import content
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
 UNFINISHED_FILE = "manifest.new"  # left where its writer was killed
 FORMAT: Final = 2
 MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of block checksums
+Words = npt.NDArray[np.uint32]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Xxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _BlockXxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -217,3 +225,87 @@ def _contradiction(manifest: Manifest) -> str | None:
         if len(day.blocks) != -(-day.rows // BLOCK_ROWS):
             return f"days.{number}.blocks: {len(day.blocks)} checksums for {day.rows} rows"
     return None
+
+
+_EDGE_BYTES = 1 << 20
+_PIECES = 16
+_PIECE_BYTES = 1 << 16
+
+
+class ShardChecksums:
+    """Adds up the checksums of a shard while its rows are written."""
+
+    def __init__(self) -> None:
+        self._file = xxhash.xxh3_128()
+        self._block = xxhash.xxh3_64()
+        self._blocks: list[str] = []
+        self._rows = 0
+
+    def update(self, records_RW: Words) -> None:
+        """The next rows of the shard; the array is contiguous."""
+        self._file.update(records_RW.data)
+        while len(records_RW):
+            head_RW = records_RW[: BLOCK_ROWS - self._rows % BLOCK_ROWS]
+            self._block.update(head_RW.data)
+            self._rows += len(head_RW)
+            records_RW = records_RW[len(head_RW) :]
+            if self._rows % BLOCK_ROWS == 0:
+                self._end_block()
+
+    def shard(self, file: str, clicks: int) -> Shard:
+        """What the manifest says of the shard; call it once, after the last rows."""
+        if self._rows % BLOCK_ROWS:
+            self._end_block()
+        return Shard(
+            file=file,
+            rows=self._rows,
+            clicks=clicks,
+            xxh3=self._file.hexdigest(),
+            blocks=tuple(self._blocks),
+        )
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._block.hexdigest())
+        self._block.reset()
+
+
+def stamp(path: Path) -> FileStamp:
+    """What tells a raw file from another one without reading all of it.
+
+    Raises:
+        DataError: it is missing, not a regular file or cannot be read.
+    """
+    if not path.is_file():
+        what = "not a regular file" if path.exists() else "no such file"
+        raise DataError(f"{path}: {what} (data.raw)")
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest = xxhash.xxh3_128(file.read(_EDGE_BYTES))
+            for piece in range(1, _PIECES + 1):
+                file.seek(status.st_size * piece // (_PIECES + 1))
+                digest.update(file.read(_PIECE_BYTES))
+            file.seek(max(0, status.st_size - _EDGE_BYTES))
+            digest.update(file.read(_EDGE_BYTES))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
+    return FileStamp(
+        name=path.name,
+        num_bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+        sample_xxh3=digest.hexdigest(),
+    )
+
+
+def file_xxh3(path: Path) -> str:
+    """The xxh3-128 of all bytes of a raw file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return content(path).xxh3
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error

@@ -21,8 +21,8 @@ import xxhash
 
 from dlrm_hybrid.data import curves
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
+from dlrm_hybrid.data.manifest import stamp
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
-from dlrm_hybrid.data.raw_file import stamp
 from dlrm_hybrid.data.reader import Block, blocks
 from dlrm_hybrid.types import DataError
 

@@ -4,26 +4,52 @@
 
 Everything is made in `<output>.partial` and renamed at the end; the manifest is the last file. The
 result depends on the raw bytes and `Semantics` only, on no block size and no number of processes.
+
+Shapes: R rows of a piece, W = 40 words of a record.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
-from dlrm_hybrid.data import folder, manifest, raw_file, reader
-from dlrm_hybrid.data.assemble import assemble_days
+from dlrm_hybrid.data import folder, manifest, reader
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, RECORD_BYTES
+from dlrm_hybrid.data.format import (
+    FIRST_ID_WORD,
+    NUM_CATEGORICAL,
+    RECORD_BYTES,
+    RECORD_WORDS,
+)
 from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
-from dlrm_hybrid.data.manifest import FileStamp, Manifest, Semantics, SourceFile
-from dlrm_hybrid.data.spill import cut
+from dlrm_hybrid.data.manifest import (
+    FileStamp,
+    Manifest,
+    Semantics,
+    Shard,
+    ShardChecksums,
+    SourceFile,
+)
+from dlrm_hybrid.data.spill import (
+    WORD_BYTES,
+    Segment,
+    Spill,
+    cut,
+    opened,
+    pieces,
+    read_at,
+    write_at,
+)
 from dlrm_hybrid.data.vocabulary import number_columns, shares_id
-from dlrm_hybrid.data.workers import Workers
+from dlrm_hybrid.data.workers import Report, Workers
+from dlrm_hybrid.kernels.assemble import interleave
 from dlrm_hybrid.types import ConfigError, DataError
 
 _SPILL_AND_SHARD_BYTES = 2 * RECORD_BYTES
@@ -90,7 +116,7 @@ def _make(
         path = partial.folder / raw.name
         raw.write(path)
         raw = (path,)
-    stamps = [raw_file.stamp(path) for path in raw]
+    stamps = [manifest.stamp(path) for path in raw]
     folder.check_space(partial.result, _needed_bytes(raw, stamps))
     with Workers(options.processes) as workers:
         ingested = _parse(raw, stamps, partial, options, workers, progress)
@@ -170,7 +196,7 @@ def _parse(
     ingested = ingest(raw, partial.spill, options.block_bytes, policy, workers, on_bytes)
     on_bytes(total)
     for path, before in zip(raw, stamps, strict=True):
-        if (now := raw_file.stamp(path)) != before:
+        if (now := manifest.stamp(path)) != before:
             sizes = f"{before.num_bytes} bytes at first, {now.num_bytes} at the end"
             raise DataError(f"{path}: changed while it was read: {sizes} (data.raw)")
     return ingested
@@ -205,3 +231,57 @@ def _counter(progress: Progress, stage: str, total: int) -> Callable[[int], None
 
     report(0)
     return report
+
+
+_PIECE_ROWS = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One day: its rows in the spill, and the file to write."""
+
+    spill: Spill
+    segments: tuple[Segment, ...]
+    shard: Path
+
+
+def assemble_days(
+    spill: Spill,
+    folder: Path,
+    days: Sequence[tuple[Segment, ...]],
+    workers: Workers,
+    report: Report,
+) -> list[Shard]:
+    """Write `folder/day_0.bin` …, one task each: its checksum runs with the writing."""
+    tasks = [
+        ShardTask(spill, segments, folder / f"day_{day}.bin") for day, segments in enumerate(days)
+    ]
+    return list(workers.run(assemble, tasks, report, window=len(tasks), queued=1))
+
+
+def assemble(task: ShardTask, report: Report) -> Shard:
+    """Write the records of one day and flush them to the disk."""
+    words = np.empty((_PIECE_ROWS, FIRST_ID_WORD), np.uint32)
+    ids = np.empty((NUM_CATEGORICAL, _PIECE_ROWS), np.uint32)
+    records = np.empty((_PIECE_ROWS, RECORD_WORDS), np.uint32)
+    checksums = ShardChecksums()
+    rows = clicks = 0
+    with ExitStack() as stack:
+        columns = [
+            stack.enter_context(opened(task.spill.column(column), os.O_RDONLY))
+            for column in range(NUM_CATEGORICAL)
+        ]
+        words_fd = stack.enter_context(opened(task.spill.words, os.O_RDONLY))
+        shard_fd = stack.enter_context(opened(task.shard, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        for piece in pieces(task.segments, _PIECE_ROWS):
+            read_at(words_fd, words[: piece.rows], piece.first * FIRST_ID_WORD * WORD_BYTES)
+            for column, fd in enumerate(columns):
+                read_at(fd, ids[column, : piece.rows], piece.first * WORD_BYTES)
+            records_RW = records[: piece.rows]
+            clicks += interleave(words, ids, records_RW)
+            write_at(shard_fd, records_RW, rows * RECORD_BYTES)
+            checksums.update(records_RW)
+            rows += piece.rows
+            report(piece.rows)
+        os.fsync(shard_fd)
+    return checksums.shard(task.shard.name, clicks)

@@ -1,37 +1,46 @@
-"""A folder of prepared rows, opened for reading: checked, mapped, addressed by row.
+"""A folder of prepared rows, opened for reading: checked, mapped, addressed by row, exported.
 
-Rows of all days count through, day after day. Shapes: R rows, W = 40 words of a record.
+Rows of all days count through, day after day. Shapes: R rows, W = 40 words of a record,
+F = 26 categorical features.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data import checksum
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.format import (
     BLOCK_ROWS,
+    FIRST_DENSE_WORD,
+    FIRST_ID_WORD,
     NUM_CATEGORICAL,
+    NUM_DENSE,
     RECORD_BYTES,
     RECORD_WORDS,
     VOCABULARY_FOLDER,
 )
-from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
-from dlrm_hybrid.data.order import permutation
-from dlrm_hybrid.types import ConfigError, DataError
-
-Words = npt.NDArray[np.uint32]
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard, Words
+from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 
 SAMPLED_BLOCKS = 32
 DAMAGED = "the file was damaged or changed: prepare the rows again"
+_ONE = np.float32(1).view(np.uint32)
+# In the order of a record's words. A dense column holds log(x + 1), not x: its name says so.
+COLUMNS = (
+    "label",
+    *(f"I{i}_log1p" for i in range(1, NUM_DENSE + 1)),
+    *(f"C{i}" for i in range(1, NUM_CATEGORICAL + 1)),
+)
+ROW_GROUP_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +125,38 @@ class Shards:
         for row in rows:
             day = bisect_right(self.borders, row) - 1
             at = row - self.borders[day]
-            found = checksum.fault(self.days_RW[day][at : at + 1], self.table_rows)
+            found = _first_fault(self.days_RW[day][at : at + 1], self.table_rows)
             if found is not None:
                 path = self.folder / self.manifest.days[day].file
                 return DataError(f"{path}: row {at:,} (counted from 0): {found[1]}; {DAMAGED}")
         return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
+
+
+def _first_fault(records_RW: Words, table_rows: Sequence[int]) -> tuple[int, str] | None:
+    """The first row that no model can be trained on, and why; None if all are fine.
+
+    Args:
+        records_RW: uint32, rows of a shard.
+        table_rows: of each embedding table.
+    """
+    label_R = records_RW[:, 0]
+    dense_RI = records_RW[:, FIRST_DENSE_WORD:FIRST_ID_WORD].view(np.float32)
+    wrong_RW = np.zeros(records_RW.shape, np.bool_)
+    wrong_RW[:, 0] = (label_R != 0) & (label_R != _ONE)
+    wrong_RW[:, FIRST_DENSE_WORD:FIRST_ID_WORD] = ~np.isfinite(dense_RI)
+    ids_RF = records_RW[:, FIRST_ID_WORD:]
+    wrong_RW[:, FIRST_ID_WORD:] = ids_RF >= np.array(table_rows, np.uint32)
+    places = np.argwhere(wrong_RW)
+    if not len(places):
+        return None
+    row, word = (int(index) for index in places[0])
+    value = records_RW[row, word]
+    if word == 0:
+        return row, f"label {value.view(np.float32):g} is neither 0 nor 1"
+    if word < FIRST_ID_WORD:
+        return row, f"I{word} is {value.view(np.float32):g}"
+    column = word - FIRST_ID_WORD
+    return row, f"C{column + 1} is {value}, its table has {table_rows[column]} rows"
 
 
 def open_shards(folder: Path, expected: Semantics | None) -> Shards:
@@ -147,8 +183,9 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         for day, shard in enumerate(manifest.days)
         for block in range(len(shard.blocks))
     ]
-    seed = int.from_bytes(os.urandom(8))  # others each time: damage is found sooner or later
-    for index in np.sort(permutation(seed, len(blocks))[:SAMPLED_BLOCKS]):
+    # Others each time: damage is found sooner or later.
+    sampled = np.random.default_rng().permutation(len(blocks))[:SAMPLED_BLOCKS]
+    for index in np.sort(sampled):
         day, block = blocks[int(index)]
         _check_block(shards, day, block)
     return shards
@@ -169,7 +206,7 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
         whole, clicks = xxhash.xxh3_128(), 0
         for block in range(len(shard.blocks)):
             records_RW = _check_block(shards, day, block)
-            if (found := checksum.fault(records_RW, shards.table_rows)) is not None:
+            if (found := _first_fault(records_RW, shards.table_rows)) is not None:
                 first = shards.borders[day] + block * BLOCK_ROWS
                 raise shards.fault([first + found[0]])
             whole.update(records_RW.data)
@@ -186,7 +223,7 @@ def _check_block(shards: Shards, day: int, block: int) -> Words:
     first = block * BLOCK_ROWS
     records_RW = shards.days_RW[day][first : first + BLOCK_ROWS]
     shard = shards.manifest.days[day]
-    if checksum.block_xxh3(records_RW) != shard.blocks[block]:
+    if xxhash.xxh3_64_hexdigest(records_RW.data) != shard.blocks[block]:
         raise DataError(
             f"{shards.folder / shard.file}: rows {first:,} to {first + len(records_RW) - 1:,} "
             f"(counted from 0): checksum differs from manifest.json; {DAMAGED}"
@@ -237,3 +274,70 @@ def _map(path: Path, rows: int) -> Words:
     if rows == 0:  # an empty file cannot be mapped
         return np.empty((0, RECORD_WORDS), np.uint32)
     return np.asarray(np.memmap(path, np.uint32, mode="r", shape=(rows, RECORD_WORDS)))
+
+
+def export_parquet(
+    shards: Shards, folder: Path, progress: Callable[[int], None]
+) -> tuple[Path, ...]:
+    """Write `day_0.parquet`, … with the columns label (int8), I1_log1p … (float32), C1 … (int32).
+
+    C1 … C26 are row numbers of the embedding tables. Files of the same names are replaced, each
+    only once the new one is whole; memory holds one row group, whatever the number of rows.
+
+    Args:
+        shards: what to write.
+        folder: made if it is not there.
+        progress: called with the rows written so far, after every row group.
+
+    Returns:
+        The files, in the order of the days.
+
+    Raises:
+        ResourceError: pyarrow is not installed, or the folder cannot be written.
+    """
+    pyarrow = _pyarrow()
+    paths = tuple(folder / f"day_{day}.parquet" for day in range(len(shards.days_RW)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, records_RW, before in zip(paths, shards.days_RW, shards.borders, strict=False):
+            _write_day(pyarrow, path, records_RW, before, progress)
+    except OSError as error:
+        raise ResourceError(f"{folder}: cannot write Parquet: {error}") from error
+    return paths
+
+
+def _pyarrow() -> ModuleType:
+    try:
+        import_module("pyarrow.parquet")
+        return import_module("pyarrow")
+    except ImportError:
+        raise ResourceError(
+            "Parquet needs pyarrow, which is not installed: pip install 'dlrm-hybrid[parquet]'"
+        ) from None
+
+
+def _write_day(
+    pyarrow: ModuleType, path: Path, records_RW: Words, before: int, progress: Callable[[int], None]
+) -> None:
+    partial = path.with_suffix(".parquet.partial")
+    schema = _table(pyarrow, records_RW[:0]).schema
+    try:
+        with pyarrow.parquet.ParquetWriter(partial, schema, compression="zstd") as file:
+            for start in range(0, len(records_RW), ROW_GROUP_ROWS):
+                group_RW = records_RW[start : start + ROW_GROUP_ROWS]
+                file.write_table(_table(pyarrow, group_RW), row_group_size=ROW_GROUP_ROWS)
+                progress(before + start + len(group_RW))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _table(pyarrow: ModuleType, records_RW: Words) -> Any:
+    floats_RW, integers_RW = records_RW.view(np.float32), records_RW.view(np.int32)
+    stored = [
+        floats_RW[:, 0].astype(np.int8),
+        *(floats_RW[:, word].copy() for word in range(FIRST_DENSE_WORD, FIRST_ID_WORD)),
+        *(integers_RW[:, FIRST_ID_WORD + f].copy() for f in range(NUM_CATEGORICAL)),
+    ]
+    columns: list[Any] = [pyarrow.array(array) for array in stored]
+    return pyarrow.table(columns, names=COLUMNS)

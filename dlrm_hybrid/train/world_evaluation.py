@@ -9,8 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.data.batch import Batch
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
+from dlrm_hybrid.data.format import NUM_CATEGORICAL, Batch
 from dlrm_hybrid.parallel.control import Topic
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.effects import Lookup

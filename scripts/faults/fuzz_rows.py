@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from fuzz_told import Told
 
-from dlrm_hybrid.data.parser import parse
+from dlrm_hybrid.data.ingest import parse
 from dlrm_hybrid.data.synthetic import encode, row_key, tables_of
 from dlrm_hybrid.run.assembly import build
 

@@ -8,9 +8,8 @@ import numpy as np
 import xxhash
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.checksum import ShardChecksums
 from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, RECORD_WORDS, VOCABULARY_FOLDER
-from dlrm_hybrid.data.manifest import Manifest, Semantics
+from dlrm_hybrid.data.manifest import Manifest, Semantics, ShardChecksums
 
 SEMANTICS = Semantics(
     days=3,

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_folder import write_folder
 
-from dlrm_hybrid.data.loader import START, Loader, LoaderState, sequential_batches
-from dlrm_hybrid.data.order import permutation
+from dlrm_hybrid.data.loader import START, Loader, LoaderState, permutation, sequential_batches
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.types import ConfigError, DataError
 

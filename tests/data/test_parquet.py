@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from shard_folder import write_folder
 
-from dlrm_hybrid.data import parquet
-from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.data import shards as shards_module
+from dlrm_hybrid.data.shards import export_parquet, open_shards
 from dlrm_hybrid.types import ResourceError
 
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra dlrm-hybrid[parquet] is missing")
 
 
 def test_files_hold_every_row_under_names_that_say_what_is_stored(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr(shards_module, "ROW_GROUP_ROWS", 4)
     records = write_folder(tmp_path / "shards", [9, 0, 5])
     shards = open_shards(tmp_path / "shards", None)
     written = []
-    paths = parquet.export_parquet(shards, tmp_path / "out" / "parquet", written.append)
+    paths = export_parquet(shards, tmp_path / "out" / "parquet", written.append)
     assert [path.name for path in paths] == ["day_0.parquet", "day_1.parquet", "day_2.parquet"]
     assert sorted((tmp_path / "out" / "parquet").iterdir()) == list(paths)
     assert written == [4, 8, 9, 13, 14]
@@ -41,21 +41,21 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     write_folder(tmp_path, [1, 1, 1])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ResourceError, match=r"pip install 'dlrm-hybrid\[parquet\]'"):
-        parquet.export_parquet(open_shards(tmp_path, None), tmp_path / "out", lambda rows: None)
+        export_parquet(open_shards(tmp_path, None), tmp_path / "out", lambda rows: None)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_broken_write_leaves_the_old_file(tmp_path):
     write_folder(tmp_path / "shards", [3, 1, 1])
     shards = open_shards(tmp_path / "shards", None)
-    first, *_ = parquet.export_parquet(shards, tmp_path, lambda rows: None)
+    first, *_ = export_parquet(shards, tmp_path, lambda rows: None)
     before = first.read_bytes()
 
     def fail(rows):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        parquet.export_parquet(shards, tmp_path, fail)
+        export_parquet(shards, tmp_path, fail)
     assert first.read_bytes() == before
     assert not list(tmp_path.glob("*.partial"))
 
@@ -65,4 +65,4 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     shards = open_shards(tmp_path / "shards", None)
     with pytest.raises(ResourceError, match="file"):
-        parquet.export_parquet(shards, tmp_path / "file", lambda rows: None)
+        export_parquet(shards, tmp_path / "file", lambda rows: None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.data.parser import Columns, RowError, column_name, parse, read_row
+from dlrm_hybrid.data.ingest import Columns, RowError, column_name, parse, read_row
 from dlrm_hybrid.types import DlrmError
 
 GOOD = b"1\t" + b"\t".join([b"5"] * 13) + b"\t" + b"\t".join([b"0000abcd"] * 26) + b"\n"
@@ -168,7 +168,7 @@ def test_a_good_row_refused_by_the_kernel_is_an_internal_error(
         rest[-1][0] = (0, text.size, 0)
         return 0, 1, 0
 
-    monkeypatch.setattr("dlrm_hybrid.data.parser.parse_rows", refuse_all)
+    monkeypatch.setattr("dlrm_hybrid.data.ingest.parse_rows", refuse_all)
     with pytest.raises(DlrmError, match="internal error"):
         read(GOOD)
 

@@ -12,7 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.data import raw_file, reader
+from dlrm_hybrid.data import reader
+from dlrm_hybrid.data.manifest import stamp
 from dlrm_hybrid.types import DataError
 
 TEXT = b"".join(b"line %d of some length\n" % number for number in range(5000))
@@ -169,21 +170,21 @@ def test_an_endless_line_stops_early(tmp_path: Path, block_bytes: int) -> None:
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent.txt: no such file \(data.raw\)"):
-        raw_file.stamp(tmp_path / "absent.txt")
+        stamp(tmp_path / "absent.txt")
     with pytest.raises(DataError, match="not a regular file"):
-        raw_file.stamp(tmp_path)
+        stamp(tmp_path)
 
 
 def test_a_description_sees_edges_pieces_and_the_size(tmp_path: Path) -> None:
     path = tmp_path / "raw.txt"
     path.write_bytes(bytes(3 << 20))
-    first = raw_file.stamp(path)
+    first = stamp(path)
     assert (first.name, first.num_bytes) == ("raw.txt", 3 << 20)
     for at in (0, (3 << 20) * 10 // 17, (3 << 20) - 1):
         changed = bytearray(3 << 20)
         changed[at] = 1
         path.write_bytes(changed)
-        assert raw_file.stamp(path).sample_xxh3 != first.sample_xxh3
+        assert stamp(path).sample_xxh3 != first.sample_xxh3
 
 
 @CODECS
