@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.parallel.master import copy_into
+from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT, counted
 
 PREFIX = "trainer."

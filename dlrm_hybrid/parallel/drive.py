@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
-from dlrm_hybrid.parallel.tables import OwnTables
+from dlrm_hybrid.parallel.tables.shared import OwnTables
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.tables import WorldTables
+from dlrm_hybrid.parallel.tables.shared import WorldTables
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError
 from dlrm_hybrid.wire.frame import Frame

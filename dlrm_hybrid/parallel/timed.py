@@ -14,7 +14,7 @@ from dlrm_hybrid.compress.activation.report import BoundaryReport
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, TensorReport
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.parallel.client import Client, Pushing
+from dlrm_hybrid.parallel.dense.client import Client, Pushing
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.wire.frame import Frame

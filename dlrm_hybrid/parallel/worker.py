@@ -27,8 +27,8 @@ from torch import Tensor
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.model.schedule import Schedule
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.client import Client
-from dlrm_hybrid.parallel.collectives import CollectiveClient
+from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
+from dlrm_hybrid.parallel.dense.client import Client
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
 from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.schedule import Op

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
-from dlrm_hybrid.parallel.control import (
+from dlrm_hybrid.parallel.messages import (
     Topic,
     control,
     num_bytes,

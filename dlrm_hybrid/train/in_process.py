@@ -16,11 +16,11 @@ from dlrm_hybrid.data.format import Batch
 from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.schedule import Schedule
-from dlrm_hybrid.parallel.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Effect
 from dlrm_hybrid.parallel.in_process import InProcessWorld
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
 from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged

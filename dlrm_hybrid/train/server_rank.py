@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.model.pieces import whole
-from dlrm_hybrid.parallel.control import Topic, control, num_bytes, values_of
+from dlrm_hybrid.parallel.dense.server import ParameterServer
+from dlrm_hybrid.parallel.dense.service import Handle
+from dlrm_hybrid.parallel.messages import Topic, control, num_bytes, values_of
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
-from dlrm_hybrid.parallel.service import Handle
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase

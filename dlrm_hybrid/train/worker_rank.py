@@ -16,10 +16,10 @@ from torch import Tensor
 from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.model.schedule import Schedule
-from dlrm_hybrid.parallel.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.control import Topic
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.drive import Surroundings
+from dlrm_hybrid.parallel.messages import Topic
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import Worker, train_step
 from dlrm_hybrid.telemetry.meter import Interval

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, Batch
-from dlrm_hybrid.parallel.control import Topic
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.effects import Lookup
+from dlrm_hybrid.parallel.messages import Topic
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import Worker, evaluate_batch
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores

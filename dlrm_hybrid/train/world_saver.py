@@ -19,7 +19,7 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
 from dlrm_hybrid.checkpoint.two_phase import Shard
-from dlrm_hybrid.parallel.control import Topic
+from dlrm_hybrid.parallel.messages import Topic
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import WAIT_SECONDS, Commits

@@ -10,7 +10,7 @@ from dlrm_hybrid.model.embedding_codecs import Rounding
 from dlrm_hybrid.model.sharding_options import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
-from dlrm_hybrid.parallel.tables import OwnTables, SharedDistinctTables
+from dlrm_hybrid.parallel.tables.shared import OwnTables, SharedDistinctTables
 from dlrm_hybrid.types import DlrmError
 
 STEPS = 60

@@ -11,12 +11,12 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec, layout_of
 from dlrm_hybrid.model.optimizer import DenseOptimizer, Sgd
 from dlrm_hybrid.model.schedule import Linear
-from dlrm_hybrid.parallel.client import Client, ServerClient
-from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.dense.client import Client, ServerClient
+from dlrm_hybrid.parallel.dense.master import Learning
+from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
-from dlrm_hybrid.parallel.policy import Policy
-from dlrm_hybrid.parallel.server_options import ClientOptions, ServerOptions
+from dlrm_hybrid.parallel.sync.policy import Policy
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, decode, encode

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from dlrm_hybrid.model.optimizer import Momentum, Sgd, init_state
 from dlrm_hybrid.model.schedule import Constant
-from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.master import Learning
+from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Receive
-from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
-from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.server_options import ClientOptions, ServerOptions
+from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DivergedError, DlrmError

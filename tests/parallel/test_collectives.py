@@ -16,7 +16,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, Feedback
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
-from dlrm_hybrid.parallel.collectives import CollectiveClient, CollectiveServer
+from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient, CollectiveServer
 from dlrm_hybrid.parallel.effects import Effect, Receive
 from dlrm_hybrid.parallel.outgoing import Send
 from dlrm_hybrid.parallel.topology import Topology, lay_out

@@ -35,10 +35,10 @@ from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.schedule import Constant
-from dlrm_hybrid.parallel.master import Learning, Master
+from dlrm_hybrid.parallel.dense.master import Learning, Master
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.published import SUFFIX
+from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section

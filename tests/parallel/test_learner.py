@@ -13,7 +13,7 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.parallel.policy import Sync
+from dlrm_hybrid.parallel.sync.policy import Sync
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Encoding
 

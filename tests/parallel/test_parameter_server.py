@@ -21,10 +21,10 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
-from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.server_options import ServerOptions
-from dlrm_hybrid.parallel.service import goodbye, serve
+from dlrm_hybrid.parallel.dense.options import ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
+from dlrm_hybrid.parallel.dense.service import goodbye, serve
+from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.server import MakeVersion, Push, SendVersion, State, start, step
+from dlrm_hybrid.parallel.sync.lockstep import MakeVersion, Push, SendVersion, State, start, step
+from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
 from dlrm_hybrid.types import ConfigError, DlrmError
 
 policies = st.one_of(st.just(Sync()), st.builds(Bounded, st.integers(1, 4)))

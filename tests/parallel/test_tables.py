@@ -10,7 +10,7 @@ from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
-from dlrm_hybrid.parallel.tables import SharedDistinctTables, SharedTables
+from dlrm_hybrid.parallel.tables.shared import SharedDistinctTables, SharedTables
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(4, 1), table_rows=(3, 50, 1, 17))
 ROWS_T = (6, 0, 11)

@@ -30,8 +30,8 @@ from dlrm_hybrid.model.partition import Partition, possible_cuts
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import Trainer, predict
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
-from dlrm_hybrid.parallel.policy import Bounded
 from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.sync.policy import Bounded
 from dlrm_hybrid.parallel.worker import EVALUATION, StepOutcome, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import ConfigError, DlrmError

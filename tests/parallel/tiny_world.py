@@ -20,15 +20,15 @@ from dlrm_hybrid.model.partition import Partition
 from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.client import LocalClient, ServerClient
-from dlrm_hybrid.parallel.collectives import CollectiveClient
+from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.master import Learning
+from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
-from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
-from dlrm_hybrid.parallel.policy import Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.server_options import ClientOptions, ServerOptions
 from dlrm_hybrid.parallel.stage import Inputs
+from dlrm_hybrid.parallel.sync.policy import Policy, Sync
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock

@@ -11,7 +11,7 @@ from world_runs import Train, curve, summary
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.parallel.sections import split_digest
+from dlrm_hybrid.parallel.dense.sections import split_digest
 from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.parallel.worker import EVALUATION
 from dlrm_hybrid.run.assembly import build

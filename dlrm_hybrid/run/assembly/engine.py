@@ -12,7 +12,7 @@ from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.in_process import InProcessWorld
-from dlrm_hybrid.parallel.tables import SharedDistinctTables, SharedTables, WorldTables
+from dlrm_hybrid.parallel.tables.shared import SharedDistinctTables, SharedTables, WorldTables
 from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import server as build_server

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.initialise import draw_dense
-from dlrm_hybrid.parallel.collectives import CollectiveServer
-from dlrm_hybrid.parallel.parameter_server import ParameterServer
-from dlrm_hybrid.parallel.server_options import ServerOptions
-from dlrm_hybrid.parallel.service import Handle
+from dlrm_hybrid.parallel.collectives.reduce import CollectiveServer
+from dlrm_hybrid.parallel.dense.options import ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
+from dlrm_hybrid.parallel.dense.service import Handle
 from dlrm_hybrid.run.assembly import activations as build_compress
 from dlrm_hybrid.run.assembly import gradient as build_gradient
 from dlrm_hybrid.run.assembly import world as build_world

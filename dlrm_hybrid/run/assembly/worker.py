@@ -22,7 +22,7 @@ from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.parallel.drive import Surroundings
-from dlrm_hybrid.parallel.tables import OwnTables
+from dlrm_hybrid.parallel.tables.shared import OwnTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import MAILBOX_CAPACITY, test_part

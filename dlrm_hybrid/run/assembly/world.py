@@ -15,14 +15,14 @@ from dlrm_hybrid.model.partition import Partition
 from dlrm_hybrid.model.schedule import Constant
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.client import Client, LocalClient, ServerClient
-from dlrm_hybrid.parallel.collectives import CollectiveClient
+from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.master import Learning
+from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.master import Learning
+from dlrm_hybrid.parallel.dense.options import ClientOptions
 from dlrm_hybrid.parallel.outgoing import Send
-from dlrm_hybrid.parallel.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.server_options import ClientOptions
+from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
 from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.config.identity import same_versions
-from dlrm_hybrid.parallel.published import SUFFIX
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 
 
 def dense_values(

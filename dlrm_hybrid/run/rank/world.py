@@ -19,7 +19,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.parallel.service import goodbye, serve
+from dlrm_hybrid.parallel.dense.service import goodbye, serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.update import Update, decode
 from dlrm_hybrid.kernels.scatter import put
-from dlrm_hybrid.parallel.aggregate import Aggregate, Array, Int32s, Mean
+from dlrm_hybrid.parallel.dense.aggregate import Aggregate, Array, Int32s, Mean
+from dlrm_hybrid.parallel.dense.master import Learning, Master
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX, Published
+from dlrm_hybrid.parallel.dense.sections import check_tensors, digest_of, unit_bytes
 from dlrm_hybrid.parallel.finite import check_finite
-from dlrm_hybrid.parallel.master import Learning, Master
-from dlrm_hybrid.parallel.published import SUFFIX, Published
-from dlrm_hybrid.parallel.sections import check_tensors, digest_of, unit_bytes
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.wire.dense import dense

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections, reduce
-from dlrm_hybrid.parallel import rounds
+from dlrm_hybrid.parallel.collectives import rounds
+from dlrm_hybrid.parallel.collectives.rounds import Agree, Propose
+from dlrm_hybrid.parallel.dense.service import Handle
 from dlrm_hybrid.parallel.effects import Effect, Receive
 from dlrm_hybrid.parallel.outgoing import Outgoing, Send
-from dlrm_hybrid.parallel.rounds import Agree, Propose
-from dlrm_hybrid.parallel.service import Handle
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlrm_hybrid.parallel.master import Learning
-from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.dense.master import Learning
+from dlrm_hybrid.parallel.sync.policy import Policy
 from dlrm_hybrid.wire.section import Dtype
 
 

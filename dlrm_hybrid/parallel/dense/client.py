@@ -10,20 +10,20 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.update import Destination, decode
-from dlrm_hybrid.parallel.effects import Receive
-from dlrm_hybrid.parallel.finite import check_finite
-from dlrm_hybrid.parallel.learner import Learner, holds_means
-from dlrm_hybrid.parallel.master import Learning, Master, copy_into
-from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.published import SUFFIX, adds
-from dlrm_hybrid.parallel.sections import (
+from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
+from dlrm_hybrid.parallel.dense.master import Learning, Master, copy_into
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
+from dlrm_hybrid.parallel.dense.options import ClientOptions
+from dlrm_hybrid.parallel.dense.sections import (
     check_tensors,
     digest_of,
     flat_views,
     split_digest,
     unit_bytes,
 )
-from dlrm_hybrid.parallel.server_options import ClientOptions
+from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.parallel.finite import check_finite
+from dlrm_hybrid.parallel.outgoing import Outgoing
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dlrm_hybrid.parallel.policy import Policy
+from dlrm_hybrid.parallel.sync.policy import Policy
 from dlrm_hybrid.types import DlrmError
 
 

@@ -13,13 +13,13 @@ from typing import final
 from torch import Tensor
 
 from dlrm_hybrid.compress.update import Update
-from dlrm_hybrid.parallel import server
-from dlrm_hybrid.parallel.master import Learning, copy_into
+from dlrm_hybrid.parallel.dense.bucket import Keeping, Unit
+from dlrm_hybrid.parallel.dense.master import Learning, copy_into
+from dlrm_hybrid.parallel.dense.options import ServerOptions
+from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.sections import digest_section
-from dlrm_hybrid.parallel.server_options import ServerOptions
+from dlrm_hybrid.parallel.sync import lockstep as server
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
-from dlrm_hybrid.parallel.unit import Keeping, Unit
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import DlrmError

@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.parallel.master import Learning, Master, copy_into
+from dlrm_hybrid.parallel.dense.master import Learning, Master, copy_into
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of

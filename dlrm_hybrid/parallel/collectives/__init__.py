@@ -1,0 +1,1 @@
+"""Rounds in which trainers reduce something through a server before they push."""

@@ -1,0 +1,1 @@
+"""When versions of weights are made, and which of them a step is computed with."""

@@ -1,0 +1,1 @@
+"""Embedding tables: who answers the lookups of a worker."""
