@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bench.step import criteo_bench
 from dlrm_hybrid.bench.table import render, spread
-from dlrm_hybrid.model.products import affine, gradient_of_input, gradient_of_weight
+from dlrm_hybrid.model.layers import affine, gradient_of_input, gradient_of_weight
 from dlrm_hybrid.telemetry.machine import describe
 
 ROWS = 8192

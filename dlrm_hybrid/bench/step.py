@@ -26,7 +26,7 @@ from dlrm_hybrid.data.loader import START, Loader
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import Trainer

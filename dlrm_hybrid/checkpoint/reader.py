@@ -16,7 +16,7 @@ from dlrm_hybrid.checkpoint.manifest import Manifest, Part, TensorEntry
 from dlrm_hybrid.checkpoint.tensor_file import DTYPES
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.durable import Content, content
-from dlrm_hybrid.model.pieces import Piece, whole
+from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError
 

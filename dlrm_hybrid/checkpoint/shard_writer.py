@@ -16,7 +16,7 @@ from dlrm_hybrid.checkpoint.background import in_background, outcome
 from dlrm_hybrid.checkpoint.folder import key_of, partial_folder, unwritten
 from dlrm_hybrid.checkpoint.tensor_file import DTYPES, SUFFIX, write_tensors
 from dlrm_hybrid.checkpoint.two_phase import Shard
-from dlrm_hybrid.model.pieces import Piece
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DlrmError
 

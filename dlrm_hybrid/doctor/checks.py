@@ -167,8 +167,12 @@ def _fbgemm() -> Check:
     """Look up and learn one row with the operators that training uses."""
     import torch
 
-    from dlrm_hybrid.model.distinct_ids import DistinctBags
-    from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+    from dlrm_hybrid.model.embeddings import (
+        DistinctBags,
+        EmbeddingOptimizer,
+        EmbeddingOptions,
+        Embeddings,
+    )
     from dlrm_hybrid.model.spec import ModelSpec
 
     spec = ModelSpec(embedding_dim=4, bottom=(1, 4), top=(1,), table_rows=(3,))
@@ -189,7 +193,7 @@ def _bfloat16() -> Check:
     """Both precisions on the layers of the paper's model, on one thread as ranks do."""
     import torch
 
-    from dlrm_hybrid.model.precision import measure_bfloat16
+    from dlrm_hybrid.model.layers import measure_bfloat16
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

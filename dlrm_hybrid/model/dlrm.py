@@ -10,10 +10,9 @@ from typing import final
 from torch import Tensor, nn
 
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.initialise import draw_dense, draw_embeddings
-from dlrm_hybrid.model.interaction import DotInteraction
-from dlrm_hybrid.model.mlp import Mlp, Precision
+from dlrm_hybrid.model.layers import DotInteraction, Mlp, Precision
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 
 
 @final

@@ -1,11 +1,16 @@
-"""What a DLRM looks like: widths, tables, and the names of its tensors.
+"""What a DLRM looks like: widths, tables, the names of its tensors; and its pipeline stages.
+
+A cut `bottom.2` or `top.2` comes after that layer. The dot interaction and the tables belong to
+the stage with the first layer of the top MLP: its activations need every table at once.
 
 Shapes: D embedding dimension, F = tables + 1 vectors that meet in the interaction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dlrm_hybrid.types import ConfigError
 
@@ -81,3 +86,136 @@ class ModelSpec:
             shapes[f"{name}.weight"] = (fan_out, fan_in)
             shapes[f"{name}.bias"] = (fan_out,)
         return shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """What one stage holds; layers are numbered as in the whole model.
+
+    Attributes:
+        index: of the stage, from 0.
+        bottom: numbers of its layers of the bottom MLP, may be empty.
+        top: numbers of its layers of the top MLP, may be empty.
+        is_first: it reads the integer features.
+        has_interaction: it reads the ids, and its top layers begin with the interaction.
+        is_last: it reads the labels and gives the logits.
+        input_width: of a row that enters: integer features or the activations of the stage before.
+        output_width: of a row that leaves: activations for the stage behind, or 1, the logit.
+    """
+
+    index: int
+    bottom: range
+    top: range
+    is_first: bool
+    has_interaction: bool
+    is_last: bool
+    input_width: int
+    output_width: int
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """`bottom.3` …, in the order of the forward pass."""
+        bottom = (f"bottom.{layer}" for layer in self.bottom)
+        return (*bottom, *(f"top.{layer}" for layer in self.top))
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """`bottom.3.weight`, `bottom.3.bias` …, in the order of `ModelSpec.dense_shapes()`."""
+        return tuple(
+            f"{layer}.{tensor}" for layer in self.layer_names for tensor in ("weight", "bias")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A model in stages.
+
+    Attributes:
+        cuts: in the order of the forward pass; boundary b lies at `cuts[b]`.
+        stages: one more than cuts.
+    """
+
+    cuts: tuple[str, ...]
+    stages: tuple[StagePart, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, cuts: Sequence[str]) -> Partition:
+        """Cut `spec` behind the layers named by `cuts`, given in any order.
+
+        Raises:
+            ConfigError: a cut is given twice, or there is nothing to cut; one line for each.
+        """
+        possible = possible_cuts(spec)
+        faults = [
+            f"parallel.cuts: {cut!r} stands there twice"
+            for position, cut in enumerate(cuts)
+            if cut in cuts[:position]
+        ]
+        faults += [
+            f"parallel.cuts: {cut!r} is no place to cut this model; possible are "
+            + ", ".join(possible)
+            for cut in cuts
+            if cut not in possible
+        ]
+        if faults:
+            raise ConfigError("\n".join(faults))
+        ordered = tuple(cut for cut in possible if cut in cuts)
+        layers = spec.layer_names
+        ends = (0, *(layers.index(cut) + 1 for cut in ordered), len(layers))
+        parts = tuple(
+            _part(spec, index, range(start, stop))
+            for index, (start, stop) in enumerate(pairwise(ends))
+        )
+        return cls(ordered, parts)
+
+    @property
+    def interaction_stage(self) -> int:
+        """Index of the stage with the interaction and the tables."""
+        return next(part.index for part in self.stages if part.has_interaction)
+
+    @property
+    def stage_of(self) -> dict[str, int]:
+        """Index of the stage of every dense parameter, in the order of `dense_shapes()`."""
+        return {name: part.index for part in self.stages for name in part.parameter_names}
+
+    @property
+    def boundary_widths(self) -> tuple[int, ...]:
+        """Width of the activations at every boundary."""
+        return tuple(part.output_width for part in self.stages[:-1])
+
+
+def possible_cuts(spec: ModelSpec) -> tuple[str, ...]:
+    """Layers that a cut may follow: all but the last of the top MLP, behind which nothing is."""
+    return spec.layer_names[:-1]
+
+
+def microbatch_rows(batch_size: int, microbatches: int) -> int:
+    """Rows of each micro-batch of a trainer's batch.
+
+    Raises:
+        ConfigError: they would not all have the same number of rows.
+    """
+    if batch_size % microbatches:
+        raise ConfigError(
+            f"train.batch_size={batch_size} must be a multiple of "
+            f"schedule.microbatches={microbatches}"
+        )
+    return batch_size // microbatches
+
+
+def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
+    """The stage of `layers`, positions in `ModelSpec.layer_names`."""
+    num_bottom, num_all = len(spec.bottom) - 1, len(spec.layer_names)
+    bottom = range(layers.start + 1, min(layers.stop, num_bottom) + 1)
+    top = range(max(layers.start - num_bottom, 0) + 1, layers.stop - num_bottom + 1)
+    outputs = (*spec.bottom[1:], *spec.top)
+    return StagePart(
+        index=index,
+        bottom=bottom,
+        top=top,
+        is_first=layers.start == 0,
+        has_interaction=1 in top,
+        is_last=layers.stop == num_all,
+        input_width=outputs[layers.start - 1] if layers.start else spec.bottom[0],
+        output_width=outputs[layers.stop - 1],
+    )

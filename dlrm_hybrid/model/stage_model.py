@@ -10,11 +10,9 @@ from typing import final
 
 from torch import Tensor, nn
 
-from dlrm_hybrid.model.initialise import draw_dense
-from dlrm_hybrid.model.interaction import DotInteraction
-from dlrm_hybrid.model.mlp import Mlp, Precision
-from dlrm_hybrid.model.partition import StagePart
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.layers import DotInteraction, Mlp, Precision
+from dlrm_hybrid.model.spec import ModelSpec, StagePart
+from dlrm_hybrid.model.tensors import draw_dense
 
 
 @final

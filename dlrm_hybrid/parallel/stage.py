@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlrm_hybrid.model.partition import microbatch_rows
+from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.model.step import count_correct
 

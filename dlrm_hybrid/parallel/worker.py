@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
-from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
 from dlrm_hybrid.parallel.dense.client import Client

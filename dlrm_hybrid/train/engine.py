@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState
-from dlrm_hybrid.model.pieces import Piece
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX
 from dlrm_hybrid.telemetry.compression import Counts

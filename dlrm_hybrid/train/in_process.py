@@ -15,7 +15,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.data.format import Batch
 from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
-from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.server import ParameterServer

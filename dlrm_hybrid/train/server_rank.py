@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.model.pieces import whole
+from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.dense.service import Handle
 from dlrm_hybrid.parallel.messages import Topic, control, num_bytes, values_of

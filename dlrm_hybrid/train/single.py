@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState, Read
-from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.finite import first_not_finite, is_finite, key_of_rate
 from dlrm_hybrid.telemetry.compression import Counts

@@ -14,8 +14,8 @@ from typing import final
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState, Read
-from dlrm_hybrid.model.pieces import Piece, whole
-from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.drive import Surroundings

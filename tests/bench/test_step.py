@@ -8,7 +8,7 @@ from dlrm_hybrid.bench.random_rows import draw_rows, write_shards
 from dlrm_hybrid.bench.step import Case, StepBench, StepRow, criteo_bench, measure_step, step_page
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.telemetry.machine import describe
 

@@ -5,9 +5,8 @@ import torch
 from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, unsharded
 from torch import Tensor
 
-from dlrm_hybrid.model import distinct_exchange
-from dlrm_hybrid.model.embedding_codecs import Rounding
-from dlrm_hybrid.model.sharding_options import CommPrecision
+from dlrm_hybrid.model import exchange as exchanges
+from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
 from dlrm_hybrid.parallel.tables.shared import OwnTables, SharedDistinctTables
@@ -100,11 +99,11 @@ def hears_no_ids(argument: str, report, stop) -> None:
     """Trainer 1 sends bytes that are no ids, then a batch of fewer rows than none."""
     with trainer_of(argument, report) as (trainer, sharded):
         ids_FB, _ = batch(0, 4)
-        good = distinct_exchange._encoded
+        good = exchanges._encoded
         if trainer.number == 1:
-            distinct_exchange._encoded = lambda *given: np.full_like(good(*given), 0xFF)
+            exchanges._encoded = lambda *given: np.full_like(good(*given), 0xFF)
         _tell_fault(trainer, sharded, ids_FB)
-        distinct_exchange._encoded = good
+        exchanges._encoded = good
         if trainer.number == 1:
             exchange = sharded._distinct
             told = exchange._exchange

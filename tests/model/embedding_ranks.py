@@ -22,11 +22,10 @@ from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.initialise import draw_embeddings
-from dlrm_hybrid.model.pieces import whole
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
-from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
+from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import draw_embeddings, whole
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock

@@ -8,7 +8,7 @@ from torch import Tensor
 from dlrm_hybrid.bench.plain_dlrm import PlainBatch, PlainDlrm, PlainTraining
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import Trainer, count_correct, predict

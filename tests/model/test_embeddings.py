@@ -3,15 +3,15 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_hybrid.model.distinct_ids import DistinctBags
 from dlrm_hybrid.model.embeddings import (
     SMALL_IDS,
+    DistinctBags,
     EmbeddingOptimizer,
     EmbeddingOptions,
     Embeddings,
 )
-from dlrm_hybrid.model.initialise import draw_embeddings
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17))
 EPS = 1e-8

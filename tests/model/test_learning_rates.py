@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.model.schedule import Constant, Linear, WarmupDecay
+from dlrm_hybrid.model.optimizer import Constant, Linear, WarmupDecay
 
 
 def test_constant_stays():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.model.mlp import Mlp, Precision
+from dlrm_hybrid.model.layers import Mlp, Precision
 
 WIDTHS = (5, 8, 6, 3)
 

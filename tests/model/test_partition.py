@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.model.partition import Partition, microbatch_rows, possible_cuts
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelSpec, Partition, microbatch_rows, possible_cuts
 from dlrm_hybrid.types import ConfigError
 
 PAPER = ModelSpec(

@@ -9,7 +9,7 @@ from embedding_runs import run
 from dlrm_hybrid.checkpoint.commit import commit
 from dlrm_hybrid.checkpoint.folder import Keeping
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
-from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
+from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.types import ConfigError
 
 NUM_TABLES, DIM = 7, 8

@@ -9,8 +9,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec, layout_of
-from dlrm_hybrid.model.optimizer import DenseOptimizer, Sgd
-from dlrm_hybrid.model.schedule import Linear
+from dlrm_hybrid.model.optimizer import DenseOptimizer, Linear, Sgd
 from dlrm_hybrid.parallel.dense.client import Client, ServerClient
 from dlrm_hybrid.parallel.dense.master import Learning
 from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions

@@ -6,8 +6,7 @@ from server_world import pushed
 from tiny_world import uncompressed
 from torch import Tensor
 
-from dlrm_hybrid.model.optimizer import Momentum, Sgd, init_state
-from dlrm_hybrid.model.schedule import Constant
+from dlrm_hybrid.model.optimizer import Constant, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import Learning
 from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions

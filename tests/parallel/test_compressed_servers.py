@@ -33,8 +33,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
 from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.model.schedule import Constant
+from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.master import Learning, Master
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.parallel.outgoing import Outgoing

@@ -6,9 +6,8 @@ from tiny_world import PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.mlp import Precision
-from dlrm_hybrid.model.partition import Partition, possible_cuts
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.stage import Inputs, StageResult, StageStep, aligned, predict_stage
 from dlrm_hybrid.types import ConfigError

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.model.embedding_codecs import Rounding
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.initialise import draw_embeddings
-from dlrm_hybrid.model.sharding_options import CommPrecision
+from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
 from dlrm_hybrid.parallel.tables.shared import SharedDistinctTables, SharedTables
 

@@ -24,10 +24,9 @@ from tiny_world import (
 from torch import Tensor
 
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.mlp import Precision
+from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
-from dlrm_hybrid.model.partition import Partition, possible_cuts
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
 from dlrm_hybrid.model.step import Trainer, predict
 from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
 from dlrm_hybrid.parallel.schedule import SCHEDULES

@@ -13,13 +13,11 @@ from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.initialise import draw_embeddings
-from dlrm_hybrid.model.mlp import Precision
-from dlrm_hybrid.model.optimizer import DenseOptimizer, Sgd
-from dlrm_hybrid.model.partition import Partition
-from dlrm_hybrid.model.schedule import Constant
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
+from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.stage_model import StageModel
+from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import Learning

@@ -14,8 +14,8 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.format import Batch
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.model.mlp import Precision
-from dlrm_hybrid.model.partition import Partition
+from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.spec import Partition
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model

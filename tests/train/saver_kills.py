@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import Keeping
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.model.pieces import whole
+from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.parts import Progress

@@ -20,7 +20,7 @@ from dlrm_hybrid.checkpoint.folder import Keeping, complete, find, partial_folde
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.checkpoint.tensor_file import write_tensors
 from dlrm_hybrid.checkpoint.two_phase import Preparing
-from dlrm_hybrid.model.pieces import Piece, whole
+from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
 
 ONE, TWO = (Keeping(newest=newest, best=False) for newest in (1, 2))

@@ -27,7 +27,7 @@ from dlrm_hybrid.checkpoint.folder import (
 from dlrm_hybrid.checkpoint.manifest import manifest_text
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.checkpoint.two_phase import Preparing
-from dlrm_hybrid.model.pieces import Piece
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.rank.facts import resumed
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.parts import Progress

@@ -16,7 +16,7 @@ from dlrm_hybrid.checkpoint.folder import LATEST_FILE, Keeping, find, partial_fo
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
-from dlrm_hybrid.model.pieces import Piece
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError
 

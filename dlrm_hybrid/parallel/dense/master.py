@@ -14,8 +14,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.kernels.rows import gather
 from dlrm_hybrid.kernels.scatter import put
-from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
-from dlrm_hybrid.model.schedule import Schedule
+from dlrm_hybrid.model.optimizer import DenseOptimizer, Schedule, init_state
 from dlrm_hybrid.types import DataError
 
 Array = NDArray[np.float32]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.counted_group import split
-from dlrm_hybrid.model.distinct_ids import (
+from dlrm_hybrid.model.embeddings import (
     DistinctBags,
     DistinctIds,
     distinct_bags,

@@ -11,7 +11,7 @@ from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.compress.activation.sketch import SketchCodec
 from dlrm_hybrid.config.compression_rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.model.partition import StagePart, microbatch_rows
+from dlrm_hybrid.model.spec import StagePart, microbatch_rows
 from dlrm_hybrid.wire.section import Dtype
 
 DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16}

@@ -7,9 +7,8 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.embedding_codecs import Rounding
 from dlrm_hybrid.model.embeddings import Embeddings
-from dlrm_hybrid.model.sharding_options import CommPrecision
+from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.in_process import InProcessWorld
 from dlrm_hybrid.parallel.tables.shared import SharedDistinctTables, SharedTables, WorldTables

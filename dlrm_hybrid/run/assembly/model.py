@@ -9,13 +9,20 @@ from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.initialise import draw_embeddings
-from dlrm_hybrid.model.mlp import Precision
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.model.precision import Bfloat16, measure_bfloat16
-from dlrm_hybrid.model.schedule import Constant, Linear, Schedule, WarmupDecay
+from dlrm_hybrid.model.layers import Bfloat16, Precision, measure_bfloat16
+from dlrm_hybrid.model.optimizer import (
+    Adagrad,
+    Constant,
+    DenseOptimizer,
+    Linear,
+    Momentum,
+    Schedule,
+    Sgd,
+    WarmupDecay,
+)
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import keep_freed_memory
+from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.train.parts import Plan
 
 

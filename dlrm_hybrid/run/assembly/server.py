@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.model.initialise import draw_dense
+from dlrm_hybrid.model.tensors import draw_dense
 from dlrm_hybrid.parallel.collectives.reduce import CollectiveServer
 from dlrm_hybrid.parallel.dense.options import ServerOptions
 from dlrm_hybrid.parallel.dense.server import ParameterServer

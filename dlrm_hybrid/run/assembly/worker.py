@@ -18,9 +18,9 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.pieces import Piece, whole
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
-from dlrm_hybrid.model.sharding_options import CommPrecision, ShardingKind, ShardingOptions
+from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
+from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.tables.shared import OwnTables
 from dlrm_hybrid.run.assembly import model as build_model

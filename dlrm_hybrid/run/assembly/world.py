@@ -10,10 +10,9 @@ from dlrm_hybrid.comm.own_address import own_address
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.model.mlp import Precision
-from dlrm_hybrid.model.partition import Partition
-from dlrm_hybrid.model.schedule import Constant
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.optimizer import Constant
+from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
 from dlrm_hybrid.parallel.compression import Compression

@@ -1,0 +1,330 @@
+"""How trainers share the embedding tables: options, TorchRec's plan, and the type on the wire.
+
+TorchRec's own half-precision codecs are not used: its BF16 becomes FP16 on a CPU without a word,
+and its FP16 lets gradients below 6e-8 vanish and rounds those below 6e-5 ever more coarsely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, final
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torch import Tensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    KernelConfig,
+    ParameterConstraints,
+    Topology,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import CommOp, EmbeddingModuleShardingPlan, QuantizedCommCodecs
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import ConfigError
+
+NARROWEST_SHARD = 4  # columns
+
+
+class ShardingKind(StrEnum):
+    """What of a table one trainer holds; `auto` leaves it to TorchRec's planner."""
+
+    TABLE_WISE = "table_wise"
+    ROW_WISE = "row_wise"
+    COLUMN_WISE = "column_wise"
+    AUTO = "auto"
+
+
+class CommPrecision(StrEnum):
+    """The type in which pooled embeddings and their gradients travel."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingOptions:
+    """How trainers share the tables and what they send each other.
+
+    Attributes:
+        kind: what of a table one trainer holds.
+        comm_precision: of pooled embeddings and their gradients on the wire.
+        deduplicate: look up every distinct id of a trainer's batch once.
+    """
+
+    kind: ShardingKind
+    comm_precision: CommPrecision
+    deduplicate: bool
+
+    def check(self, *, optimizer: str, trainers: int, embedding_dim: int) -> None:
+        """Refuse what cannot be.
+
+        Args:
+            optimizer: of the tables: `sgd` …
+            trainers: that share the tables.
+            embedding_dim: width of the tables.
+
+        Raises:
+            ConfigError: one line for each fault, each naming its keys.
+        """
+        faults: list[str] = []
+        if trainers == 1 and self.comm_precision is not CommPrecision.FLOAT32:
+            faults.append(
+                f"embedding.comm_precision = {self.comm_precision}: "
+                "with parallel.trainers = 1 nothing is sent"
+            )
+        if trainers == 1 and self.deduplicate:
+            faults.append(
+                "embedding.deduplicate = True: with parallel.trainers = 1 nothing is sent"
+            )
+        if self.deduplicate and self.kind is not ShardingKind.TABLE_WISE:
+            faults.append(
+                f"embedding.deduplicate = True: needs embedding.sharding = table_wise, "
+                f"not {self.kind}"
+            )
+        if self.kind is ShardingKind.COLUMN_WISE:
+            if optimizer == "rowwise_adagrad":
+                faults.append(
+                    f"embedding.sharding = {self.kind}: embedding.optimizer = {optimizer} "
+                    "keeps one number for each whole row"
+                )
+            if columns_of_a_shard(embedding_dim) is None:
+                faults.append(
+                    f"embedding.sharding = {self.kind}: model.embedding_dim = {embedding_dim} "
+                    f"cannot be cut: FBGEMM needs columns in multiples of {NARROWEST_SHARD}"
+                )
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+
+def columns_of_a_shard(embedding_dim: int) -> int | None:
+    """Width of the parts when tables are cut by columns: half of it or less; None if impossible."""
+    widths = range(NARROWEST_SHARD, embedding_dim // 2 + 1, NARROWEST_SHARD)
+    return max((width for width in widths if embedding_dim % width == 0), default=None)
+
+
+FLOAT16_GRADIENT_SCALE = 2.0**16
+"""Gradients of a mean loss are far below 1: from 1 on they become infinite and the run fails."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Multiplies by a power of two and casts; a codec as TorchRec's QuantizedCommCodec asks."""
+
+    dtype: torch.dtype
+    scale: float
+
+    def encode(self, input_tensor: Tensor, ctx: object = None) -> Tensor:
+        """Float32 → `dtype`."""
+        return _times(input_tensor, self.scale).to(self.dtype)
+
+    def decode(self, input_grad: Tensor, ctx: object = None) -> Tensor:
+        """`dtype` → float32."""
+        return _times(input_grad.float(), 1.0 / self.scale)
+
+    @property
+    def quantized_dtype(self) -> torch.dtype:
+        """The type on the wire."""
+        return self.dtype
+
+    def calc_quantized_size(self, input_len: int, ctx: object = None) -> int:
+        """Elements on the wire."""
+        return input_len
+
+    def create_context(self) -> None:
+        """Nothing is remembered between the two ends."""
+
+    def padded_size(
+        self, input_tensor: Tensor, dim_per_rank: Sequence[int], my_rank: int, qcomm_ctx: object
+    ) -> tuple[int, int]:
+        """Width of a row on the wire and how much of it is padding."""
+        return input_tensor.shape[-1], 0
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1.0 else tensor * factor
+
+
+_CODECS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
+    CommPrecision.FLOAT16: (
+        Cast(torch.float16, 1.0),
+        Cast(torch.float16, FLOAT16_GRADIENT_SCALE),
+    ),
+    CommPrecision.BFLOAT16: (Cast(torch.bfloat16, 1.0), Cast(torch.bfloat16, 1.0)),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What pooled rows and their gradients become on the way, for tables that do not travel."""
+
+    precision: CommPrecision
+
+    def pooled(self, pooled: Tensor) -> Tensor:
+        """Rows as the trainers see them."""
+        return self._there_and_back(pooled, 0)
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """A trainer's part of the gradient as the tables see it."""
+        return self._there_and_back(gradient, 1)
+
+    def _there_and_back(self, tensor: Tensor, direction: int) -> Tensor:
+        if self.precision is CommPrecision.FLOAT32:
+            return tensor
+        cast = _CODECS[self.precision][direction]
+        return cast.decode(cast.encode(tensor))
+
+
+def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
+    """Of rows, and of gradients, on the wire."""
+    plain = Cast(torch.float32, 1.0)
+    return _CODECS.get(precision, (plain, plain))
+
+
+def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
+    """What TorchRec's sharder takes; None for float32."""
+    if precision is CommPrecision.FLOAT32:
+        return None
+    forward, backward = _CODECS[precision]
+    codecs = QuantizedCommCodecs(forward=forward, backward=backward)  # pyright: ignore
+    operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    return {operation.name: codecs for operation in operations}
+
+
+_OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
+    EmbeddingOptimizer.SGD: EmbOptimType.EXACT_SGD,
+    EmbeddingOptimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
+    EmbeddingOptimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+_CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A rectangle of a table and who holds it.
+
+    Attributes:
+        trainer: that holds it.
+        rows: first and one past the last.
+        columns: first and one past the last.
+    """
+
+    trainer: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+@final
+class CpuSharder(EmbeddingBagCollectionSharder):
+    """TorchRec's sharder, which offers no row-wise tables on a CPU though they work there."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """What the planner may choose from; its constraints narrow it down."""
+        return [kind.value for kind in _CHOICES]
+
+
+def torchrec_name(table: str) -> str:
+    """What TorchRec calls a table: it takes dots for the separators of modules."""
+    return table.replace(".", "_")
+
+
+def make_sharder(options: EmbeddingOptions, precision: CommPrecision) -> CpuSharder:
+    """What makes sharded tables that learn in backward."""
+    fused: dict[str, Any] = {
+        "optimizer": _OPTIMIZERS[options.optimizer],
+        "learning_rate": 0.0,
+        # Ids are checked where they come from; what else arrives here is no id.
+        "bounds_check_mode": BoundsCheckMode.FATAL,
+    }
+    if options.optimizer is not EmbeddingOptimizer.SGD:
+        fused["eps"] = options.eps
+    return CpuSharder(fused_params=fused, qcomm_codecs_registry=codec_registry(precision))
+
+
+def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
+    """The unsharded tables, without memory."""
+    tables = [
+        EmbeddingBagConfig(
+            name=torchrec_name(name),
+            embedding_dim=spec.embedding_dim,
+            num_embeddings=rows,
+            feature_names=[name],
+            pooling=PoolingType.SUM,
+            init_fn=_leave,
+        )
+        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
+    ]
+    return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+
+
+def _leave(table: torch.Tensor) -> torch.Tensor:
+    """Draw no values that will be overwritten."""
+    return table
+
+
+def make_plan(
+    tables: EmbeddingBagCollection, sharder: CpuSharder, options: ShardingOptions, trainers: int
+) -> EmbeddingModuleShardingPlan:
+    """TorchRec's plan: the same for the same arguments, so every trainer makes its own.
+
+    It balances the lookups of table-wise trainers and looks at the rows second. What `auto` makes
+    it choose follows from TorchRec's own guesses at the speed of machines and networks.
+    """
+    kinds = _CHOICES if options.kind is ShardingKind.AUTO else (options.kind,)
+    configs = tables.embedding_bag_configs()
+    fused: Mapping[str, Any] = sharder.fused_params or {}
+    if fused["optimizer"] is EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+        # One number for a whole row: it cannot be cut by columns.
+        kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
+    constraints = {
+        table.name: ParameterConstraints(
+            sharding_types=[kind.value for kind in kinds],
+            min_partition=columns_of_a_shard(table.embedding_dim),
+        )
+        for table in configs
+    }
+    planner = EmbeddingShardingPlanner(
+        topology=_topology(trainers),
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(percentage=0.1),
+    )
+    sharders: list[Any] = [sharder]
+    plan = planner.plan(tables, sharders).get_plan_for_module("")
+    assert isinstance(plan, EmbeddingModuleShardingPlan)
+    return plan
+
+
+def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
+    """All shards of all tables by the table's name, in the order of `spec`."""
+    shards: dict[str, tuple[Shard, ...]] = {}
+    for name in spec.table_names:
+        specification: Any = plan[torchrec_name(name)].sharding_spec
+        shards[name] = tuple(_shard(shard) for shard in specification.shards)
+    return shards
+
+
+def _shard(shard: Any) -> Shard:
+    (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+    return Shard(
+        trainer=shard.placement.rank(), rows=(row, row + rows), columns=(column, column + columns)
+    )
+
+
+def _topology(trainers: int) -> Topology:
+    return TopologyFactory.create_topology(
+        trainer_config=TrainerConfig(world_size=trainers, local_world_size=trainers),
+        kernel_config=KernelConfig(compute_device="cpu"),
+    )

@@ -1,0 +1,69 @@
+"""Named tensors: their initial values, and the pieces of them that ranks hold.
+
+A tensor's initial values depend on the seed and its name alone, not on order, layout or rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.rng import fold
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a rank holds of a tensor.
+
+    Attributes:
+        name: of the tensor, the same for all ranks.
+        shape: of the whole tensor.
+        begin: where the piece lies in it: the first index of each dimension.
+        view: the piece; writing to it changes the tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    view: Tensor
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody else holds anything of the tensor."""
+        return tuple(self.view.shape) == self.shape
+
+
+def whole(tensors: Mapping[str, Tensor]) -> list[Piece]:
+    """Tensors of which this rank holds everything."""
+    return [
+        Piece(name=name, shape=tuple(tensor.shape), begin=(0,) * tensor.dim(), view=tensor.detach())
+        for name, tensor in tensors.items()
+    ]
+
+
+def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:
+    """Fill weights (out, in) with N(0, 2/(in + out)) and biases (out,) with N(0, 1/out).
+
+    N(mean, variance); the laws of facebookresearch/dlrm.
+    """
+    for name, tensor in tensors.items():
+        variance = 1 / len(tensor) if tensor.dim() == 1 else 2 / sum(tensor.shape)
+        with torch.no_grad():
+            tensor.normal_(0.0, sqrt(variance), generator=_stream(seed, name))
+
+
+def draw_embeddings(tables: Mapping[str, Tensor], seed: int) -> None:
+    """Fill tables (rows, D) with U(-1/sqrt(rows), 1/sqrt(rows)), as facebookresearch/dlrm."""
+    for name, table in tables.items():
+        bound = 1 / sqrt(len(table))
+        table.uniform_(-bound, bound, generator=_stream(seed, name))
+
+
+def _stream(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(fold(seed, "initialise", name))
