@@ -32,7 +32,6 @@ POSITIONAL = {
     "train": ("", "checkpoint.resume"),
     "evaluate": ("", "evaluate.checkpoint"),
     "report": ("", "report.runs"),
-    "bench": ("", "bench.what"),
     "doctor": ("", "doctor.action"),
 }
 
@@ -118,7 +117,7 @@ def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
     loose: list[str] = []
     for word in words:
         groups = [group for group, choices in all_groups().items() if word in choices]
-        if groups and verb != "bench":
+        if groups:
             plus = ("+" if group == EXPERIMENT else "" for group in groups)
             meant = " or ".join(
                 f"{sign}{group}={word}" for sign, group in zip(plus, groups, strict=True)

@@ -26,7 +26,6 @@ VERBS = {
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
     "report": "compare runs: tables and plots in one HTML file",
-    "bench": "run a benchmark on this machine",
     "doctor": "check this machine and report problems; make key files",
 }
 # What each verb reads: sections, or single keys of others.
@@ -49,7 +48,6 @@ READS: Mapping[str, tuple[str, ...]] = {
     ),
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
     "report": ("report",),
-    "bench": ("bench", "data", "threads"),
     "doctor": ("doctor", "data"),
 }
 # They may be given the command line of a run as it is. `evaluate` compares all of it with what its
@@ -89,7 +87,6 @@ EXAMPLES = {
         "report report.runs=runs/mine",
         "report report.runs=[runs/a,runs/b] report.output=ab.html",
     ),
-    "bench": ("bench", "bench bench.what=compressors bench.output=compressors.md"),
     "doctor": ("doctor", "doctor doctor.action=keys doctor.output=keys.json"),
 }
 

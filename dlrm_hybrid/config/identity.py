@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from dlrm_hybrid.config.gradient_methods import METHODS
 
-# What changes nothing that a run's summary says.
+# What changes nothing that a run's summary says; `bench` stands in runs of older versions.
 WITHOUT_EFFECT = (
     *("name", "skip_completed", "prepare", "evaluate", "telemetry", "report", "bench", "doctor"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),

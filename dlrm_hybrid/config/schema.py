@@ -195,16 +195,6 @@ class ReportConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
-class BenchConfig:
-    """What to measure and how often."""
-
-    what: Literal["step", "prepare", "kernels", "compressors"]
-    repeats: Positive
-    rows: Annotated[int, Field(ge=10_000)]
-    output: Path | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
 class DoctorConfig:
     """What the verb `doctor` does: `check` this machine, make CURVE `keys`, `compile` kernels."""
 
@@ -237,5 +227,4 @@ class Config:
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig
-    bench: BenchConfig
     doctor: DoctorConfig

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from dlrm_hybrid.config.bounds import PATTERNS
-from dlrm_hybrid.config.keys import unknown_key
+from dlrm_hybrid.config.keys import REPLACED, unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
@@ -108,8 +108,9 @@ def _names(fault: str, key: str) -> bool:
 
 
 def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of a checkpoint with the keys that it may be older than."""
-    values = {"prepare": NOT_PREPARED, **values}
+    """The configuration of a checkpoint with the keys of today, neither fewer nor more."""
+    kept = {key: value for key, value in values.items() if key not in REPLACED}
+    values = {"prepare": NOT_PREPARED, **kept}
     section: Any = values.get("checkpoint")
     if not isinstance(section, dict):
         return values

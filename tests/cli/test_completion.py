@@ -30,7 +30,6 @@ ROOT = Path(__file__).parent.parent.parent
         ("dlrm_hybrid train hydra.run.", ["hydra.run.dir="]),
         ("dlrm_hybrid report ", ["report."]),
         ("dlrm_hybrid report train.", []),
-        ("python -m dlrm_hybrid bench bench.what=k", ["bench.what=kernels"]),
         ("/usr/bin/python3 -m dlrm_hybrid doctor doctor.a", ["doctor.action="]),
         ("dlrm_hybrid train train.seed=", []),
         ("dlrm_hybrid nope x", []),

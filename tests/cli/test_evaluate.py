@@ -93,7 +93,6 @@ def test_keys_of_other_commands_are_noted_and_what_the_run_reads_is_compared(
 ) -> None:
     others = (
         "report.output=x.html",
-        "bench.rows=20000",
         "doctor.output=k.json",
         "prepare.check=true",
     )

@@ -21,7 +21,7 @@ Train = Callable[..., tuple[int, Path]]
 def test_usage_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dlrm_hybrid", "--help"]) == 0
     usage = capsys.readouterr().out
-    for verb in ("prepare", "train", "evaluate", "report", "bench", "doctor"):
+    for verb in ("prepare", "train", "evaluate", "report", "doctor"):
         assert f"  {verb}" in usage
     assert run(["dlrm_hybrid"]) == 2
 
@@ -32,6 +32,22 @@ def test_an_unknown_verb_is_met_with_the_nearest(capsys: pytest.CaptureFixture[s
         "trian: unknown command; did you mean train? Commands: prepare, train,"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ([], "step.py"),
+        (["bench.what=kernels", "bench.repeats=3"], "kernels.py --repeats=3"),
+        (["bench.what=prepare", "bench.rows=20000", "data=synthetic"], "prepare.py --rows=20000"),
+    ],
+)
+def test_the_old_verb_of_benchmarks_is_met_with_their_scripts(
+    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dlrm_hybrid", "bench", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told == f"bench: benchmarks are scripts now; run python scripts/benchmarks/{command}\n"
 
 
 def test_all_faults_are_told_and_nothing_is_made(

@@ -45,6 +45,11 @@ def test_every_choice_holds(choice: str) -> None:
     ("override", "message"),
     [
         ("optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
+        (
+            "bench.what=step",
+            "bench.what: unknown key; benchmarks are scripts now: "
+            "python scripts/benchmarks/step.py --help",
+        ),
         ("+optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
         ("optimizer.lr=fast", "optimizer.lr = 'fast': must be a number"),
         ("optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),

@@ -3,9 +3,9 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
+from plain_dlrm import PlainBatch, PlainDlrm, PlainTraining
 from torch import Tensor
 
-from dlrm_hybrid.bench.plain_dlrm import PlainBatch, PlainDlrm, PlainTraining
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers import Precision

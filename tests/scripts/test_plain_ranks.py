@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from plain_dlrm import PlainDlrm, PlainTraining
 
-from dlrm_hybrid.bench.plain_dlrm import PlainDlrm, PlainTraining
 from dlrm_hybrid.model.spec import ModelSpec
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -5,7 +5,7 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "timed_rank.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmarks" / "timed_rank.py"
 
 
 def test_every_span_is_a_function() -> None:

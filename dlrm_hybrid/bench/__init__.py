@@ -1,1 +1,0 @@
-"""Benchmarks that print ratios measured within one run."""

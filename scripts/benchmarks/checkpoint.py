@@ -1,0 +1,108 @@
+"""What checkpoints take of a run's time, as a Markdown table.
+
+    python scripts/benchmarks/checkpoint.py --repeats 3
+    python scripts/benchmarks/checkpoint.py --every 100 train.steps=1005
+
+A single process and a world of processes train with checkpoints and without, by turns. `stands
+still` is the share of the time between the first and the last point of the loss curve for which
+training waits for copies; `slower` compares that time with the one without checkpoints in the same
+turn, what writing costs in the background included. What else stands on the command line goes to
+every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from table import Row, render, spread
+from world import train
+
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.machine import describe
+
+COMMON = ("data.rows=100000", "train.steps=3005", "train.epochs=100", "train.evaluate_every=0")
+WORLDS = {"single": ("parallel=single",), "hybrid": ("parallel=hybrid",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a run with checkpoints.
+
+    Attributes:
+        num_bytes: of the last one.
+        pauses: seconds for which training stood still, by checkpoint.
+        background: seconds until each was valid.
+        seconds: between the first and the last point of the loss curve.
+    """
+
+    num_bytes: int
+    pauses: Sequence[float]
+    background: Sequence[float]
+    seconds: float
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--every", type=int, default=1000, help="steps")
+    parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument("--worlds", nargs="+", choices=tuple(WORLDS), default=tuple(WORLDS))
+    options, overrides = parser.parse_known_args()
+    machine = describe()
+    found: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in options.worlds}
+    with TemporaryDirectory() as folder:
+        for turn in range(options.repeats):
+            for name, costs in found.items():
+                given = (*WORLDS[name], *COMMON, "checkpoint.minutes=0", *overrides)
+                never, every = (
+                    cost(train(Path(folder, f"{name}-{turn}-{each}"), *given, saving))
+                    for each, saving in (
+                        ("never", "checkpoint.every=0"),
+                        ("every", f"checkpoint.every={options.every}"),
+                    )
+                )
+                costs.append((never, every))
+    command = f"python scripts/benchmarks/checkpoint.py {' '.join(sys.argv[1:])}"
+    rows = [row(name, costs) for name, costs in found.items()]
+    print(render("What checkpoints cost", machine, command, rows))
+    print(f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}.")
+    return 0
+
+
+def cost(run: Path) -> Cost:
+    """What a run's record says; the checkpoint at its end is left out."""
+    record = list(events.read(run / "events.jsonl"))
+    points = [event for event in record if event.kind is Kind.PROGRESS]
+    saved = [event for event in record if event.kind is Kind.SAVED]
+    inside = [event.values for event in saved if event.step < points[-1].step]
+    return Cost(
+        num_bytes=saved[-1].values["num_bytes"],
+        pauses=[values["seconds"] for values in inside],
+        background=[values["background_seconds"] for values in inside],
+        seconds=points[-1].time_seconds - points[0].time_seconds,
+    )
+
+
+def row(name: str, costs: Sequence[tuple[Cost, Cost]]) -> Row:
+    """One world; the median of its turns, with the lowest and the highest."""
+    saving = [every for _, every in costs]
+    return {
+        "world": name,
+        "MB": saving[-1].num_bytes / 1e6,
+        "checkpoints": sum(len(one.pauses) for one in saving),
+        "pause, ms": spread([1e3 * pause for one in saving for pause in one.pauses], 1),
+        "in the background, s": spread([each for one in saving for each in one.background], 2),
+        "stands still, %": spread([100 * sum(one.pauses) / one.seconds for one in saving], 2),
+        "slower": spread([every.seconds / never.seconds for never, every in costs], 3),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What it costs to say where the time of ranks goes, against the steps themselves.
+
+    python scripts/benchmarks/spans.py FOLDER +experiment=dct_hybrid train.steps=100
+
+What follows FOLDER is handed to `train`, whose ranks count how often they enter a span in training.
+Every rank also measures a span that holds nothing, before its steps and after them, and tells the
+dearer one. The share is that of the rank's CPU time in training.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.single import train_rank
+from dlrm_hybrid.run.rank.world import world_rank
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.signals import StopWish
+
+EMPTY_SPANS = 20_000
+ALLOWED_SHARE = 0.01
+
+
+def counted_world_rank(argument: str, report: Report, stop: StopWish) -> None:
+    """A rank of a world that counts its spans."""
+    _counted(lambda: world_rank(argument, report, stop))
+
+
+def counted_train_rank(argument: str, report: Report, stop: StopWish) -> None:
+    """A run of one process that counts its spans."""
+    _counted(lambda: train_rank(argument, report, stop))
+
+
+def _counted(work: Callable[[], None]) -> None:
+    before = _span_seconds()
+    entries = {True: 0, False: 0}
+    counting = False
+    enter, switch, values = Within.__enter__, SpanClock.switch, RankMeter.values
+
+    def counted_enter(self: Within) -> None:
+        entries[counting] += 1
+        enter(self)
+
+    def noted_switch(self: SpanClock, counts: bool, now: float) -> None:
+        nonlocal counting
+        counting = counts
+        switch(self, counts, now)
+
+    def told_values(self: RankMeter) -> dict[str, Any]:
+        told = values(self)
+        Within.__enter__ = enter
+        span_seconds = max(before, _span_seconds())
+        return {**told, "spans": entries[True], "span_seconds": span_seconds}
+
+    Within.__enter__, SpanClock.switch, RankMeter.values = counted_enter, noted_switch, told_values
+    work()
+
+
+def _span_seconds() -> float:
+    """CPU time of a span that holds nothing."""
+    within = SpanClock().within(Span.COMPUTE)
+    start = time.thread_time()
+    for _ in range(EMPTY_SPANS):
+        with within:
+            pass
+    return (time.thread_time() - start) / EMPTY_SPANS
+
+
+def main(folder: Path, overrides: list[str]) -> int:
+    """Train, then print a row for each rank; 1 if a share is more than is allowed."""
+    cli_train.WORLD_RANK = "spans:counted_world_rank"
+    cli_train.TRAIN_RANK = "spans:counted_train_rank"
+    code = run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides])
+    if code:
+        return code
+    record = list(events.read(folder / "events.jsonl"))
+    ranks = [event.values for event in record if event.kind is Kind.RANK]
+    steps = max(rank["timed_steps"] for rank in ranks)
+    print("| rank | spans per step | µs each | µs per step | CPU µs per step | share |")
+    print("|---|---:|---:|---:|---:|---:|")
+    worst = 0.0
+    for rank in sorted(ranks, key=lambda one: one["rank"]):
+        cost_seconds = rank["spans"] * rank["span_seconds"] / steps
+        cpu_seconds = rank["cpu_seconds"][Phase.TRAIN] / steps
+        worst = max(worst, cost_seconds / cpu_seconds)
+        print(
+            f"| {rank['role']} | {rank['spans'] / steps:.0f} | {1e6 * rank['span_seconds']:.2f} "
+            f"| {1e6 * cost_seconds:.0f} | {1e6 * cpu_seconds:,.0f} "
+            f"| {cost_seconds / cpu_seconds:.2%} |"
+        )
+    return int(worst > ALLOWED_SHARE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

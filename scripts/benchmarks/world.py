@@ -1,0 +1,249 @@
+"""Measure worlds of processes and print the figures as Markdown tables.
+
+    python scripts/benchmarks/world.py bytes     what travels, beside what should
+    python scripts/benchmarks/world.py cpu       CPU time per sample, and where it goes
+    python scripts/benchmarks/world.py start     seconds from the command to the first step
+    python scripts/benchmarks/world.py quality data=criteo_kaggle data.prepared=FOLDER
+                                              test scores of a world and of one process
+
+What follows the first word goes to every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from plain_ranks import cpu_microseconds
+from table import Row, render, section, spread
+
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.telemetry.traffic import Phase
+
+FLOAT_BYTES = 4
+TABLES = 26
+ID_BYTES = 4  # one for each row and table, so none needs a length
+
+BYTES_WORLD = ("+experiment=baseline", "train.steps=105")
+CPU_WORLD = ("+experiment=baseline", "parallel.cuts=[]", "train.batch_size=64", "train.steps=1505")
+PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS = 2, 64, 1500
+START_WORLD = ("train.steps=1", "telemetry.every=1")
+SEEDS = (0, 1, 2)
+PLAIN = ("-m", "dlrm_hybrid")
+TIMED = (str(Path(__file__).with_name("timed_rank.py")),)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=sorted(MEASURES))
+    parser.add_argument("--repeats", type=int, default=5, help="runs of cpu and start")
+    options, overrides = parser.parse_known_args()
+    machine = describe()
+    command = f"python scripts/benchmarks/world.py {' '.join(sys.argv[1:])}"
+    with TemporaryDirectory() as folder:
+        title, rows, more = MEASURES[options.what](Path(folder), options.repeats, overrides)
+    print(render(title, machine, command, rows) + more)
+    return 0
+
+
+def train(
+    folder: Path,
+    *overrides: str,
+    program: Sequence[str] = PLAIN,
+    environment: Mapping[str, str] | None = None,
+) -> Path:
+    """Train in `folder`; what the run says goes to standard error."""
+    argv = [sys.executable, *program, "train", *overrides, f"hydra.run.dir={folder}"]
+    subprocess.run(argv, check=True, stdout=sys.stderr, env=os.environ | dict(environment or {}))
+    return folder
+
+
+def measure_bytes(
+    folder: Path, repeats: int, overrides: Sequence[str]
+) -> tuple[str, list[Row], str]:
+    """Bytes per sample by class, beside the formulas of dense float32."""
+    run = train(folder / "run", *BYTES_WORLD, *overrides)
+    network = read(run / "summary.json")["network"]
+    expected = expected_bytes(read(run / "config.json"))
+    samples = network["bytes_total"] / network["bytes_per_sample"]
+    rows: list[Row] = []
+    for name, tally in network["by_class"].items():
+        rows.append(_bytes_row(name, tally["messages"], tally["bytes"] / samples, expected[name]))
+    messages = sum(tally["messages"] for tally in network["by_class"].values())
+    total = sum(expected.values())
+    rows.append(_bytes_row("all", messages, network["bytes_per_sample"], total))
+    return "Bytes per sample", rows, ""
+
+
+def _bytes_row(name: str, messages: int, counted: float, formula: float) -> Row:
+    return {
+        "class": name.replace("_", " "),
+        "messages": messages,
+        "bytes per sample": f"{counted:,.1f}",
+        "formula": f"{formula:,.1f}",
+        "more": f"{counted / formula - 1:.2%}" if formula else "–",
+    }
+
+
+def expected_bytes(config: Mapping[str, Any]) -> dict[str, float]:
+    """Payloads per sample by class, uncompressed float32, tables spread table-wise."""
+    model, trainers = config["model"], config["parallel"]["trainers"]
+    dim, bottom, batch = model["embedding_dim"], model["bottom"], config["train"]["batch_size"]
+    vectors = TABLES + 1
+    top = [dim + vectors * (vectors - 1) // 2, *model["top"]]
+    widths = {"bottom": bottom, "top": top}
+    parameters = sum(
+        (inputs + 1) * outputs
+        for layers in widths.values()
+        for inputs, outputs in zip(layers, layers[1:], strict=False)
+    )
+    cut = 0
+    for name in config["parallel"]["cuts"]:
+        network, _, layer = name.partition(".")
+        cut += FLOAT_BYTES * widths[network][int(layer)]
+    pooled = 2 * TABLES * dim * FLOAT_BYTES  # forward and backward
+    elsewhere = (trainers - 1) / trainers
+    return {
+        "gradient_push": parameters * FLOAT_BYTES / batch,
+        "parameter_pull": parameters * FLOAT_BYTES / batch,
+        "activation": cut,
+        "activation_gradient": cut,
+        "embedding": elsewhere * (pooled + TABLES * ID_BYTES),
+        "control": 0.0,
+    }
+
+
+def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> tuple[str, list[Row], str]:
+    """CPU microseconds per sample by role, in turns with a plain DLRM; where they go."""
+    by_role: dict[str, list[float]] = {}
+    plain: list[float] = []
+    for turn in range(repeats):
+        run = train(folder / f"{turn}", *CPU_WORLD, *overrides)
+        plain.append(cpu_microseconds(PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS))
+        samples = trained_samples(run)
+        for event in events.read(run / "events.jsonl"):
+            if event.kind is Kind.RANK:
+                seconds = event.values["cpu_seconds"][Phase.TRAIN]
+                by_role.setdefault(event.values["role"], []).append(1e6 * seconds / samples)
+    rows: list[Row] = [_cpu_row(role, values) for role, values in by_role.items()]
+    totals = [sum(values) for values in zip(*by_role.values(), strict=True)]
+    rows.append(_cpu_row("all", totals))
+    rows.append(_cpu_row("plain DLRM on two gloo ranks, without servers", plain))
+    ratios = [ours / theirs for ours, theirs in zip(totals, plain, strict=True)]
+    rows.append({"role": "all to plain", "runs": repeats, "µs per sample": spread(ratios, 2)})
+    timed = train(folder / "timed", *CPU_WORLD, *overrides, program=TIMED)
+    load = f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}."
+    return "CPU time per sample", rows, section("Where it goes", shares(timed), load)
+
+
+def _cpu_row(role: str, values: Sequence[float]) -> Row:
+    return {"role": role, "runs": len(values), "µs per sample": spread(values, 1)}
+
+
+def trained_samples(run: Path) -> float:
+    """Rows of all trainers in the steps that are measured."""
+    found = events.read(run / "events.jsonl")
+    return sum(event.values["timed_rows"] for event in found if event.kind is Kind.PROGRESS)
+
+
+def shares(run: Path) -> list[Row]:
+    """CPU microseconds per sample of all ranks by what they do, most first."""
+    samples = trained_samples(run)
+    columns = ("workers", "servers")
+    spent: dict[str, dict[str, float]] = {}
+    for path in run.glob("log/*.spans.json"):
+        column = "servers" if path.name.startswith("server") else "workers"
+        for label, seconds in read(path).items():
+            row = spent.setdefault(label, dict.fromkeys(columns, 0.0))
+            row[column] += 1e6 * seconds / samples
+    total = sum(sum(row.values()) for row in spent.values())
+    ordered = sorted(spent.items(), key=lambda item: -sum(item[1].values()))
+    return [
+        {
+            "µs per sample": label,
+            **{column: f"{row[column]:.1f}" for column in columns},
+            "all": f"{sum(row.values()):.1f}",
+            "share": f"{sum(row.values()) / total:.1%}",
+        }
+        for label, row in [*ordered, ("all", _sums(spent, columns))]
+    ]
+
+
+def _sums(spent: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> dict[str, float]:
+    return {column: sum(row[column] for row in spent.values()) for column in columns}
+
+
+def measure_start(
+    folder: Path, repeats: int, overrides: Sequence[str]
+) -> tuple[str, list[Row], str]:
+    """Seconds from the command until ranks are born, the leader is ready, a step is made."""
+    train(folder / "warm", *START_WORLD, *overrides)
+    rows: list[Row] = []
+    for number in range(repeats):
+        empty = {"NUMBA_CACHE_DIR": str(folder / f"kernels-{number}")}
+        for kernels, environment in (("compiled", {}), ("none compiled", empty)):
+            run = folder / f"{number}-{kernels}"
+            began = time.time()
+            train(run, *START_WORLD, *overrides, environment=environment)
+            found = {event.kind: event.time_seconds for event in events.read(run / "events.jsonl")}
+            born = [path.stat().st_mtime for path in run.glob("log/*.pid")]
+            rows.append(
+                {
+                    "run": number + 1,
+                    "kernels": kernels,
+                    "last rank born": f"{max(born) - began:.1f}",
+                    "all have met": f"{found[Kind.STARTED] - began:.1f}",
+                    "first step made": f"{found[Kind.PROGRESS] - began:.1f}",
+                    "load": f"{os.getloadavg()[0]:.1f}",
+                }
+            )
+    return "Seconds from the command to the first step", rows, ""
+
+
+def measure_quality(
+    folder: Path, repeats: int, overrides: Sequence[str]
+) -> tuple[str, list[Row], str]:
+    """Test scores of a world of processes and of one process at the same global batch."""
+    rows: list[Row] = []
+    losses: dict[str, list[float]] = {"world": [], "one process": []}
+    for seed in SEEDS:
+        for name, options in (("world", "hybrid"), ("one process", "single")):
+            batch = 128 if name == "world" else 256
+            layout = (f"parallel={options}", f"train.batch_size={batch}", f"train.seed={seed}")
+            run = train(folder / f"{options}-{seed}", *overrides, *layout)
+            test = read(run / "summary.json")["test"]
+            losses[name].append(test["loss"])
+            row: Row = {"seed": seed, "run": name, "rows per step": 256}
+            rows.append({**row, **{key: f"{test[key]:.4f}" for key in ("loss", "auc")}})
+    world, plain = mean(losses["world"]), mean(losses["one process"])
+    text = f"\nMeans: {world:.4f} and {plain:.4f}, {world / plain - 1:+.3%}.\n"
+    return "Test scores", rows, text
+
+
+def read(path: Path) -> dict[str, Any]:
+    """An object of JSON."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+MEASURES = {
+    "bytes": measure_bytes,
+    "cpu": measure_cpu,
+    "start": measure_start,
+    "quality": measure_quality,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
