@@ -15,10 +15,10 @@ ROWS = [
 
 def test_page_has_title_command_machine_and_an_aligned_table():
     here = machine.describe()
-    page = table.render("Prepare", here, "python -m dlrm_hybrid bench", ROWS)
+    page = table.render("Prepare", here, "python scripts/benchmarks/step.py", ROWS)
     lines = page.splitlines()
     assert lines[0] == "# Prepare"
-    assert "python -m dlrm_hybrid bench" in lines
+    assert "python scripts/benchmarks/step.py" in lines
     assert any(here.cpu in line for line in lines)
     grid = [line for line in lines if line.startswith("|")]
     assert len({len(line) for line in grid}) == 1
