@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import criteo_profile
+import fit_profile
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_hybrid.data import calibrate, curves, measure, profile, synthetic
+from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.format import NUM_DENSE
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
 from dlrm_hybrid.types import DataError
@@ -34,9 +36,9 @@ def generated(path: Path, rows: int, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> measure.Counts:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> criteo_profile.Counts:
     path = generated(tmp_path_factory.mktemp("rows") / "rows.txt", ROWS, 7)
-    return measure.count([path], ignore)
+    return criteo_profile.count([path], ignore)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -117,18 +119,18 @@ def expected_distinct(column: Staircase, rows: int) -> float:
 
 def test_a_file_of_the_samples_size_shows_as_many_categories(tmp_path: Path) -> None:
     rows, wanted = PROFILE.provenance["rows"], PROFILE.provenance["categories_seen"]
-    seen = measure.count([generated(tmp_path / "rows.txt", rows, 3)], ignore)
+    seen = criteo_profile.count([generated(tmp_path / "rows.txt", rows, 3)], ignore)
     for number, (shown, target) in enumerate(
-        zip(measure.seen_cardinalities(seen), wanted, strict=True)
+        zip(criteo_profile.seen_cardinalities(seen), wanted, strict=True)
     ):
         assert abs(shown - target) <= 0.03 * target + 2, f"C{number + 1}: {shown} for {target}"
 
 
-def test_measuring_generated_rows_finds_the_profile_again(counted: measure.Counts) -> None:
+def test_measuring_generated_rows_finds_the_profile_again(counted: criteo_profile.Counts) -> None:
     assert counted.rows == ROWS
     assert abs(counted.clicks / ROWS - PROFILE.click_rate) < 0.01
-    integers = measure.integer_columns(counted)
-    categoricals = measure.categorical_columns(counted, PROFILE.cardinalities)
+    integers = criteo_profile.integer_columns(counted)
+    categoricals = criteo_profile.categorical_columns(counted, PROFILE.cardinalities)
     known = (*PROFILE.integers, *PROFILE.categoricals)
     for found, column in zip((*integers, *categoricals), known, strict=True):
         assert abs(found.missing - column.missing) / WEIGHT_ONE < 0.011
@@ -151,15 +153,15 @@ def below(column: Staircase, values: np.ndarray) -> np.ndarray:
 
 
 def test_files_and_blocks_do_not_show(
-    tmp_path: Path, counted: measure.Counts, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, counted: criteo_profile.Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = generated(tmp_path / "rows.txt", ROWS, 7).read_bytes().splitlines(keepends=True)
     parts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     parts[0].write_bytes(b"".join(lines[:20_001]))
     parts[1].write_bytes(b"".join(lines[20_001:]).removesuffix(b"\n"))
-    monkeypatch.setattr(measure, "BLOCK_BYTES", 1 << 21)
+    monkeypatch.setattr(criteo_profile, "BLOCK_BYTES", 1 << 21)
     seen: list[int] = []
-    again = measure.count(parts, seen.append)
+    again = criteo_profile.count(parts, seen.append)
     assert len(seen) > 4
     assert seen[-1] == ROWS
     assert (again.rows, again.clicks) == (counted.rows, counted.clicks)
@@ -187,18 +189,18 @@ def test_other_rows_are_refused(
     lines[5000] = "\t".join(change(lines[5000].split("\t")))
     (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=message):
-        measure.count([tmp_path / "rows.txt"], ignore)
+        criteo_profile.count([tmp_path / "rows.txt"], ignore)
 
 
 def test_rows_that_would_show_single_people_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="9999 rows; a profile needs at least 10000"):
-        measure.count([generated(tmp_path / "rows.txt", 9_999, 0)], ignore)
+        criteo_profile.count([generated(tmp_path / "rows.txt", 9_999, 0)], ignore)
 
 
-def test_a_published_number_below_the_one_seen_is_refused(counted: measure.Counts) -> None:
+def test_a_published_number_below_the_one_seen_is_refused(counted: criteo_profile.Counts) -> None:
     wrong = (*PROFILE.cardinalities[:3], 1000, *PROFILE.cardinalities[4:])
     with pytest.raises(DataError, match="C4: .* categories were seen, more than the published 999"):
-        measure.categorical_columns(counted, wrong)
+        criteo_profile.categorical_columns(counted, wrong)
 
 
 @settings(max_examples=25)
@@ -213,7 +215,7 @@ def test_a_tail_keeps_mass_order_and_what_the_sample_shows(
     share = np.arange(1, support + 1) ** -exponent
     counts = np.random.default_rng(seed).multinomial(20_000, share / share.sum())
     seen = counts[counts > 0]
-    steps = curves.rank_steps(seen, support)
+    steps = fit_profile.rank_steps(seen, support)
     assert sum(steps.weights) == WEIGHT_ONE
     assert steps.stop == support
     column = Staircase(missing=0, missing_with=0, **{n: getattr(steps, n) for n in steps.__slots__})
@@ -224,29 +226,33 @@ def test_a_tail_keeps_mass_order_and_what_the_sample_shows(
 
 def test_columns_without_values_have_a_staircase() -> None:
     none = np.zeros(0, np.int64)
-    assert curves.integer_steps(none, none) == curves.rank_steps(none, 0) == curves.ONE_VALUE
+    assert (
+        fit_profile.integer_steps(none, none)
+        == fit_profile.rank_steps(none, 0)
+        == fit_profile.ONE_VALUE
+    )
 
 
 def test_calibration_reaches_its_goals() -> None:
-    blank = calibrate.blank_teacher(5, 64, PROFILE.teacher.pairs)
+    blank = fit_profile.blank_teacher(5, 64, PROFILE.teacher.pairs)
     made = replace(PROFILE, click_rate=0.1, teacher=blank)
-    found = calibrate.calibrated(made, (1.0, 1.0, 0.5), 0.28)
+    found = fit_profile.calibrated(made, (1.0, 1.0, 0.5), 0.28)
     scores = synthetic.teacher_scores(range(200_000), 9, found)
     assert abs(scores.base_rate - 0.1) < 0.005
     assert abs(scores.log_loss - 0.28) < 0.01
 
 
 def test_the_stored_profile_is_that_of_the_real_rows(criteo_rows: Path) -> None:
-    seen = measure.count([criteo_rows], ignore)
+    seen = criteo_profile.count([criteo_rows], ignore)
     if seen.rows != PROFILE.provenance["rows"]:
         pytest.skip(f"{criteo_rows}: other rows than the profile was measured on")
     assert seen.clicks / seen.rows == PROFILE.click_rate
-    assert list(measure.seen_cardinalities(seen)) == PROFILE.provenance["categories_seen"]
+    assert list(criteo_profile.seen_cardinalities(seen)) == PROFILE.provenance["categories_seen"]
     for number, column in enumerate((*PROFILE.integers, *PROFILE.categoricals)):
         missing = seen.missing_CC[number, number] / seen.rows
         assert column.missing == round(missing * WEIGHT_ONE)
-    assert measure.integer_columns(seen) == PROFILE.integers
-    made = measure.categorical_columns(seen, PROFILE.cardinalities)
+    assert criteo_profile.integer_columns(seen) == PROFILE.integers
+    made = criteo_profile.categorical_columns(seen, PROFILE.cardinalities)
     for again, stored in zip(made, PROFILE.categoricals, strict=True):
         assert (again.starts, again.stop) == (stored.starts, stored.stop)
         # the fit ends in floating point: another machine may round a weight differently

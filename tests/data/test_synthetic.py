@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fit_profile import expected_log_loss
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from dlrm_hybrid.data import profile, synthetic
-from dlrm_hybrid.data.calibrate import expected_log_loss
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase, raw_name
 from dlrm_hybrid.kernels import synthesize

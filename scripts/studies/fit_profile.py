@@ -1,28 +1,33 @@
-"""From counted values to staircases: integer quantiles, and frequency curves with a fitted tail.
+"""Fit the synthetic-data profile: staircases of the columns, and the scale of the planted teacher.
 
 A sample shows only part of a column's categories. Ranks seen at least `HEAD_COUNT` times keep their
 measured share. All other ranks up to the published number of categories follow
-A * (t + B) ** -s, t = 1, 2, … behind the head (Zipf and Mandelbrot), where A and B make the curve
+A * (t + B) ** -s, t = 1, 2, … after the head (Zipf and Mandelbrot), where A and B make the curve
 continue the head and carry the remaining share, and s makes the expected number of distinct values
 in a sample of this size equal to the one seen.
 
-Shapes: R ranks or values, S steps, T pieces of the tail, P pieces of head and tail.
+Shapes: R ranks, values or rows, S steps, T pieces of the tail, P pieces of head and tail, L logits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.data.profile import WEIGHT_ONE
+from dlrm_hybrid.data import synthetic
+from dlrm_hybrid.data.profile import LOGISTIC_STEPS_PER_UNIT, WEIGHT_ONE, Profile, Teacher
 
 HEAD_COUNT = 8
 SINGLE_STEPS = 48
 STEP_RATIO = 1.07
 INTEGER_STEPS = 100
 TAIL_ROWS = 10  # an integer column's range ends this many rows before its extremes
+UNIT = 1 << 20  # of the fixed-point logit
+CALIBRATION_ROWS = 400_000
+CALIBRATION_SEED = 0
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -45,7 +50,7 @@ def whole_weights(shares: Floats) -> tuple[int, ...]:
     edges = np.rint(np.cumsum(shares) / shares.sum() * WEIGHT_ONE).astype(np.int64)
     weights = np.maximum(np.diff(edges, prepend=0), 1)
     weights[np.argmax(weights)] += WEIGHT_ONE - int(weights.sum())
-    return tuple(int(weight) for weight in weights)
+    return tuple(weights.tolist())
 
 
 def integer_steps(value_R: Integers, count_R: Integers) -> Steps:
@@ -69,7 +74,7 @@ def integer_steps(value_R: Integers, count_R: Integers) -> Steps:
     edges = edges[(edges >= low) & (edges <= high)]
     clipped_R = np.clip(value_R, low, high)
     rows_S = np.bincount(np.searchsorted(edges, clipped_R, side="right") - 1, weights=count_R)
-    return Steps(_ints(edges), high + 1, whole_weights(rows_S.astype(np.float64)))
+    return Steps(tuple(edges.tolist()), high + 1, whole_weights(rows_S.astype(np.float64)))
 
 
 def rank_steps(count_R: Integers, support: int) -> Steps:
@@ -93,7 +98,9 @@ def rank_steps(count_R: Integers, support: int) -> Steps:
     share_R = sorted_R[:head] / rows
     starts = _rank_starts(support, head)
     if support == head:
-        return Steps(_ints(starts), support, whole_weights(np.add.reduceat(share_R, starts)))
+        return Steps(
+            tuple(starts.tolist()), support, whole_weights(np.add.reduceat(share_R, starts))
+        )
     # fine pieces of the tail that meet every step's edge; whole ranks would be ten million
     tail_starts = np.unique(np.concatenate([starts[starts >= head], head + _geometric(support)]))
     edges = np.append(tail_starts[tail_starts < support], support) - head
@@ -103,7 +110,7 @@ def rank_steps(count_R: Integers, support: int) -> Steps:
     share_P = np.concatenate([share_R, tail_T])
     first_P = np.concatenate([np.arange(head), edges[:-1] + head])
     share_S = np.add.reduceat(share_P, np.searchsorted(first_P, starts))
-    return Steps(_ints(starts), support, whole_weights(share_S))
+    return Steps(tuple(starts.tolist()), support, whole_weights(share_S))
 
 
 def fit_tail(edges: Integers, last: float, mass: float, distinct: int, rows: int) -> Floats:
@@ -158,5 +165,91 @@ def _geometric(support: int) -> Integers:
     return np.unique(np.geomspace(1, support, 1200).astype(np.int64)) - 1
 
 
-def _ints(values: Integers) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
+def logistic_table() -> tuple[int, ...]:
+    """Weights of a click for logits from -8 to 8, in parts of 2**32."""
+    steps = range(-8 * LOGISTIC_STEPS_PER_UNIT, 8 * LOGISTIC_STEPS_PER_UNIT)
+    return tuple(
+        round(WEIGHT_ONE / (1.0 + math.exp(-step / LOGISTIC_STEPS_PER_UNIT))) for step in steps
+    )
+
+
+def calibrated(profile: Profile, mixture: tuple[float, float, float], log_loss: float) -> Profile:
+    """The profile with gains and bias that give its click rate and the wanted log-loss.
+
+    Args:
+        profile: its teacher's salt, head, pairs and logistic table stay.
+        mixture: standard deviations of the dense, categorical and interaction parts, up to a
+            common factor.
+        log_loss: expected log-loss of the teacher itself, nats.
+    """
+    parts = [_part(profile, which) for which in range(3)]
+    shape = [share / part.std() for share, part in zip(mixture, parts, strict=True)]
+    p_L = np.array(profile.teacher.logistic, np.float64) / WEIGHT_ONE
+    low, high = 0.0, 8.0
+    teacher = profile.teacher
+    for _ in range(40):
+        factor = (low + high) / 2
+        gains = [max(1, round(factor * scale * UNIT)) for scale in shape]
+        centred_R = sum(gain * part for gain, part in zip(gains, parts, strict=True))
+        bias = _bias(np.asarray(centred_R), profile.click_rate, p_L)
+        teacher = replace(
+            profile.teacher,
+            bias=bias,
+            dense_gain=gains[0],
+            categorical_gain=gains[1],
+            interaction_gain=gains[2],
+        )
+        if expected_log_loss(_p(np.asarray(centred_R) + bias, p_L)) > log_loss:
+            low = factor
+        else:
+            high = factor
+    return replace(profile, teacher=teacher)
+
+
+def expected_log_loss(p_R: Floats) -> float:
+    """Mean entropy of labels drawn with these probabilities, nats."""
+    return float(-(p_R * np.log(p_R) + (1 - p_R) * np.log1p(-p_R)).mean())
+
+
+def _part(profile: Profile, which: int) -> Floats:
+    gains = [int(which == part) for part in range(3)]
+    alone = replace(
+        profile.teacher,
+        bias=0,
+        dense_gain=gains[0],
+        categorical_gain=gains[1],
+        interaction_gain=gains[2],
+    )
+    tables = synthetic.tables_of(replace(profile, teacher=alone))
+    return synthetic.score(0, CALIBRATION_ROWS, synthetic.row_key(CALIBRATION_SEED), tables)[
+        0
+    ].astype(np.float64)
+
+
+def _p(logit_R: Floats, p_L: Floats) -> Floats:
+    return p_L[synthetic.logistic_index(logit_R.astype(np.int64), len(p_L))]
+
+
+def _bias(centred_R: Floats, click_rate: float, p_L: Floats) -> int:
+    low, high = -32.0 * UNIT, 32.0 * UNIT
+    for _ in range(32):
+        bias = (low + high) / 2
+        if _p(centred_R + bias, p_L).mean() > click_rate:
+            high = bias
+        else:
+            low = bias
+    return round(low)
+
+
+def blank_teacher(salt: int, head_ranks: int, pairs: tuple[tuple[int, int], ...]) -> Teacher:
+    """A teacher that is still to be scaled."""
+    return Teacher(
+        salt=salt,
+        head_ranks=head_ranks,
+        pairs=pairs,
+        bias=0,
+        dense_gain=0,
+        categorical_gain=0,
+        interaction_gain=0,
+        logistic=logistic_table(),
+    )
