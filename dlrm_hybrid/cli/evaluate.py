@@ -6,68 +6,19 @@ A checkpoint may be somebody else's: nothing in its configuration decides where 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, cast
 
-from dlrm_hybrid.checkpoint.folder import find, read_facts
-from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
-from dlrm_hybrid.cli.closing import tell_scores
-from dlrm_hybrid.cli.compiling import compile_for
-from dlrm_hybrid.cli.live import LiveWork
-from dlrm_hybrid.cli.prepare import Command, prepared_rows
+from dlrm_hybrid.cli.evaluating import prepare_evaluation, score
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.train import best_reachable
-from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.identity import evaluated
-from dlrm_hybrid.config.overrides import override_text
-from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import faults_text, saved_values, validate
-from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
-from dlrm_hybrid.data.manifest import read as read_rows
-from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.cli.training import teacher_scores
+from dlrm_hybrid.cli.view import LiveWork, show_scores
+from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.run.folder import one_user, write_whole
-from dlrm_hybrid.run.rank.process import Rank
-from dlrm_hybrid.run.request import EvaluateTask, Request
-from dlrm_hybrid.run.supervisor import run_ranks
-from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import ConfigError, ExitCode
 
-EVALUATE_RANK = "dlrm_hybrid.run.rank.single:evaluate_rank"
 OUTPUT_KEY = "evaluate.output"
-# The other keys of `data` say which rows they are.
-WHERE_AND_HOW = ("data.prepared", "data.test_part", "data.processes", "data.block_bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """What is to be scored.
-
-    Attributes:
-        checkpoint: its folder.
-        facts: what it says.
-        values: its configuration with what the command line says of rows and evaluation.
-        config: the same, typed.
-        rows: the folder of prepared rows.
-        shards: these.
-    """
-
-    checkpoint: Path
-    facts: Mapping[str, Any]
-    values: Mapping[str, Any]
-    config: Config
-    rows: Path
-    shards: Shards
-
-    @property
-    def trained_on(self) -> bool:
-        """Whether the checkpoint was trained on these rows."""
-        return self.facts["rows"] == self.shards.manifest.identity
 
 
 def run(request: Request) -> int:
@@ -84,157 +35,26 @@ def run(request: Request) -> int:
                 raise ConfigError(faults_text([fault]))
             lock = path.with_name(f".{path.name}.lock")
             stack.enter_context(one_user(lock, OUTPUT_KEY, path))
-        scored = _scored(request, Path(options.checkpoint), terminal)
-        event = _scores(scored, terminal)
-        _tell(scored, event, terminal)
+        evaluation = prepare_evaluation(request, Path(options.checkpoint), terminal)
+        with LiveWork(terminal) as live:
+            event = score(evaluation, live.show)
+        part = evaluation.config.data.test_part
+        other = "" if evaluation.trained_on else " (not those it was trained on, same vocabulary)"
+        terminal.line(f"checkpoint {evaluation.checkpoint}, step {event.step:,}")
+        terminal.line(
+            f"rows {evaluation.rows}, test part `{part}`: {event.values['rows']:,} rows{other}"
+        )
+        teacher = teacher_scores(evaluation.config, evaluation.shards)
+        scores = {**event.values, "loss": event.values["log_loss"]}
+        show_scores(terminal, f"{evaluation.rows.name}, {part}", scores, teacher)
         if options.output is not None:
-            values = {**_names(scored), "step": event.step, **event.values}
+            values = {
+                "checkpoint": str(evaluation.checkpoint),
+                "data": str(evaluation.rows),
+                "part": part,
+                "trained_on": evaluation.trained_on,
+                "step": event.step,
+                **event.values,
+            }
             write_whole(Path(options.output), json.dumps(values, indent=1), OUTPUT_KEY)
     return ExitCode.DONE
-
-
-def _scored(request: Request, path: Path, terminal: Terminal) -> _Scored:
-    """Checkpoint and rows, checked against each other."""
-    checkpoint = find(path)
-    facts = read_facts(checkpoint)
-    saved = _checked(checkpoint, facts["config"])
-    given = compose.given_keys(request.overrides)
-    values, faults = evaluated(saved, request.values, given)
-    if faults:
-        raise ConfigError(faults_text(faults))
-    config = validate(values)
-    compile_for(config, terminal)
-    command = Command("evaluate", request.overrides)
-    rows = _rows(config, checkpoint, given, terminal, command)
-    # What nobody has asked for is as the rows have it.
-    kept = {
-        key: value
-        for key, value in asdict(read_rows(rows).semantics).items()
-        if not ({"data", f"data.{key}"} & set(given))
-    }
-    values = {**values, "data": {**values["data"], **kept}}
-    config = validate(values)
-    shards = open_shards(rows, build.semantics(config))
-    scored = _Scored(checkpoint, facts, values, config, rows, shards)
-    if not scored.trained_on:
-        if not _asks_for_rows(given):
-            asked = shlex.quote(override_text("data.prepared", str(rows)))
-            raise DataError(
-                f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
-                "scores it on them if their vocabulary is the same"
-            )
-        _check_vocabulary(scored)
-    return scored
-
-
-def _asks_for_rows(given: Sequence[str]) -> bool:
-    return "data.prepared" in given or _describes_rows(given)
-
-
-def _describes_rows(given: Sequence[str]) -> bool:
-    return any(key.partition(".")[0] == "data" and key not in WHERE_AND_HOW for key in given)
-
-
-def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration in a checkpoint; raises DataError if it is none."""
-    saved = saved_values(values)
-    try:
-        validate(saved)
-        return saved
-    except ConfigError as error:
-        raise DataError(f"{checkpoint / MANIFEST_FILE}: config: {error}") from None
-
-
-def _rows(
-    config: Config, checkpoint: Path, given: Sequence[str], terminal: Terminal, command: Command
-) -> Path:
-    """The folder of prepared rows to score.
-
-    Rows are made only in a folder that the command line names, or in the default one.
-
-    Raises:
-        DataError: there are none.
-    """
-    folder = build.prepared_folder(config)
-    there = (folder / ROWS_FILE).is_file()
-    described = _describes_rows(given)
-    if "data.prepared" in given or "data" in given:
-        return folder if there and not described else prepared_rows(config, terminal, command)
-    synthetic = config.data.name == "synthetic"
-    if there and not (synthetic and described):
-        return folder
-    if synthetic:
-        named = replace(config, data=replace(config.data, prepared=None))
-        return prepared_rows(named, terminal, command)
-    raise DataError(
-        f"{folder}: the rows that {checkpoint} was trained on are not here; set "
-        "data.prepared=FOLDER to where they are"
-    )
-
-
-def _check_vocabulary(scored: _Scored) -> None:
-    """Refuse rows whose ids mean other categories than those the checkpoint has learned.
-
-    Raises:
-        DataError: they do, or nobody knows.
-    """
-    known, found = scored.facts.get("vocabulary"), scored.shards.manifest.vocabulary
-    if known == found:
-        return
-    reason = "the checkpoint does not say which vocabulary it was trained with"
-    if isinstance(known, Mapping):
-        theirs = cast("Mapping[str, Any]", known)
-        reason = "their vocabulary differs: " + "; ".join(
-            f"{key} is {value!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
-            for key, value in found.items()
-            if theirs.get(key) != value
-        )
-    raise DataError(
-        f"{scored.rows}: not the rows that {scored.checkpoint} was trained on, and {reason}"
-    )
-
-
-def _scores(scored: _Scored, terminal: Terminal) -> Event:
-    task = EvaluateTask(
-        checkpoint=str(scored.checkpoint),
-        prepared=str(scored.rows),
-        rows=scored.shards.manifest.identity,
-        values=scored.values,
-    )
-    found: list[Event] = []
-    with TemporaryDirectory(prefix="dlrm_hybrid-") as logs, LiveWork(terminal) as live:
-
-        def report(event: Event) -> None:
-            found.append(event)
-            live.show(event)
-
-        rank = Rank(
-            index=0, name="worker-0", argument=json.dumps(asdict(task)), log_folder=Path(logs)
-        )
-        outcome = run_ranks([rank], EVALUATE_RANK, report)
-    if outcome.exit_code != ExitCode.DONE:
-        raise RunFailedError(outcome.message, outcome.exit_code)
-    (event,) = (event for event in found if event.kind is Kind.EVALUATED)
-    return event
-
-
-def _tell(scored: _Scored, event: Event, terminal: Terminal) -> None:
-    names = _names(scored)
-    other = "" if scored.trained_on else " (not those it was trained on, same vocabulary)"
-    terminal.line(f"checkpoint {names['checkpoint']}, step {event.step:,}")
-    terminal.line(
-        f"rows {names['data']}, test part `{names['part']}`: {event.values['rows']:,} rows{other}"
-    )
-    teacher = best_reachable(scored.config, scored.shards)
-    scores = {**event.values, "loss": event.values["log_loss"]}
-    tell_scores(terminal, f"{scored.rows.name}, {names['part']}", scores, teacher)
-
-
-def _names(scored: _Scored) -> dict[str, Any]:
-    """Checkpoint, data and part, for the output."""
-    return {
-        "checkpoint": str(scored.checkpoint),
-        "data": str(scored.rows),
-        "part": scored.config.data.test_part,
-        "trained_on": scored.trained_on,
-    }

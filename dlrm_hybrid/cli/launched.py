@@ -18,14 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.cli.compiling import compile_for
 from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
-from dlrm_hybrid.cli.prepare import Command, prepared_rows
 from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows
-from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.cli.rows import Command, prepared_rows
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
 from dlrm_hybrid.config import compose
@@ -37,6 +34,7 @@ from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
 from dlrm_hybrid.run.launcher import Launch
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask
@@ -72,13 +70,15 @@ class Announcement:
     rows: Sequence[str]
 
 
-def run(launch: Launch, arguments: Arguments) -> int:
+def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingView) -> int:
     """Be one of several processes of a run; returns its exit code.
 
     Args:
         launch: the place of this process among them.
         arguments: of the command line, after the verb. Rank 0's are the run's; from the others'
             only `network.bind` and `network.keys` count, for their own machine.
+        display: for what precedes training; a quiet one except on rank 0.
+        view: of the run, for the leader.
 
     Raises:
         DlrmError: the run failed, for a reason that others have not told on this machine.
@@ -91,7 +91,7 @@ def run(launch: Launch, arguments: Arguments) -> int:
     try:
         try:
             with refusals():
-                part = _prepared(launch, arguments, board, lock)
+                part = _prepared(launch, arguments, board, lock, display)
         except RunFailedError as error:
             if launch.local_rank:  # once on each machine is enough
                 return error.exit_code
@@ -102,7 +102,7 @@ def run(launch: Launch, arguments: Arguments) -> int:
         if part is None:
             return ExitCode.DONE
         patience_seconds = FAREWELL_SECONDS
-        code = take_part(part)
+        code = take_part(part, view)
         patience_seconds = LEAVE_SECONDS
         return code
     finally:
@@ -159,7 +159,7 @@ def _go_on() -> None:
 
 
 def _prepared(
-    launch: Launch, arguments: Arguments, board: StoreBoard, lock: ExitStack
+    launch: Launch, arguments: Arguments, board: StoreBoard, lock: ExitStack, display: Display
 ) -> Part | None:
     """All that this rank needs to begin; None if there is nothing to do.
 
@@ -168,15 +168,14 @@ def _prepared(
         arguments: of its command line.
         board: where ranks leave texts for each other.
         lock: gets rank 0's lock of the run folder.
+        display: for progress.
     """
     hopeless = board.for_all_attempts().failure()
     if hopeless is not None:
         raise hopeless
     _compare_versions(launch, board)
-    terminal = Terminal(Console(quiet=True))
     if launch.rank == 0:
-        terminal = Terminal()
-        announced = _announce(launch, arguments, terminal, board.for_all_attempts(), lock)
+        announced = _announce(launch, arguments, display, board.for_all_attempts(), lock)
         text = "null" if announced is None else json.dumps(asdict(announced))
         board.put("announcement.json", text)
     text = await_text(board, "announcement.json", PREPARE_SECONDS)
@@ -184,7 +183,7 @@ def _prepared(
         return None
     announced = Announcement(**json.loads(text))
     config = own_network(validate(announced.values), arguments.overrides)
-    rows = _same_rows(launch, announced, config, terminal, board)
+    rows = _same_rows(launch, announced, config, display, board)
     task = TrainTask(
         run_folder=announced.run_folder,
         prepared=str(rows),
@@ -209,14 +208,14 @@ def _compare_versions(launch: Launch, board: StoreBoard) -> None:
 
 
 def _announce(
-    launch: Launch, arguments: Arguments, terminal: Terminal, job: StoreBoard, lock: ExitStack
+    launch: Launch, arguments: Arguments, display: Display, job: StoreBoard, lock: ExitStack
 ) -> Announcement | None:
     """Rank 0's preparations; None if help was asked for, or an attempt before was the last.
 
     Args:
         launch: of this attempt.
         arguments: of the command line.
-        terminal: of rank 0.
+        display: of rank 0.
         job: what attempts tell each other.
         lock: gets the lock of the run folder.
     """
@@ -231,17 +230,17 @@ def _announce(
     if own and run_folder.is_complete(request):
         return None
     resume_from = run_folder.claim(request, is_restart=bool(own))
-    rows = ready_rows(request, resume_from, terminal)
+    rows = ready_rows(request, resume_from, display)
     run_folder.write_facts(request)
     job.put(RUN_FOLDER, str(request.folder))
     if lost := lost_latest(request.folder):
-        terminal.line(lost)
+        display.line(lost)
     if own:
         step = saved_step(resume_from)
-        terminal.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
-    compile_for(request.config, terminal)
-    terminal.line(f"run folder {request.folder}")
-    run_folder.tell_start(request, resume_from, terminal.line)
+        display.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
+    compile_for(request.config, display)
+    display.line(f"run folder {request.folder}")
+    run_folder.tell_start(request, resume_from, display.line)
     return Announcement(
         values=request.values,
         overrides=request.overrides,
@@ -279,14 +278,14 @@ def own_network(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _same_rows(
-    launch: Launch, announced: Announcement, config: Config, terminal: Terminal, board: StoreBoard
+    launch: Launch, announced: Announcement, config: Config, display: Display, board: StoreBoard
 ) -> Path:
     """The folder of prepared rows on this machine; its first rank makes them if need be."""
     name = f"rows-{launch.node}.json"
     rows = build.prepared_folder(config)
     if launch.local_rank == 0:
-        compile_for(config, terminal)  # the others wait for the rows, so they do not compile too
-        rows = prepared_rows(config, terminal, Command("train", announced.overrides))
+        compile_for(config, display)  # the others wait for the rows, so they do not compile too
+        rows = prepared_rows(config, display, Command("train", announced.overrides))
         board.put(name, json.dumps(str(rows)))
     await_text(board, name, PREPARE_SECONDS)
     found = open_shards(rows, build.semantics(config)).manifest.identity

@@ -15,18 +15,15 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
-from rich.console import Console
-
-from dlrm_hybrid.cli.live import LiveTraining
 from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
-from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.train import close
+from dlrm_hybrid.cli.training import close
 from dlrm_hybrid.comm.meeting import StoreRendezvous
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.display import TrainingView
 from dlrm_hybrid.run.launcher import Launch
 from dlrm_hybrid.run.rank.process import (
     Ending,
@@ -77,11 +74,15 @@ class Part:
         return self.launch.rank == self.topology.interaction_group[0]
 
 
-def take_part(part: Part) -> int:
+def take_part(part: Part, view: TrainingView) -> int:
     """Be the rank until the run ends; returns the exit code.
 
+    Args:
+        part: what the rank needs to know.
+        view: for the events that it reports, and for the result if it leads.
+
     Raises:
-        RunFailedError: it failed, with the message for this rank's terminal.
+        RunFailedError: it failed, with the message for this rank's standard error.
     """
     rank = Rank(
         index=part.launch.rank,
@@ -92,11 +93,11 @@ def take_part(part: Part) -> int:
     machine = {"node": part.launch.node, "cores": len(os.sched_getaffinity(0))}
     part.board.put(f"machine-{rank.index}.json", json.dumps(machine))
     told: list[Event] = []
-    with _logged(rank) as terminal:
-        end = _train(part, rank, told, terminal)
+    with _logged(rank):
+        end = _train(part, rank, told, view)
     end, is_news = _cause(part, end)
     if part.leads:
-        return _close(part, end, told)
+        return _close(part, end, told, view)
     if end.exit_code == ExitCode.DONE:
         part.board.put(_told(rank.index), told[0].to_json())
     elif is_news and end.exit_code not in TOGETHER:
@@ -112,16 +113,16 @@ def tell_failure(board: StoreBoard, exit_code: int, message: str) -> None:
             board.for_all_attempts().fail(exit_code, message)
 
 
-def _train(part: Part, rank: Rank, told: list[Event], terminal: Terminal) -> Ending:
+def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Ending:
     stop = StopWish()
     stop.install()
     rendezvous = StoreRendezvous(replace(part.board, check=stop.check))
-    with LiveTraining(terminal) as live:
+    with view.live() as show:
 
         def report(event: Event) -> None:
             if event.kind is Kind.RANK:
                 told.append(event)
-            live.show(event)
+            show(event)
 
         request = part.request
         return ending(
@@ -167,7 +168,7 @@ def _losses(part: Part) -> dict[int, Loss]:
     return {rank: Loss.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
-def _close(part: Part, end: Ending, told: list[Event]) -> int:
+def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> int:
     """The leader's last work: what all ranks have counted, the summary and the result."""
     request, board = part.request, part.board
     if end.exit_code == ExitCode.DONE:
@@ -176,8 +177,8 @@ def _close(part: Part, end: Ending, told: list[Event]) -> int:
         told += [from_json(await_text(board, _told(rank), seconds)) for rank in others]
         told.sort(key=lambda event: event.values["rank"])
         run_folder.append_events(request.folder, told)
-    outcome = Outcome(end.exit_code, end.message)
-    return close(request, outcome, _cores(part), Terminal())
+    close(request, Outcome(end.exit_code, end.message), _cores(part), view)
+    return ExitCode.DONE
 
 
 def _cores(part: Part) -> int:
@@ -201,17 +202,16 @@ def _told(rank: int) -> str:
 
 
 @contextmanager
-def _logged(rank: Rank) -> Generator[Terminal, None, None]:
-    """Output goes to the rank's log, but for that of the terminal that is yielded."""
+def _logged(rank: Rank) -> Generator[None, None, None]:
+    """Output goes to the rank's log, except that of a display that was made before."""
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     log_losses(rank.log_folder / TERMINAL_LOG)
-    terminal = Terminal(Console(file=sys.stdout, highlight=False, soft_wrap=True))
     saved = [os.dup(number) for number in (1, 2)]
     # What the program prints to is not touched: it has descriptors of its own.
     with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
         write_log(rank)
         try:
-            yield terminal
+            yield
         finally:
             flush_log()
             for number, descriptor in zip((1, 2), saved, strict=True):

@@ -79,7 +79,7 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
         _refuse_unread(verb, given)
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
-        return import_module("dlrm_hybrid.cli.launched").run(launch, given)
+        return _run_launched(launch, given)
     if given.is_sweep and verb != "train":
         given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
     elif given.is_sweep and given.cfg is None:
@@ -91,6 +91,17 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
         return ExitCode.DONE
     return _Jobs(verb, launch, stop).run(job)
+
+
+def _run_launched(launch: Launch, given: Arguments) -> int:
+    """Be one of the ranks that a launcher has started; only rank 0 shows the preparations."""
+    from dlrm_hybrid.cli.launched import run as run_launched  # imports torch
+    from dlrm_hybrid.cli.terminal import Terminal, quiet
+    from dlrm_hybrid.cli.view import TerminalView
+
+    terminal = Terminal()
+    display = terminal if launch.rank == 0 else quiet()
+    return run_launched(launch, given, display, TerminalView(terminal))
 
 
 def _refuse_unread(verb: str, given: Arguments) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.cli.prepare import Command, prepared_rows
-from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.cli.rows import Command, prepared_rows
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ResourceError
@@ -37,13 +37,13 @@ def no_empty_folder(folder: Path) -> Generator[None, None, None]:
                 path.rmdir()
 
 
-def ready_rows(request: Request, resume_from: Path | None, terminal: Terminal) -> Path:
+def ready_rows(request: Request, resume_from: Path | None, display: Display) -> Path:
     """The folder of prepared rows of a run that can begin.
 
     Args:
         request: the run.
         resume_from: a run folder or checkpoint to resume from, or None.
-        terminal: for progress.
+        display: for progress.
 
     Raises:
         ConfigError: there are too few rows for one step.
@@ -51,7 +51,7 @@ def ready_rows(request: Request, resume_from: Path | None, terminal: Terminal) -
     """
     config = request.config
     checkpoint_folder.saved_step(resume_from)  # rows may take minutes: a wrong path is told first
-    rows = prepared_rows(config, terminal, Command("train", request.overrides))
+    rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -14,7 +14,7 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from dlrm_hybrid.cli.figures import rate
+from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.types import printable
 
 PLAIN_LINE_SECONDS = 5.0
@@ -25,14 +25,8 @@ ROOM_COLUMNS = 120
 FULL_COLUMNS = 100
 ETA_WINDOW_SECONDS = 20.0
 ETA_AFTER_SECONDS = 1.0
-
-
-class Bar(Protocol):
-    """Progress towards a known or unknown end."""
-
-    def update(self, done: float, total: float | None, text: str) -> None:
-        """Show `done` of `total`, with a text beside it."""
-        ...
+UNITS = ("", "k", "M", "G", "T")
+BYTES_PER_MB = 1e6
 
 
 class Terminal:
@@ -41,7 +35,8 @@ class Terminal:
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        # Bound now: a rank that a launcher has started redirects standard output to its log later.
+        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.clock = clock
         self._open: Progress | None = None
         self._said: set[str] = set()
@@ -57,11 +52,11 @@ class Terminal:
         return not self.console.is_terminal or self.console.width >= FULL_COLUMNS
 
     def line(self, text: str) -> None:
-        """One line, above a bar if there is one."""
+        """Print a line, above a bar if there is one."""
         self.console.print(printable(text), markup=False)
 
     def line_once(self, text: str) -> None:
-        """A line that several steps of a command have reason to print: the first one does."""
+        """Print a line that several steps of a command may print, once."""
         if text not in self._said:
             self._said.add(text)
             self.line(text)
@@ -82,14 +77,7 @@ class Terminal:
         self.console.print(Segments(self.console.render(table, unlimited)))
 
     def bar(self, label: str, *, is_late: bool = False) -> AbstractContextManager[Bar]:
-        """A bar that is there inside a `with`; inside that of another it takes its place.
-
-        Args:
-            label: what goes on.
-            is_late: show it only if it takes a while, and leave nothing of it behind: what comes of
-                it has lines of its own. The bar moves with its updates alone, so that nothing is
-                measured beside a thread that draws.
-        """
+        """A bar with a text; see `Display.bar`."""
         if self.console.is_terminal:
             return _RichBar(self, label, is_late)
         return _PlainBar(self, label, is_late)
@@ -97,30 +85,11 @@ class Terminal:
     @contextmanager
     def counter(
         self, label: str, unit: str, *, is_late: bool = False
-    ) -> Generator[Callable[[float, float | None], None], None, None]:
-        """A bar that is told how much of how much is done, and shows how much in a second.
-
-        Args:
-            label: what goes on.
-            unit: of what is counted, as `rows`; of bytes the speed is in MB.
-            is_late: as of `bar`.
-        """
+    ) -> Generator[Count, None, None]:
+        """A bar with a speed; see `Display.counter`."""
         with self.bar(label, is_late=is_late) as bar:
             # What a late bar counts may have begun before it: measured from its first report on.
-            begun = None if is_late else (self.clock(), 0.0)
-            last, speed = 0.0, rate(0, 0, unit)
-
-            def show(done: float, total: float | None) -> None:
-                nonlocal begun, last, speed
-                now = self.clock()
-                if begun is None or done < last:  # another file or stage; its speed comes next
-                    begun = now, done
-                else:
-                    speed = rate(done - begun[1], now - begun[0], unit)
-                last = done
-                bar.update(done, total, speed)
-
-            yield show
+            yield _Counter(bar, self.clock, unit, None if is_late else (self.clock(), 0.0))
 
     @contextmanager
     def progress(self, moves: bool) -> Generator[Progress, None, None]:
@@ -189,6 +158,11 @@ class Eta:
         return duration((total - done) * seconds / progress)
 
 
+def quiet() -> Terminal:
+    """A terminal that shows nothing."""
+    return Terminal(Console(quiet=True))
+
+
 class _RichBar:
     def __init__(self, terminal: Terminal, label: str, is_late: bool) -> None:
         self._terminal = terminal
@@ -229,6 +203,34 @@ class _RichBar:
         self._shown = progress, task
 
 
+class _Counter:
+    """What is done in a second, since the stage or file began or a late bar was first told."""
+
+    def __init__(
+        self, bar: Bar, clock: Callable[[], float], unit: str, begun: tuple[float, float] | None
+    ) -> None:
+        self._bar = bar
+        self._clock = clock
+        self._unit = unit
+        self._begun = begun
+        self._stage, self._done = "", 0.0
+        self._speed = rate(0, 0, unit)
+
+    def __call__(
+        self, done: float, total: float | None, stage: str = "", unit: str | None = None
+    ) -> None:
+        now, unit = self._clock(), unit or self._unit
+        if stage != self._stage:
+            self._begun, self._speed = (now, done), rate(0, 0, unit)
+        elif self._begun is None or done < self._done:  # another file; its speed comes next
+            self._begun = now, done
+        else:
+            begun_seconds, before = self._begun
+            self._speed = rate(done - before, now - begun_seconds, unit)
+        self._stage, self._done = stage, done
+        self._bar.update(done, total, f"{stage}: {self._speed}" if stage else self._speed)
+
+
 class _PlainBar:
     """A line every few seconds, and the last one unless it is late."""
 
@@ -263,3 +265,20 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def quantity(amount: float) -> str:
+    """Three digits and a decimal unit, to put a `B` behind: `12.3 M`."""
+    exponent = 0
+    while abs(amount) >= 999.5 and exponent < len(UNITS) - 1:
+        amount /= 1000
+        exponent += 1
+    digits = f"{amount:.0f}" if exponent == 0 or abs(amount) >= 99.95 else f"{amount:#.3g}"
+    return f"{digits} {UNITS[exponent]}"
+
+
+def rate(done: float, seconds: float, unit: str) -> str:
+    """How much is done in a second, as `123,456 rows/s`; of bytes in MB."""
+    if unit == "bytes":
+        done, unit = done / BYTES_PER_MB, "MB"
+    return f"{done / seconds if seconds > 0 else 0.0:,.0f} {unit}/s"

@@ -1,14 +1,30 @@
-"""How often a run may be started again after it has lost a rank."""
+"""Restarts of a run that has lost a rank: how many there may be, and what each starts with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import final
+
+from dlrm_hybrid.checkpoint.folder import saved_step
+from dlrm_hybrid.run import folder as run_folder
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.rank.process import Rank
+from dlrm_hybrid.run.request import Request, TrainTask
+from dlrm_hybrid.run.supervisor import Outcome
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.types import DataError
+
+Namespaces = Callable[[int], tuple[str, ...]]
+"""What the rank with this number enters before anything else."""
 
 
 @final
 @dataclass(slots=True)
-class Restarts:
+class RestartBudget:
     """Counts the restarts of a run; too many in a short time mean that another will not help.
 
     Attributes:
@@ -31,8 +47,86 @@ class Restarts:
         Args:
             now_seconds: of a clock that only goes forward.
         """
-        recent = sum(time > now_seconds - self.window_seconds for time in self._times)
+        recent = sum(made > now_seconds - self.window_seconds for made in self._times)
         if recent >= self.limit:
             return None
         self._times.append(now_seconds)
         return recent + 1
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RestartLoop:
+    """Prepares each attempt of a run, and decides whether there is another.
+
+    Attributes:
+        request: the run.
+        rows: folder of its shards.
+        rendezvous: a folder of this start of the program; each attempt meets in one below.
+        namespaces: that ranks enter.
+        restarts: how many are left.
+        first: number of the first attempt.
+        say: shows a person a line.
+        reported: by ranks of the present attempt at their end.
+    """
+
+    request: Request
+    rows: Path
+    rendezvous: Path
+    namespaces: Namespaces
+    restarts: RestartBudget
+    first: int
+    say: Callable[[str], None]
+    reported: list[Event] = field(default_factory=list[Event])
+
+    def ranks(self) -> list[Rank]:
+        """The processes of the next attempt; a world of one process has one."""
+        self.reported.clear()  # by ranks that were done when another was lost
+        resume_from = run_folder.resume_point(self.request)
+        attempt = self.first + self.restarts.made
+        task = TrainTask(
+            run_folder=str(self.request.folder),
+            prepared=str(self.rows),
+            resume_from=None if resume_from is None else str(resume_from),
+            rank=0,
+            attempt=attempt,
+            rendezvous=str(self.rendezvous / str(attempt)),
+        )
+        return [
+            Rank(
+                index=index,
+                name=name,
+                argument=json.dumps(asdict(replace(task, rank=index))),
+                log_folder=self.request.folder / "log",
+                namespaces=self.namespaces(index),
+            )
+            for index, name in enumerate(_names(self.request))
+        ]
+
+    def again(self, lost: Outcome) -> Outcome | None:
+        """What becomes of a run that has lost a rank: None to go on from what was saved."""
+        number = self.restarts.another(time.monotonic())
+        if number is not None:
+            try:
+                step = saved_step(run_folder.resume_point(self.request))
+            except DataError as error:
+                return Outcome(error.exit_code, f"{lost.message}; {error}")
+            self.say(
+                f"{lost.message}; restart {number} of {self.restarts.limit} from step {step:,}"
+            )
+            return None
+        if not self.restarts.limit:
+            return lost
+        options = self.request.config.checkpoint
+        reason = (
+            f"no restarts left (checkpoint.max_restarts = {options.max_restarts} within "
+            f"{options.restart_window_seconds:g} s)"
+        )
+        return replace(lost, message=f"{lost.message}; {reason}")
+
+
+def _names(request: Request) -> list[str]:
+    if not build.many_processes(request.config):
+        return ["worker-0"]
+    topology = build.topology(request.config)
+    return [topology.name(rank) for rank in range(topology.size)]

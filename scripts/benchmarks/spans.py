@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.single import train_rank
@@ -78,8 +78,8 @@ def _span_seconds() -> float:
 
 def main(folder: Path, overrides: list[str]) -> int:
     """Train, then print a row for each rank; 1 if a share is more than is allowed."""
-    cli_train.WORLD_RANK = "spans:counted_world_rank"
-    cli_train.TRAIN_RANK = "spans:counted_train_rank"
+    training.WORLD_RANK = "spans:counted_world_rank"
+    training.TRAIN_RANK = "spans:counted_train_rank"
     code = run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides])
     if code:
         return code

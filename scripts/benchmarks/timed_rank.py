@@ -22,7 +22,7 @@ from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any
 
-import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.rank.process import Report
@@ -203,7 +203,7 @@ def _thread_seconds() -> dict[str, float]:
 
 def main() -> int:
     """Run the verb of the command line with ranks that are timed."""
-    cli_train.WORLD_RANK = "timed_rank:timed_rank"
+    training.WORLD_RANK = "timed_rank:timed_rank"
     return run(sys.argv)
 
 

@@ -10,6 +10,8 @@ import pytest
 from dlrm_hybrid.cli import launched
 from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.cli.terminal import quiet
+from dlrm_hybrid.cli.view import TerminalView
 from dlrm_hybrid.comm.store_board import reach_board
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -40,6 +42,7 @@ SLURM = {
     "SLURM_NNODES": "2",
     "SLURM_JOB_NODELIST": "node[03-04]",
 }
+NOT_SHOWN = (quiet(), TerminalView(quiet()))
 
 
 def launch(**changes: str) -> Launch:
@@ -256,7 +259,7 @@ def test_rank_0_alone_notes_what_is_not_read(
         monkeypatch.setenv(key, value)
     for key in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):  # the program sets what is missing
         monkeypatch.setenv(key, "1")
-    monkeypatch.setattr(launched, "run", lambda launch, arguments: 0)
+    monkeypatch.setattr(launched, "run", lambda *_: 0)
     assert run(["dlrm_hybrid", "train", "report.output=x.html"]) == 0
     assert capsys.readouterr().err == note
 
@@ -274,7 +277,7 @@ def test_a_restart_finds_its_folder_whatever_it_is_called_and_leaves_none_that_i
     given = Arguments(overrides=[*small_rows, *world, "checkpoint.resume=nope"])
     again = replace(member(0, port), rank_0_serves=False, restarts=1)
     with pytest.raises(DataError, match="nope: no checkpoint found"):
-        launched.run(again, given)
+        launched.run(again, given, *NOT_SHOWN)
     assert not folder.exists()
 
 
@@ -289,7 +292,7 @@ def test_a_folder_that_cannot_be_made_is_told_to_all_ranks_at_once(
     world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
     given = Arguments(overrides=[*world, "hydra.run.dir=/dev/null/run"])
     with pytest.raises(ResourceError, match="/dev/null/run: Not a directory"):
-        launched.run(replace(member(0, port), rank_0_serves=False), given)
+        launched.run(replace(member(0, port), rank_0_serves=False), given, *NOT_SHOWN)
     other = reach_board("127.0.0.1", port, "dlrm_hybrid/0", lambda: None, 5.0)
     failure = other.failure()
     assert failure is not None and failure.exit_code == 5

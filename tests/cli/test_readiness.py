@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlrm_hybrid.cli import train as verb
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.readiness import no_empty_folder
 from dlrm_hybrid.config.compose import values_of
 
@@ -42,7 +42,7 @@ def test_what_is_missing_is_told_and_no_folder_is_left(
     def start(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(verb, "run_attempts", start)
+    monkeypatch.setattr(training, "run_attempts", start)
     if overrides[0].startswith("data=criteo"):
         overrides = (*overrides, "data.rows=null", "data.seed=null")
     found, folder = train("run", *overrides)

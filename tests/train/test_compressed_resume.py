@@ -11,7 +11,7 @@ import world_faults
 from world_faults import Fault, planned
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
-import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
@@ -55,7 +55,7 @@ def test_a_struck_world_goes_on_with_all_it_remembers(
     code, unbroken = train("unbroken", *options, "parallel.world=in_process")
     assert code == 0
     assert_moved(unbroken, EVERY, STEPS)
-    monkeypatch.setattr(cli_train, "WORLD_RANK", world_faults.ENTRY)
+    monkeypatch.setattr(training, "WORLD_RANK", world_faults.ENTRY)
     draw = Random(f"{method} {name}")
     kills = 2 if name == "SIGKILL" else 1
     # By then a checkpoint is valid: soon after a save, with stale weights, it need not be yet.

@@ -8,11 +8,11 @@ import torch
 from saver_kills import saver, tensors
 from world_runs import Train, summary
 
-import dlrm_hybrid.cli.train as cli_train
 from dlrm_hybrid.checkpoint import shard_writer
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.finite import is_finite
 from dlrm_hybrid.train.parts import Progress
@@ -49,7 +49,7 @@ def test_nan_that_hides_from_the_loss_ends_the_run(
 def test_one_bad_shard_of_a_world_stops_the_commit(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_train, "WORLD_RANK", "saving_faults:poisoned_rank")
+    monkeypatch.setattr(training, "WORLD_RANK", "saving_faults:poisoned_rank")
     code, folder = train("run", *WORLD)
     assert code == 4
     assert capsys.readouterr().err == (
@@ -127,7 +127,7 @@ def test_finite_values_near_the_limit_are_finite() -> None:
 def test_evaluate_refuses_a_checkpoint_of_nan(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_train, "TRAIN_RANK", "saving_faults:unchecked_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:unchecked_rank")
     code, folder = train("run", "train.steps=10")
     assert code == 0
     capsys.readouterr()

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.run.restarts import Restarts
+from dlrm_hybrid.run.restarts import RestartBudget
 
 
 @given(
@@ -12,7 +12,7 @@ from dlrm_hybrid.run.restarts import Restarts
 def test_no_window_holds_more_than_its_limit(
     pauses: list[float], limit: int, window: float
 ) -> None:
-    restarts, now, made = Restarts(limit, window), 0.0, list[float]()
+    restarts, now, made = RestartBudget(limit, window), 0.0, list[float]()
     for pause in pauses:
         now += pause
         recent = [time for time in made if time > now - window]

@@ -14,9 +14,9 @@ import pytest
 from rank_faults import left, plan
 from saved_tensors import saved_tensors
 
-import dlrm_hybrid.cli.train as cli_train
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.manifest import manifest_text
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.train.arithmetic import arithmetic, changes
@@ -48,7 +48,7 @@ def curve(folder: Path) -> list[tuple[object, ...]]:
 
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_train, "TRAIN_RANK", "rank_faults:struck_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "rank_faults:struck_rank")
 
 
 EVERY = ("telemetry.every=1", "checkpoint.every=7")

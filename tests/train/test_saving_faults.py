@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from world_runs import Train, assert_same, checkpoint, summary
 
-import dlrm_hybrid.cli.train as cli_train
+from dlrm_hybrid.cli import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
@@ -20,7 +20,7 @@ EVERY = ("telemetry.every=1", "checkpoint.every=7")
 def test_a_full_disk_of_a_server_ends_the_run_and_it_goes_on(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_train, "WORLD_RANK", "saving_faults:full_disk_rank")
+    monkeypatch.setattr(training, "WORLD_RANK", "saving_faults:full_disk_rank")
     code, folder = train("full", *WORLD)
     assert code == 5
     root = folder / "checkpoints"
@@ -44,7 +44,7 @@ def test_what_sigterm_saves_in_an_evaluation_may_become_the_best(
     options = ("train.evaluate_every=20", "train.steps=50", "checkpoint.keep=9")
     code, unbroken = train("unbroken", *options, "checkpoint.every=20")
     assert code == 0
-    monkeypatch.setattr(cli_train, "TRAIN_RANK", "saving_faults:evaluation_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:evaluation_rank")
     code, folder = train("stopped", *options)
     assert code == 75
     manifests = [checkpoint(one, 20) / "manifest.json" for one in (unbroken, folder)]
@@ -63,7 +63,7 @@ def test_what_sigterm_saves_in_an_evaluation_may_become_the_best(
 def test_a_damaged_checkpoint_ends_a_run_that_lost_a_rank(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_train, "TRAIN_RANK", "saving_faults:damaging_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:damaging_rank")
     code, folder = train("damaged", *EVERY)
     assert code == 3
     told = capsys.readouterr().err

@@ -6,10 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from dlrm_hybrid.cli.closing import tell_roles, tell_run, tell_scores
-from dlrm_hybrid.cli.figures import quantity
-from dlrm_hybrid.cli.live import LiveTraining
-from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.cli.view import LiveTraining, show_roles, show_run, show_scores
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
 
@@ -50,8 +48,8 @@ SCORES = dict.fromkeys(("loss", "auc", "accuracy", "normalized_entropy", "base_r
 def shown(width: int, summary: dict = SUMMARY) -> list[str]:
     file = StringIO()
     terminal = Terminal(Console(file=file, width=width, soft_wrap=True))
-    tell_scores(terminal, "test part", SCORES, SCORES)
-    tell_run(terminal, summary)
+    show_scores(terminal, "test part", SCORES, SCORES)
+    show_run(terminal, summary)
     return file.getvalue().splitlines()
 
 
@@ -94,7 +92,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert cells(lines, "worker")[-1] == "–"
     assert not any("sent in training" in line for line in lines)
     file = StringIO()
-    tell_roles(Terminal(Console(file=file)), [{"role": "worker", "cpu_utilization": None}])
+    show_roles(Terminal(Console(file=file)), [{"role": "worker", "cpu_utilization": None}])
     assert file.getvalue() == ""
 
 

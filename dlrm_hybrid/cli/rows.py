@@ -1,0 +1,173 @@
+"""Prepared rows: found in their folder, or made there from raw files or a generator."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.data import folder as folders
+from dlrm_hybrid.data.folder import Generated, Raw
+from dlrm_hybrid.data.manifest import Manifest, stamp
+from dlrm_hybrid.data.manifest import read as read_manifest
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.types import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.data.prepare import PrepareResult
+
+UNITS = {"parse": "bytes", "assemble": "rows"}  # of the stages of preparing; others: values
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What was typed, for messages that say what to type instead."""
+
+    verb: str
+    overrides: Sequence[str]
+
+    def with_(self, *more: str) -> str:
+        """The same command with other values of some keys."""
+        keys = [text.partition("=")[0] for text in more]
+        kept = [text for text in self.overrides if text.partition("=")[0] not in keys]
+        return f"python -m dlrm_hybrid {self.verb} {shlex.join([*kept, *more])}"
+
+
+def prepared_rows(config: Config, display: Display, command: Command) -> Path:
+    """The folder of prepared rows for this configuration, made where they are missing.
+
+    Args:
+        config: what the rows must be.
+        display: for progress, and for what a person should know.
+        command: what was typed.
+
+    Raises:
+        DataError: there are no rows and no raw files, or they were made from something else.
+    """
+    folder, raw = build.prepared_folder(config), _raw(config, display)
+    if raw and not _are_gone(raw, folder, display):
+        _prepare(config, raw, command, display)
+        return folder
+    fix = command.with_(_raw_override(_raw_names(folder)), "prepare.overwrite=true")
+    advice = f"to replace it, with data.raw naming the raw files:\n  {fix}"
+    options = replace(build.prepare_options(config, advice), overwrite=False)
+    if folders.current(folder, None, options, display.line) is None:
+        raise DataError(
+            f"data.prepared = {folder}: no prepared rows here; name the raw file (train.txt, .gz "
+            f"or .zst) to prepare them first:\n  {command.with_('data.raw=train.txt')}"
+        )
+    return folder
+
+
+def _raw(config: Config, display: Display) -> Raw:
+    """Where the raw rows come from; empty if nobody has said it."""
+    if config.data.name == "synthetic":
+        return Generated(build.synthetic_name(config), partial(_generate, config, display))
+    return build.raw_paths(config)
+
+
+def _are_gone(raw: Raw, folder: Path, display: Display) -> bool:
+    """Whether raw files are not there any more, but the rows prepared from files of these names."""
+    if isinstance(raw, Generated) or all(path.exists() for path in raw):
+        return False
+    if _raw_names(folder) != [path.name for path in raw]:
+        return False
+    missing = next(path for path in raw if not path.exists())
+    display.line(f"{missing}: no longer exists; using the rows prepared from it ({folder})")
+    return True
+
+
+def _raw_names(folder: Path) -> list[str]:
+    """The names of the raw files that a folder was made from, as far as it says."""
+    try:
+        return [source.stamp.name for source in read_manifest(folder).sources]
+    except DataError:
+        return ["train.txt"]
+
+
+def _raw_override(names: Sequence[str]) -> str:
+    return override_text("data.raw", names[0] if len(names) == 1 else names)
+
+
+def _generate(config: Config, display: Display, path: Path) -> None:
+    from dlrm_hybrid.data.synthetic import generate  # numba takes a second
+
+    rows, seed = config.data.rows, config.data.seed
+    assert rows is not None and seed is not None
+    with display.counter("generate", "rows") as show:
+        generate(path, rows, seed, build.profile(), lambda done: show(done, rows))
+
+
+def prepare_rows(config: Config, display: Display, command: Command) -> Manifest | None:
+    """Prepare the raw rows of this configuration, unless that has been done.
+
+    Args:
+        config: which rows, and how.
+        display: for progress, and for what came of it.
+        command: what was typed.
+
+    Returns:
+        the manifest of the rows that were there before; None if they have been prepared now.
+
+    Raises:
+        ConfigError: no raw rows are named.
+        DataError: they are missing or cannot be read.
+    """
+    raw = _raw(config, display)
+    if not raw:
+        fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
+        raise ConfigError(faults_text([fault]))
+    return _prepare(config, raw, command, display)
+
+
+def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Manifest | None:
+    folder = build.prepared_folder(config)
+    fix = command.with_("prepare.overwrite=true")
+    advice = f"name another folder with data.prepared, or replace it:\n  {fix}"
+    options = build.prepare_options(config, advice)
+    # Before numba is imported, and where nobody may write: what is there may do.
+    found = folders.current(folder, raw, options, display.line)
+    if isinstance(found, Manifest):
+        return found
+    if not isinstance(raw, Generated):
+        for path in raw:
+            stamp(path)  # one that is missing is told before numba is imported and a folder made
+    from dlrm_hybrid.cli.compiling import compile_for
+    from dlrm_hybrid.data.prepare import prepare
+
+    compile_for(config, display, trains=command.verb != "prepare")
+    files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))
+    display.line(f"preparing {files} into {folder}")
+    with display.counter("prepare", "values") as show:
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            show(done, total, stage, UNITS.get(stage))
+
+        result = prepare(raw, folder, options, report, display.line)
+    if result.up_to_date:
+        return result.manifest
+    _show_prepared(result, folder, display)
+    return None
+
+
+def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> None:
+    manifest = result.manifest
+    rows, clicks = manifest.rows, sum(day.clicks for day in manifest.days)
+    display.line(
+        f"{folder}: {rows:,} rows in {len(manifest.days)} days, {clicks / rows:.2%} clicks, "
+        f"{sum(manifest.table_rows):,} categories; "
+        f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
+    )
+    if manifest.bad_rows:
+        display.line(f"  {manifest.bad_rows:,} bad rows were dropped (data.on_bad_row)")
+    if manifest.zero_keys:
+        display.line(
+            f"  {manifest.zero_keys:,} fields contain 00000000 and share the id of missing values"
+        )

@@ -1,0 +1,191 @@
+"""A training run in processes of this machine: preparations, ranks, record and result."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dlrm_hybrid.checkpoint.folder import has_checkpoint, lost_latest, saved_step
+from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
+from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, require_memory
+from dlrm_hybrid.cli.remarks import remarks
+from dlrm_hybrid.comm.netem.network import open_network
+from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.profile import raw_name
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.disk import RUN_FOLDER_KEY
+from dlrm_hybrid.run import folder as run_folder
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.display import Display, TrainingView
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.restarts import Namespaces, RestartBudget, RestartLoop
+from dlrm_hybrid.run.running import Forwarder
+from dlrm_hybrid.run.supervisor import Outcome, run_attempts
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.summary import COMPLETE
+from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
+
+WORLD_RANK = "dlrm_hybrid.run.rank.world:world_rank"
+TRAIN_RANK = "dlrm_hybrid.run.rank.single:train_rank"
+# Of a command line, where it resumes: rows that a checkpoint was trained on are never replaced.
+NOT_REPEATED = ("checkpoint.resume=", "prepare.overwrite=")
+STATUS: dict[int, str] = {
+    ExitCode.DONE: COMPLETE,
+    ExitCode.DIVERGED: "diverged",
+    ExitCode.PREEMPTED: "preempted",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+def train(request: Request, display: Display, view: TrainingView) -> int:
+    """Train as configured.
+
+    Args:
+        request: the run.
+        display: for what precedes the ranks.
+        view: for what they report, and for the result.
+
+    Returns:
+        the exit code of the run.
+
+    Raises:
+        RunFailedError: the run ended without a result; its exit code says how.
+        StoppedLateError: a signal came when the result was there.
+    """
+    with no_empty_folder(request.folder), run_folder.one_run(request.folder):
+        resume_from = run_folder.claim(request)
+        log_losses(request.folder / "log" / TERMINAL_LOG)
+        if lost := lost_latest(request.folder):
+            display.line(lost)
+        rows = ready_rows(request, resume_from, display)
+        require_memory(request.config, rows)
+        with _rank_namespaces(request.config, display) as namespaces:
+            run_folder.write_facts(request)
+            for remark in remarks(request.config):
+                display.line(remark)
+            _compile(request.config, display)
+            display.line(f"run folder {request.folder}")
+            run_folder.tell_start(request, resume_from, display.line)
+            # A signal while the summary is made changes nothing: all that it could save is there.
+            with Forwarder() as forwarder:
+                outcome = _run_ranks(request, rows, namespaces, display, view, forwarder)
+                close(request, outcome, len(os.sched_getaffinity(0)), view)
+    if forwarder.received:
+        raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
+    return ExitCode.DONE
+
+
+@contextmanager
+def _rank_namespaces(config: Config, display: Display) -> Generator[Namespaces, None, None]:
+    """Open the emulated network, if the configuration has one, until the run has ended.
+
+    Raises:
+        ResourceError: this machine cannot emulate it.
+    """
+    plan = build.emulation(config)
+    if plan is None:
+        yield lambda rank: ()
+        return
+    with open_network(plan) as network:
+        display.line(
+            f"emulated network: {plan.hosts} hosts at {plan.rate_bits_per_second / 1e6:g} Mbit/s, "
+            f"an echo of {plan.echo_bytes:,} bytes took {1e3 * network.echo_seconds:.1f} ms, "
+            f"{network.echo_share:.0%} of the link's nominal time"
+        )
+        yield lambda rank: network.namespaces[build.host(config, rank)]
+
+
+def _compile(config: Config, display: Display) -> None:
+    """Compile the kernels of ranks; what is wrong before that is told before numba is imported."""
+    from dlrm_hybrid.cli.compiling import compile_for
+
+    compile_for(config, display)
+
+
+def _run_ranks(
+    request: Request,
+    rows: Path,
+    namespaces: Namespaces,
+    display: Display,
+    view: TrainingView,
+    forwarder: Forwarder,
+) -> Outcome:
+    """Run all ranks to the end and put on record what they report."""
+    options = request.config.checkpoint
+    with view.live() as show, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
+        attempts = RestartLoop(
+            request=request,
+            rows=rows,
+            rendezvous=Path(rendezvous),
+            namespaces=namespaces,
+            restarts=RestartBudget(options.max_restarts, options.restart_window_seconds),
+            first=run_folder.attempts(request.folder),
+            say=display.line,
+        )
+
+        def report(event: Event) -> None:
+            if event.kind is Kind.RANK:
+                attempts.reported.append(event)
+            show(event)
+
+        entry = WORLD_RANK if build.many_processes(request.config) else TRAIN_RANK
+        outcome = run_attempts(forwarder, attempts.ranks, entry, report, attempts.again)
+    run_folder.append_events(request.folder, attempts.reported)
+    return outcome
+
+
+def close(request: Request, outcome: Outcome, cores: int, view: TrainingView) -> None:
+    """Write the summary and show the result.
+
+    Args:
+        request: the run.
+        outcome: how it ended.
+        cores: of all machines of the run.
+        view: for the result.
+
+    Raises:
+        RunFailedError: there is no result; says why.
+    """
+    status = STATUS.get(outcome.exit_code, "failed")
+    if status != COMPLETE:
+        with suppress(ResourceError):  # a full disk may be why the run has ended
+            run_folder.write_summary(request.folder, status, cores, None)
+        raise _error(outcome, request)
+    shards = open_shards(build.prepared_folder(request.config), expected=None)
+    teacher = teacher_scores(request.config, shards)
+    summary = run_folder.write_summary(request.folder, status, cores, teacher)
+    view.result(request.folder / run_folder.SUMMARY_FILE, summary, teacher)
+
+
+def teacher_scores(config: Config, shards: Shards) -> dict[str, float] | None:
+    """Scores of the teacher of synthetic rows on the test part; None for other rows."""
+    rows, seed = config.data.rows, config.data.seed
+    sources = [source.stamp.name for source in shards.manifest.sources]
+    if rows is None or seed is None or sources != [raw_name(rows, seed, build.profile())]:
+        return None
+    from dlrm_hybrid.data import synthetic  # numba takes a second
+
+    test_rows = shards.test_rows(config.data.test_part)
+    scores = synthetic.teacher_scores(test_rows, seed, build.profile())
+    return {"loss": scores.log_loss, "auc": scores.auc}
+
+
+def _error(outcome: Outcome, request: Request) -> RunFailedError:
+    message = outcome.message
+    stopped = outcome.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+    if stopped and has_checkpoint(request.folder):
+        with suppress(DataError):
+            message += f"; checkpoint saved at step {saved_step(request.folder):,}"
+        arguments = [
+            *(text for text in request.overrides if not text.startswith(NOT_REPEATED)),
+            override_text(RUN_FOLDER_KEY, str(request.folder)),
+            "checkpoint.resume=auto",
+        ]
+        message += f"; resume with\n  python -m dlrm_hybrid train {shlex.join(arguments)}"
+    return RunFailedError(message, outcome.exit_code)
