@@ -14,7 +14,7 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's way for background jobs
         signal.signal(signal.SIGINT, _leave)
     from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk
-    from dlrm_hybrid.cli.output import harmless_output
+    from dlrm_hybrid.output import harmless_output
 
     with harmless_output():
         code = run(sys.argv)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.zmq.curve import make_key_file
 from dlrm_hybrid.config.overrides import override_text
@@ -14,6 +13,7 @@ from dlrm_hybrid.kernels import ahead
 from dlrm_hybrid.kernels.cache import ROOT_VARIABLE, kernel_folder
 from dlrm_hybrid.kernels.needs import ALL
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ExitCode, ResourceError
 

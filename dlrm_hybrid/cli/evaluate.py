@@ -9,13 +9,13 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from dlrm_hybrid.cli.evaluating import prepare_evaluation, score
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.training import teacher_scores
 from dlrm_hybrid.cli.view import LiveWork, show_scores
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.run.evaluating import prepare_evaluation, score
 from dlrm_hybrid.run.folder import one_user, write_whole
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.training import teacher_scores
 from dlrm_hybrid.types import ConfigError, ExitCode
 
 OUTPUT_KEY = "evaluate.output"

@@ -22,7 +22,7 @@ from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
 from dlrm_hybrid.cli.help import TAKE_A_RUN, VERBS, help_text, unread, usage
 from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.limits import raise_open_files
-from dlrm_hybrid.run.launcher import Launch, find_launch, prepare_environment
+from dlrm_hybrid.run.launch.environment import Launch, find_launch, prepare_environment
 from dlrm_hybrid.run.request import Arguments, Request
 from dlrm_hybrid.types import (
     ConfigError,
@@ -95,9 +95,9 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
 
 def _run_launched(launch: Launch, given: Arguments) -> int:
     """Be one of the ranks that a launcher has started; only rank 0 shows the preparations."""
-    from dlrm_hybrid.cli.launched import run as run_launched  # imports torch
     from dlrm_hybrid.cli.terminal import Terminal, quiet
     from dlrm_hybrid.cli.view import TerminalView
+    from dlrm_hybrid.run.launch.member import run as run_launched  # imports torch
 
     terminal = Terminal()
     display = terminal if launch.rank == 0 else quiet()
@@ -197,7 +197,7 @@ class _Jobs:
             # Its imports take seconds, and this process has some of its own to make.
             warm_up([RANK_MODULE])
         if self.launch is not None:
-            import_module("dlrm_hybrid.run.launch_rules").check_world(config, self.launch)
+            import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
         return _function(self.verb)(request)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlrm_hybrid.cli.rows import Command, prepare_rows
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.rows import Command, prepare_rows
 from dlrm_hybrid.types import DataError, ExitCode
 
 

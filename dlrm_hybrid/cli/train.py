@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.training import train
 from dlrm_hybrid.cli.view import TerminalView
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.training import train
 
 
 def run(request: Request) -> int:

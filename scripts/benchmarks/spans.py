@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.run import training
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.run.rank.world import world_rank

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from dlrm_hybrid.cli.compiling import compile_ahead
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.machine import Machine
 

@@ -22,9 +22,9 @@ from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.run import training
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.rank_meter import RankMeter

@@ -68,7 +68,8 @@ def test_a_signal_to_the_group_is_one_to_the_program(
 
 LEAVING = """
 import contextlib, os, signal, sys
-from dlrm_hybrid.cli import main, output
+from dlrm_hybrid import output
+from dlrm_hybrid.cli import main
 def run(argv):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return 77

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_hybrid.cli import launched
-from dlrm_hybrid.cli.launched import open_board, own_network
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.terminal import quiet
 from dlrm_hybrid.cli.view import TerminalView
@@ -16,8 +14,10 @@ from dlrm_hybrid.comm.store_board import reach_board
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
-from dlrm_hybrid.run.launcher import Launch, find_launch
+from dlrm_hybrid.run.launch import member as launched
+from dlrm_hybrid.run.launch.environment import Launch, find_launch
+from dlrm_hybrid.run.launch.member import open_board, own_network
+from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_versions
 from dlrm_hybrid.run.request import Arguments
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 

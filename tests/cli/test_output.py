@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_hybrid.cli import output
-from dlrm_hybrid.cli.output import Output
+from dlrm_hybrid import output
+from dlrm_hybrid.output import Output
 
 DEADLINE_SECONDS = 60.0
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlrm_hybrid.cli import training
-from dlrm_hybrid.cli.readiness import no_empty_folder
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.run import training
+from dlrm_hybrid.run.readiness import no_empty_folder
 
 Train = Callable[..., tuple[int, Path]]
 

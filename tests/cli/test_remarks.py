@@ -2,9 +2,9 @@
 
 import pytest
 
-from dlrm_hybrid.cli.remarks import thread_remark
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.readiness import thread_remark
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import world_faults
 from world_faults import Fault, planned
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
-from dlrm_hybrid.cli import training
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 

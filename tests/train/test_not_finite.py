@@ -12,9 +12,9 @@ from dlrm_hybrid.checkpoint import shard_writer
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
-from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.finite import is_finite
+from dlrm_hybrid.run import training
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.types import DataError, DivergedError
 

@@ -16,8 +16,8 @@ from saved_tensors import saved_tensors
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.manifest import manifest_text
-from dlrm_hybrid.cli import training
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.train.arithmetic import arithmetic, changes
 

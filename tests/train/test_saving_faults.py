@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from world_runs import Train, assert_same, checkpoint, summary
 
-from dlrm_hybrid.cli import training
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 

@@ -6,7 +6,7 @@ import jumping_clock
 import pytest
 from world_runs import Train, assert_same, summary
 
-from dlrm_hybrid.cli import training
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 
 STEPS = 20

@@ -15,7 +15,7 @@ import world_faults
 from world_faults import Fault, all_struck, planned, struck
 from world_runs import Train, assert_moved, assert_same, pids, summary
 
-from dlrm_hybrid.cli import training
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
@@ -166,9 +166,9 @@ def test_a_world_killed_again_and_again_ends_like_the_unbroken_one(
 PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
-import dlrm_hybrid.cli.training, world_faults
+import dlrm_hybrid.run.training, world_faults
 from dlrm_hybrid.cli.main import run
-dlrm_hybrid.cli.training.WORLD_RANK = world_faults.ENTRY
+dlrm_hybrid.run.training.WORLD_RANK = world_faults.ENTRY
 sys.exit(run(sys.argv))
 """
 

@@ -9,7 +9,7 @@ import world_faults
 from world_faults import Fault, struck
 from world_runs import Train, assert_same, pids, summary
 
-from dlrm_hybrid.cli import training
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 

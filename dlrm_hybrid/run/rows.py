@@ -139,8 +139,8 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
     if not isinstance(raw, Generated):
         for path in raw:
             stamp(path)  # one that is missing is told before numba is imported and a folder made
-    from dlrm_hybrid.cli.compiling import compile_for
     from dlrm_hybrid.data.prepare import prepare
+    from dlrm_hybrid.run.compiling import compile_for
 
     compile_for(config, display, trains=command.verb != "prepare")
     files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))

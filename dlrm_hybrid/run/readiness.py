@@ -1,10 +1,11 @@
-"""Whether a run can begin: rows, memory and checkpoint, looked at before anything is written.
+"""Whether a run can begin, and what may slow it down, found before anything is written.
 
 Free of torch: what is wrong is told at once, and no run folder is left behind.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,16 +13,17 @@ from pathlib import Path
 import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.cli.rows import Command, prepared_rows
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.types import ResourceError
 
 FLOAT_BYTES = 4
+BUSY_SHARE = 0.25  # of the cores: from there on a thread has to wait for others at every product
 
 
 @contextmanager
@@ -76,3 +78,29 @@ def require_memory(config: Config, rows: Path) -> None:
             f"{needed_bytes / 1e9:,.1f} GB, this machine has {total_bytes / 1e9:,.1f} GB of memory "
             "and swap (fewer rows: data.min_count, data.max_ind_range)"
         )
+
+
+def thread_remark(config: Config, cores: int, load: float) -> str | None:
+    """Why `threads` will slow this run down; None if it will not.
+
+    Args:
+        config: of the run.
+        cores: that this process may use.
+        load: mean number of running threads on the machine in the last minute.
+    """
+    ranks = build.topology(config).size if build.many_processes(config) else 1
+    wanted = ranks * config.threads
+    if config.threads == 1 or (wanted <= cores and load < BUSY_SHARE * cores):
+        return None
+    each = f"{ranks} ranks of {config.threads} threads" if ranks > 1 else f"{wanted} threads"
+    reason = f"on {cores} cores" if wanted > cores else f"while others use {load:.1f} of them"
+    return (
+        f"threads={config.threads}: {each} {reason} wait for each other at every matrix product, "
+        "which has slowed training up to 19 times; threads=1 is safe"
+    )
+
+
+def remarks(config: Config) -> list[str]:
+    """Everything to be said on this machine, now."""
+    found = thread_remark(config, len(os.sched_getaffinity(0)), os.getloadavg()[0])
+    return [] if found is None else [found]

@@ -15,16 +15,15 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
-from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
-from dlrm_hybrid.cli.training import close
 from dlrm_hybrid.comm.meeting import StoreRendezvous
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard
+from dlrm_hybrid.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import TrainingView
-from dlrm_hybrid.run.launcher import Launch
+from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.run.rank.process import (
     Ending,
     Loss,
@@ -37,6 +36,7 @@ from dlrm_hybrid.run.rank.process import (
 from dlrm_hybrid.run.rank.world import be_rank
 from dlrm_hybrid.run.request import Request, TrainTask
 from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER, Outcome
+from dlrm_hybrid.run.training import close
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.train.signals import StopWish
 from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError

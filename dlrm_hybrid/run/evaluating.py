@@ -15,8 +15,6 @@ from typing import Any, cast, final
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
-from dlrm_hybrid.cli.compiling import compile_for
-from dlrm_hybrid.cli.rows import Command, prepared_rows
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated
 from dlrm_hybrid.config.overrides import override_text
@@ -26,9 +24,11 @@ from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.compiling import compile_for
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import EvaluateTask, Request
+from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError

@@ -11,18 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dlrm_hybrid.checkpoint.folder import has_checkpoint, lost_latest, saved_step
-from dlrm_hybrid.cli.output import TERMINAL_LOG, log_losses
-from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows, require_memory
-from dlrm_hybrid.cli.remarks import remarks
 from dlrm_hybrid.comm.netem.network import open_network
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
+from dlrm_hybrid.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
+from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows, remarks, require_memory
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.restarts import Namespaces, RestartBudget, RestartLoop
 from dlrm_hybrid.run.running import Forwarder
@@ -103,7 +102,7 @@ def _rank_namespaces(config: Config, display: Display) -> Generator[Namespaces, 
 
 def _compile(config: Config, display: Display) -> None:
     """Compile the kernels of ranks; what is wrong before that is told before numba is imported."""
-    from dlrm_hybrid.cli.compiling import compile_for
+    from dlrm_hybrid.run.compiling import compile_for
 
     compile_for(config, display)
 

@@ -14,7 +14,7 @@ import dlrm_hybrid
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.launcher import Launch
+from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.frame import VERSION
 

@@ -19,10 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
-from dlrm_hybrid.cli.compiling import compile_for
-from dlrm_hybrid.cli.launched_rank import Part, take_part, tell_failure
-from dlrm_hybrid.cli.readiness import no_empty_folder, ready_rows
-from dlrm_hybrid.cli.rows import Command, prepared_rows
 from dlrm_hybrid.comm.rendezvous import await_text
 from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
 from dlrm_hybrid.config import compose
@@ -34,10 +30,14 @@ from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.compiling import compile_for
 from dlrm_hybrid.run.display import Display, TrainingView
-from dlrm_hybrid.run.launch_rules import check_versions, check_world, own_versions
-from dlrm_hybrid.run.launcher import Launch
+from dlrm_hybrid.run.launch.environment import Launch
+from dlrm_hybrid.run.launch.rank import Part, take_part, tell_failure
+from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_versions
+from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask
+from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time

@@ -1,0 +1,1 @@
+"""Runs whose processes torchrun, SLURM or an operator of Kubernetes has started."""
