@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.config.bounds import STRICT, BelowOne, Fraction, Positive, Precision
+from dlrm_hybrid.bounds import STRICT, BelowOne, Fraction, Positive, Precision
 from dlrm_hybrid.config.gradient_sections import (
     CltkConfig,
     CorrectionConfig,

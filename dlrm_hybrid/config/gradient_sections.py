@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.config.bounds import STRICT, BelowOne, Count, Part, Positive, Rate
+from dlrm_hybrid.bounds import STRICT, BelowOne, Count, Part, Positive, Rate
 
 Inside = Annotated[float, Field(gt=0, lt=1)]
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from dlrm_hybrid.config.bounds import NAME_PATTERN
+from dlrm_hybrid.bounds import NAME_PATTERN
 from dlrm_hybrid.config.schema import Config
 
 ROOT = "config"

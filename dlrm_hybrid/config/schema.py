@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.config.bounds import (
+from dlrm_hybrid.bounds import (
     PAGE_PATTERN,
     STRICT,
     Count,

@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from dlrm_hybrid.config.bounds import PATTERNS
+from dlrm_hybrid.bounds import PATTERNS
 from dlrm_hybrid.config.keys import REPLACED, unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
