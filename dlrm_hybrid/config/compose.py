@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_hybrid.config.gradient_methods import unread_sections
+from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
@@ -306,7 +306,9 @@ def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
             _compose([*accepted, override])
             accepted.append(override)
         except COMPOSE_ERRORS as error:
-            wrong[override] = f"{override}: {_first_line(error)}"
+            reader = section_reader(override.lstrip("+").partition("=")[0])
+            reason = f"only applies to {reader}" if reader else _first_line(error)
+            wrong[override] = f"{override}: {reason}"
     return _compose(accepted), wrong
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from dlrm_hybrid.config.gradient_methods import METHODS
+from dlrm_hybrid.compress.gradient.methods import methods
 
 # What changes nothing that a run's summary says; `bench` stands in runs of older versions.
 WITHOUT_EFFECT = (
@@ -135,8 +135,8 @@ def _with(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether what waits is gradients in one of the runs, and finished updates in the other."""
-    methods = [METHODS.get(str(one.get("gradient.name"))) for one in (before, after)]
-    keep = all(method is not None and method.is_sparse for method in methods)
+    chosen = [methods().get(str(one.get("gradient.name"))) for one in (before, after)]
+    keep = all(method is not None and method.is_sparse for method in chosen)
     as_updates = {one.get("gradient.residual") == "update" for one in (before, after)}
     return keep and len(as_updates) > 1
 

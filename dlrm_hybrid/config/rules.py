@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dlrm_hybrid.config.compression_rules import activation_rules, pull_rules
-from dlrm_hybrid.config.gradient_rules import gradient_rules
-from dlrm_hybrid.config.network_rules import network_rules
+from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
+from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.schema import Config
 
 NUM_DENSE = 13
@@ -162,7 +161,111 @@ def _tables(config: Config) -> Iterator[str]:
         )
 
 
+def _network(config: Config) -> Iterator[str]:
+    """What the keys of `network` mean together, and with `parallel`."""
+    network = config.network
+    for key, parse in (("rate", bits_per_second), ("latency", seconds)):
+        text: str | None = getattr(network, key)
+        if text is not None and (fault := _unreadable(text, parse)):
+            yield f"network.{key} = {text!r}: {fault}"
+    if network.name == "emulated":
+        yield from _emulated(config)
+        return
+    for key in ("ranks_per_host", "latency"):
+        if getattr(network, key) is not None:
+            yield f"network.{key} = {getattr(network, key)}: only applies to network=emulated"
+    if network.bind is not None and network.keys is None:
+        yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
+
+
+def _unreadable(text: str, parse: Callable[[str], float]) -> str | None:
+    try:
+        parse(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _emulated(config: Config) -> Iterator[str]:
+    network, parallel = config.network, config.parallel
+    if network.bind is not None:
+        yield f"network.bind = {network.bind!r}: only applies to network=host"
+    for key in ("rate", "ranks_per_host"):
+        if getattr(network, key) is None:
+            yield f"network.{key} = null: network=emulated needs a value"
+    for key, value, needed in (
+        ("parallel", parallel.name, "hybrid"),
+        ("parallel.world", parallel.world, "processes"),
+    ):
+        if value != needed:
+            yield (
+                f"{key} = {value}: sends nothing over the links of network=emulated; use "
+                f"{key}={needed} or network=host"
+            )
+            return
+    ranks = parallel.trainers * (len(parallel.cuts) + 1) + parallel.servers
+    if network.ranks_per_host is not None and network.ranks_per_host >= ranks:
+        yield (
+            f"network.ranks_per_host = {network.ranks_per_host}: network=emulated needs 2 hosts "
+            f"or more, and there are {ranks} ranks"
+        )
+
+
+def sparsity_per_cut(config: Config) -> tuple[float, ...]:
+    """`activation.sparsity` of every cut, whether one number or a list was given."""
+    sparsity = config.activation.sparsity
+    return sparsity if isinstance(sparsity, tuple) else (sparsity,) * len(config.parallel.cuts)
+
+
+def _pull(config: Config) -> Iterator[str]:
+    """Faults of `pull`."""
+    if config.pull.precision != "float32" and not config.parallel.servers:
+        yield f"pull.precision = {config.pull.precision!r}: needs parallel.servers of 1 or more"
+
+
+def _of_whole_activations(config: Config) -> Iterator[str]:
+    activation = config.activation
+    if activation.sparsity != 0:
+        yield f"activation.sparsity = {activation.sparsity}: only applies to activation=dct"
+    if activation.precision != "float32":
+        yield f"activation.precision = {activation.precision!r}: activation=none sends float32"
+    if activation.observe is not None and not config.parallel.cuts:
+        yield f"activation.observe = {activation.observe}: needs parallel.cuts"
+
+
+def _no_cuts(config: Config) -> str:
+    if config.parallel.name == "single":
+        return "compresses what stages exchange, and parallel=single has none; add parallel=hybrid"
+    return "compresses what stages exchange; needs parallel.cuts, e.g. parallel.cuts=[bottom.2]"
+
+
+def _activation(config: Config) -> Iterator[str]:
+    """Faults of `activation`."""
+    activation, cuts = config.activation, config.parallel.cuts
+    if activation.name == "dct" and activation.allow_rice is None:
+        yield "activation.allow_rice = null: activation=dct needs true or false"
+    if activation.name != "dct" and activation.allow_rice is not None:
+        yield f"activation.allow_rice = {activation.allow_rice}: only applies to activation=dct"
+    if activation.name == "none":
+        yield from _of_whole_activations(config)
+        return
+    if activation.observe is not None:
+        yield f"activation.observe = {activation.observe}: only applies to activation=none"
+    if not cuts:
+        yield f"activation = {activation.name!r}: {_no_cuts(config)}"
+    elif isinstance(activation.sparsity, tuple) and len(activation.sparsity) != len(cuts):
+        yield (
+            f"activation.sparsity = {list(activation.sparsity)}: one number, or one for each of "
+            f"parallel.cuts = [{', '.join(cuts)}]"
+        )
+    if activation.name in ("sketch", "gradient_topk") and activation.precision != "float32":
+        yield (
+            f"activation.precision = {activation.precision!r}: activation={activation.name} "
+            "sends float32"
+        )
+
+
 RULES: tuple[Rule, ...] = (
-    *(_data, _model, _optimizer, _parallel, _pipeline, _tables, network_rules),
-    *(gradient_rules, pull_rules, activation_rules),
+    *(_data, _model, _optimizer, _parallel, _pipeline, _tables, _network),
+    *(gradient_rules, _pull, _activation),
 )

@@ -1,12 +1,14 @@
 """Types and bounds of every configuration key.
 
 A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
-together is said in `rules.py`.
+together is said in `rules.py`. What one choice of `gradient` alone reads is beside that method, in
+compress/gradient/methods/.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import field, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -14,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from dlrm_hybrid.bounds import (
     PAGE_PATTERN,
     STRICT,
+    BelowOne,
     Count,
     Name,
     Path,
@@ -22,7 +25,7 @@ from dlrm_hybrid.bounds import (
     Rate,
     Seed,
 )
-from dlrm_hybrid.config.compression_schema import ActivationConfig, GradientConfig, PullConfig
+from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules, sections
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -72,6 +75,49 @@ class ParallelConfig:
     cuts: tuple[str, ...]
     servers: Annotated[int, Field(ge=0, le=1024)]
     world: Literal["processes", "in_process"]
+
+
+def _with_choices() -> Any:
+    """`GradientKeys` with the names of all methods and rules, and a key for each one's settings."""
+    method_name: Any = Literal[tuple(methods())]
+    rule_name: Any = Literal[tuple(rules())]
+    fields: list[Any] = [
+        ("name", method_name),
+        ("threshold", rule_name | None),
+        *((key, settings | None, field(default=None)) for key, settings in sections().items()),
+    ]
+    keys = make_dataclass(
+        "GradientConfig", fields, bases=(GradientKeys,), frozen=True, kw_only=True
+    )
+    return dataclass(config=STRICT, frozen=True, kw_only=True)(keys)
+
+
+if TYPE_CHECKING:
+    GradientConfig = GradientKeys
+else:
+    GradientConfig = _with_choices()
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ActivationConfig:
+    """How activations and their gradients travel between stages; see conf/activation/.
+
+    `allow_rice` belongs to `dct`, `observe` to `none`; null elsewhere.
+    """
+
+    name: Literal["none", "dct", "sketch", "gradient_topk"]
+    sparsity: BelowOne | tuple[BelowOne, ...]
+    precision: Precision
+    allow_rice: bool | None
+    evaluate_masked: bool
+    observe: BelowOne | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class PullConfig:
+    """How new weights travel from the servers."""
+
+    precision: Precision
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

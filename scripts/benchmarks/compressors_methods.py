@@ -24,12 +24,11 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import gradient as build_gradient
-from dlrm_hybrid.run.assembly.thresholds import Holder
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Sparse, sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
@@ -120,7 +119,7 @@ def measure_methods(source: Source, repeats: int, progress: Progress = silent) -
     return [
         _row(source, density, method, list(_turns(source, density, method, repeats)))
         for density, method in told(
-            f"methods, {source.name}", list(product(DENSITIES, METHODS)), progress
+            f"methods, {source.name}", list(product(DENSITIES, methods())), progress
         )
     ]
 
@@ -157,15 +156,15 @@ def _references(gradients: Gradients, sums: list[Tensor], density: float) -> tup
 def _compressor(method: str, density: float, specs: list[Spec]) -> Compressor:
     """Of the only trainer."""
     config = _configured(method)
-    if METHODS[method].is_sparse:
+    if methods()[method].is_sparse:
         config = replace(config, gradient=replace(config.gradient, sparsity=1 - density))
-    holder = Holder(
-        layout=layout_of(specs),
+    return build_gradient.compressor(
+        config,
+        layout_of(specs),
         trainer=0,
         model_elements=sum(spec.count for spec in specs),
-        lr=lambda step: config.optimizer.lr,
+        steps=1,
     )
-    return build_gradient.compressor(config, holder)
 
 
 @cache
@@ -210,7 +209,7 @@ def _held(section: Section) -> Sparse:
 
 def _row(source: Source, density: float, method: str, turns: list[_Turn]) -> Row:
     keep = sum(max(1, int(density * spec.count)) for spec in source.specs())
-    is_sparse = METHODS[method].is_sparse
+    is_sparse = methods()[method].is_sparse
     return {
         "elements": source.name,
         "density": density,

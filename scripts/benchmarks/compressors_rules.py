@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 
@@ -18,13 +18,19 @@ from numpy.typing import NDArray
 from table import Progress, Row, silent, told
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.methods.thresholds import (
+    GaussianSettings,
+    RedsyncSettings,
+    SampleSettings,
+    SidcoSettings,
+)
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.gaussian import Fit, Gaussian
+from dlrm_hybrid.compress.gradient.thresholds.gaussian import Gaussian
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync, Search
+from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
-from dlrm_hybrid.compress.gradient.thresholds.sidco import Adaptation, Distribution, Sidco
+from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
 
 Float32s = NDArray[np.float32]
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
@@ -35,27 +41,26 @@ GOAL, GOAL_SIZE, GOAL_DENSITIES = 2.5, 1_000_000, (0.1, 0.01)
 NEAR = (0.8, 1.2)
 
 
-def _sidco(distribution: Distribution) -> Sidco:
-    return Sidco(
-        distribution=distribution,
-        adaptation=Adaptation.BEST,
-        window=5,
-        tolerance=0.2,
-        first_density=0.25,
-        exact_gamma=True,
-    )
-
-
+SIDCO = SidcoSettings(
+    distribution="exponential",
+    adaptation="best",
+    window=5,
+    tolerance=0.2,
+    first_density=0.25,
+    gamma="exact",
+)
 WITH_GOAL = "sidco, exponential"
 RULES: Mapping[str, ThresholdRule] = {
     "exact": Exact(),
     "histogram": Histogram(),
-    "dgc": Dgc(part=0.01, lowest=0.8, highest=1.3, seed=SEED),
-    "redsync, bisect": Redsync(Search.BISECT),
-    "redsync, trim": Redsync(Search.TRIM),
-    "gaussian, signed": Gaussian(Fit.SIGNED),
-    "gaussian, magnitude": Gaussian(Fit.MAGNITUDE),
-    **{f"sidco, {distribution}": _sidco(distribution) for distribution in Distribution},
+    "dgc": Dgc(SampleSettings(part=0.01, lowest=0.8, highest=1.3), SEED),
+    "redsync, bisect": Redsync(RedsyncSettings(search="bisect")),
+    "redsync, trim": Redsync(RedsyncSettings(search="trim")),
+    "gaussian, signed": Gaussian(GaussianSettings(fit="signed")),
+    "gaussian, magnitude": Gaussian(GaussianSettings(fit="magnitude")),
+    "sidco, exponential": Sidco(SIDCO),
+    "sidco, gamma": Sidco(replace(SIDCO, distribution="gamma")),
+    "sidco, pareto": Sidco(replace(SIDCO, distribution="pareto")),
 }
 DRAWS: Mapping[str, Draw] = {
     "Laplace": lambda rng, size: rng.laplace(size=size),

@@ -1,7 +1,7 @@
 import pytest
 
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.compression_rules import sparsity_per_cut
+from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.types import ConfigError
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
+from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.terngrad import TernGrad
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.sync.policy import Sync
 from dlrm_hybrid.types import DlrmError
@@ -42,16 +43,10 @@ def ternary(trainers: int) -> Callable[[Layout], Compressor]:
     numbers = iter(range(trainers))
 
     def make(layout: Layout) -> Compressor:
-        options = TernGradOptions(
-            clip=None,
-            shares=False,
-            encoding=Encoding.TERNARY,
-            smallest=256,
-            exempt=frozenset(),
-            seed=1,
-            trainer=next(numbers),
+        settings = TernGradSettings(
+            clip=None, sharing=False, encoding="bits", smallest=256, pull="levels"
         )
-        return TernGrad(layout, options)
+        return TernGrad(layout, settings, exempt=(), seed=1, trainer=next(numbers))
 
     return make
 

@@ -3,7 +3,10 @@
 import pytest
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
-from dlrm_hybrid.run.assembly.gradient import METHODS as BUILT
+from dlrm_hybrid.compress.gradient.methods import methods
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly.gradient import rounds
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
@@ -21,7 +24,8 @@ METHODS = {
 
 
 def test_every_method_is_here() -> None:
-    coordinated = {name for name, method in BUILT.items() if method.rounds}
+    choices = {name: values_of(["parallel=hybrid", f"gradient={name}"]) for name in methods()}
+    coordinated = {name for name, values in choices.items() if rounds(validate(values))}
     assert set(METHODS) == {*coordinated, "dct", "dgc"}
 
 

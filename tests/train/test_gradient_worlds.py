@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from world_runs import Train, assert_compiled_ahead, assert_same_state, curve
 
+from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.gradient_methods import METHODS
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.spans import SpanClock
 
@@ -30,7 +30,7 @@ IN_PROCESS = "parallel.world=in_process"
 
 
 def options_of(method: str) -> tuple[str, ...]:
-    sparse = ("gradient.sparsity=0.9",) if METHODS[method].is_sparse else ()
+    sparse = ("gradient.sparsity=0.9",) if methods()[method].is_sparse else ()
     return (*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ()))
 
 
@@ -54,14 +54,14 @@ def learned(small_rows: list[str], *options: str) -> tuple[Engine, list[float]]:
     return engine, losses
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", methods())
 def test_every_method_learns(method: str, small_rows: list[str]) -> None:
     engine, losses = learned(small_rows, *options_of(method))
     assert sum(losses[-20:]) < 0.95 * sum(losses[:20])
     counts = engine.compression()
     sent = sum(one["sent"] for name, one in counts.items() if name.startswith("gradient."))
     elements = sum(one["elements"] for name, one in counts.items() if name.startswith("gradient."))
-    if METHODS[method].is_sparse:
+    if methods()[method].is_sparse:
         assert 0 < sent < elements
 
 
@@ -81,7 +81,7 @@ def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", methods())
 def test_processes_compress_as_one_process_does(method: str, train: Train) -> None:
     every = ("telemetry.every=10", "network.patience_seconds=60", f"checkpoint.every={STEPS // 2}")
     code, one = train("one", *options_of(method), *every, IN_PROCESS)

@@ -14,8 +14,7 @@ Shapes: N elements of a tensor, Q tensors that become ternary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -25,6 +24,7 @@ from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, scales_of
 from dlrm_hybrid.compress.gradient.compressor import Encoding, TensorReport, all_sent
 from dlrm_hybrid.compress.gradient.layout import Float32s, Layout, Spec
+from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
 from dlrm_hybrid.kernels.ternary import measure
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import dense
@@ -32,31 +32,8 @@ from dlrm_hybrid.wire.section import Encoding as WireEncoding
 from dlrm_hybrid.wire.section import SectionError
 from dlrm_hybrid.wire.ternary import ternary
 
+CODES = {"bits": WireEncoding.TERNARY, "trits": WireEncoding.TRITS}
 _DROPPED = np.uint32(0xFFF)  # bits of a float32's fraction that a scale has not
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TernGradOptions:
-    """How gradients become ternary.
-
-    Attributes:
-        clip: standard deviations at which gradients are clipped; None for nowhere.
-        shares: the largest scale of all trainers serves all.
-        encoding: TERNARY or TRITS.
-        smallest: tensors of fewer elements stay float32.
-        exempt: names of tensors that do too.
-        seed: of the run.
-        trainer: whose gradients these are; each draws its own.
-    """
-
-    clip: float | None
-    shares: bool
-    encoding: WireEncoding
-    smallest: int
-    exempt: frozenset[str]
-    seed: int
-    trainer: int
 
 
 @final
@@ -65,28 +42,40 @@ class TernGrad:
 
     Args:
         layout: of the tensors of a stage.
-        options: of the method.
+        settings: of the method.
+        exempt: names of tensors that stay float32.
+        seed: of the run.
+        trainer: whose gradients these are; each draws its own.
     """
 
-    def __init__(self, layout: Layout, options: TernGradOptions) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        settings: TernGradSettings,
+        *,
+        exempt: Collection[str],
+        seed: int,
+        trainer: int,
+    ) -> None:
         self.specs: Sequence[Spec] = layout.specs
-        self._options = options
+        self._settings = settings
+        self._seed, self._trainer = seed, trainer
         self._ternary = [
             spec
             for spec in layout.specs
-            if spec.count >= options.smallest and spec.name not in options.exempt
+            if spec.count >= settings.smallest and spec.name not in exempt
         ]
         self._steps = 0
 
     @property
     def rounds(self) -> tuple[Op, ...]:
         """One where scales are shared, else none."""
-        return (Op.MAX,) if self._options.shares else ()
+        return (Op.MAX,) if self._settings.sharing else ()
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         """Codes in memory of their own, and views of the gradients that stay float32."""
         limits, scales_Q = self._measure(gradients, step)
-        if self._options.shares:
+        if self._settings.sharing:
             own_Q = scales_Q
             scales_Q = scales_of((yield Collective(Op.MAX, (dense(0, own_Q),))))
             if scales_Q.size != own_Q.size or (scales_Q < own_Q).any():
@@ -98,10 +87,10 @@ class TernGrad:
             sections[spec.name] = ternary(
                 spec.id,
                 gradients[spec.name].numpy().reshape(-1),
-                self._options.encoding,
+                CODES[self._settings.encoding],
                 limit=limit,
                 scale=scale,
-                key=fold(self._options.seed, "ternary", self._options.trainer, spec.name, step),
+                key=fold(self._seed, "ternary", self._trainer, spec.name, step),
             )
         return sections
 
@@ -124,9 +113,8 @@ class TernGrad:
             mean = total / spec.count
             deviation = math.sqrt(max(0.0, squares / spec.count - mean * mean))
             # Where all elements are equal, clipping would leave nothing of them.
-            clips = self._options.clip is not None and deviation > 0
-            limit = min(largest, (self._options.clip or 0.0) * deviation) if clips else largest
-            limits.append(limit)
+            clip = self._settings.clip
+            limits.append(min(largest, clip * deviation) if clip and deviation > 0 else largest)
         return limits, _rounded_up(np.array(limits, np.float32))
 
 

@@ -9,7 +9,7 @@ from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
 from dlrm_hybrid.compress.activation.observed import ObservedCodec
 from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.compress.activation.sketch import SketchCodec
-from dlrm_hybrid.config.compression_rules import sparsity_per_cut
+from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.spec import StagePart, microbatch_rows
 from dlrm_hybrid.wire.section import Dtype

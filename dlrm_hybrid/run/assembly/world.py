@@ -29,7 +29,6 @@ from dlrm_hybrid.run.assembly import activations as build_compress
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import gradient as build_gradient
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly.thresholds import Holder
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 LOOPBACK = "127.0.0.1"
@@ -103,14 +102,13 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             for tensor in plan.tensors
             if tensor.stage == stage
         ]
-        lr = build_model.schedule(config, config.optimizer.lr, plan.steps).lr
-        holder = Holder(
-            layout=layout_of(specs),
+        gradients = build_gradient.compressor(
+            config,
+            layout_of(specs),
             trainer=trainer,
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
-            lr=lr,
+            steps=plan.steps,
         )
-        gradients = build_gradient.compressor(config, holder)
     activations = build_compress.activations(config, plan.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 

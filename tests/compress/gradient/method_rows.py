@@ -21,7 +21,6 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import gradient as build_gradient
-from dlrm_hybrid.run.assembly.thresholds import Holder
 
 Float32s = NDArray[np.float32]
 # What joins a residual, of a tensor's gradient and of the state before the step.
@@ -68,13 +67,13 @@ class MethodRow:
 
     def make(self, specs: Sequence[Spec]) -> Compressor:
         """A fresh compressor of the only trainer for some tensors."""
-        holder = Holder(
-            layout=layout_of(specs),
+        return build_gradient.compressor(
+            configured(self),
+            layout_of(specs),
             trainer=0,
             model_elements=elements(specs),
-            lr=lambda step: 0.1,
+            steps=1,
         )
-        return build_gradient.compressor(configured(self), holder)
 
 
 @cache

@@ -6,20 +6,35 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dlrm_hybrid.compress.gradient.methods.thresholds import (
+    GaussianSettings,
+    RedsyncSettings,
+    SampleSettings,
+)
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
-from dlrm_hybrid.compress.gradient.thresholds.gaussian import Fit, Gaussian
+from dlrm_hybrid.compress.gradient.thresholds.gaussian import Gaussian
 from dlrm_hybrid.compress.gradient.thresholds.hard import Hard, usual_magnitude
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync, Search
+from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
 
 Float32s = NDArray[np.float32]
 
-DGC = Dgc(part=0.01, lowest=0.8, highest=1.3, seed=5)
+DGC = Dgc(SampleSettings(part=0.01, lowest=0.8, highest=1.3), 5)
+REDSYNC_BISECT, REDSYNC_TRIM = (
+    Redsync(RedsyncSettings(search="bisect")),
+    Redsync(RedsyncSettings(search="trim")),
+)
+GAUSSIAN_SIGNED, GAUSSIAN_MAGNITUDE = (
+    Gaussian(GaussianSettings(fit="signed")),
+    Gaussian(GaussianSettings(fit="magnitude")),
+)
 RULES: dict[str, ThresholdRule] = {
     "dgc": DGC,
-    **{f"redsync-{search}": Redsync(search) for search in Search},
-    **{f"gaussian-{fit}": Gaussian(fit) for fit in Fit},
+    "redsync-bisect": REDSYNC_BISECT,
+    "redsync-trim": REDSYNC_TRIM,
+    "gaussian-signed": GAUSSIAN_SIGNED,
+    "gaussian-magnitude": GAUSSIAN_MAGNITUDE,
 }
 
 
@@ -71,7 +86,7 @@ def test_samples_are_corrected_both_ways(density: float) -> None:
 
 def test_samples_differ_from_draw_to_draw_and_from_trainer_to_trainer() -> None:
     values_N, state = drawn(3), DGC.init()
-    other = Dgc(part=0.01, lowest=0.8, highest=1.3, seed=6)
+    other = Dgc(SampleSettings(part=0.01, lowest=0.8, highest=1.3), 6)
     taus = [DGC.tau(values_N, 5000, state) for _ in range(4)]
     assert len({*taus, other.tau(values_N, 5000, other.init())}) == 5
     assert DGC.tau(values_N, 5000, DGC.init()) == taus[0]
@@ -79,7 +94,7 @@ def test_samples_differ_from_draw_to_draw_and_from_trainer_to_trainer() -> None:
 
 def test_a_sample_is_as_sure_as_its_size() -> None:
     """Of S elements a binomial number reaches what a part d should: k̂ / k by √((1 - d) / (d S))."""
-    rule, k = Dgc(part=0.01, lowest=0.0, highest=np.inf, seed=5), 10_000
+    rule, k = Dgc(SampleSettings(part=0.01, lowest=1e-9, highest=1e9), 5), 10_000
     values_N, state = drawn(7, 100_000), rule.init()
     found = [reaching(values_N, rule.tau(values_N, k, state)) / k for _ in range(80)]
     assert np.mean(found) == pytest.approx(1, abs=0.05)
@@ -101,7 +116,7 @@ def test_a_sample_of_mostly_zeros_stays_in_bounds(count: int, density: float, ze
 
 def test_a_second_selection_finds_exactly_as_many() -> None:
     # The sample is all there is, and its threshold is that of twice as many as wanted.
-    rule = Dgc(part=1.0, lowest=0.8, highest=1.0, seed=0)
+    rule = Dgc(SampleSettings(part=1.0, lowest=0.8, highest=1.0), 0)
     values_N = np.repeat(drawn(1, 500), 2)
     values_N[1::2] *= np.float32(0.999)
     for k in (1, 7, 100):
@@ -112,22 +127,22 @@ def test_redsync_bisects_between_mean_and_maximum() -> None:
     values_N = np.arange(1, 101, dtype=np.float32)
     # The mean is 50.5, the maximum 100; the middle 75.25 has 25 above it.
     middle = np.nextafter(np.float32(75.25), np.float32(200))
-    assert Redsync(Search.BISECT).tau(values_N, 20, {}) == middle
+    assert REDSYNC_BISECT.tau(values_N, 20, {}) == middle
     upper = np.nextafter(np.float32(50.5 + 0.75 * 49.5), np.float32(200))
-    assert Redsync(Search.BISECT).tau(values_N, 10, {}) == upper
+    assert REDSYNC_BISECT.tau(values_N, 10, {}) == upper
     # Too few everywhere: it ends at the third look, where the interval is an eighth.
     lowest = np.nextafter(np.float32(50.5 + 0.125 * 49.5), np.float32(200))
-    assert Redsync(Search.BISECT).tau(values_N, 95, {}) == lowest
+    assert REDSYNC_BISECT.tau(values_N, 95, {}) == lowest
     trimmed = np.nextafter(np.float32(50.5 + 0.6 * 49.5), np.float32(200))
-    assert Redsync(Search.TRIM).tau(values_N, 15, {}) == trimmed
+    assert REDSYNC_TRIM.tau(values_N, 15, {}) == trimmed
 
 
 def test_a_normal_distribution_is_fitted_as_it_is() -> None:
     values_N = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
     expected = NormalDist().inv_cdf(1 - 0.01 / 2)
-    assert Gaussian(Fit.SIGNED).tau(values_N, 2000, {}) == pytest.approx(expected, rel=0.02)
+    assert GAUSSIAN_SIGNED.tau(values_N, 2000, {}) == pytest.approx(expected, rel=0.02)
     # Fitted to magnitudes it is far too high, and lowered.
-    assert Gaussian(Fit.MAGNITUDE).tau(values_N, 2000, {}) < expected
+    assert GAUSSIAN_MAGNITUDE.tau(values_N, 2000, {}) < expected
 
 
 @pytest.mark.parametrize(("large", "is_near"), [(13, True), (14, False), (7, True), (6, False)])
@@ -137,7 +152,7 @@ def test_a_normal_fit_is_near_from_two_thirds_to_four_thirds(large: int, is_near
     values_N[:large] = np.linspace(0.99, 1.01, large) * (-1) ** np.arange(large)
     first = NormalDist().inv_cdf(1 - 0.01 / 2) * float(np.std(values_N.astype(np.float64), ddof=1))
     assert first < 0.5, "all large values reach the fit"
-    tau = Gaussian(Fit.SIGNED).tau(values_N, 10, {})
+    tau = GAUSSIAN_SIGNED.tau(values_N, 10, {})
     assert (tau == pytest.approx(first, rel=0.1)) is is_near
 
 
@@ -146,7 +161,7 @@ def test_the_last_correction_is_not_made() -> None:
     values_N = np.concatenate([np.ones(990), np.full(10, 1e4)]).astype(np.float32)
     spread = float(np.std(values_N.astype(np.float64), ddof=1))
     first = float(values_N.mean(dtype=np.float64)) + NormalDist().inv_cdf(1 - 0.2 / 2) * spread
-    found = Gaussian(Fit.SIGNED).tau(values_N, 200, {})
+    found = GAUSSIAN_SIGNED.tau(values_N, 200, {})
     assert found == pytest.approx(first / 4, rel=1e-6)
 
 

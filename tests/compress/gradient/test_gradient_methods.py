@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,35 +12,32 @@ from method_rows import METHOD_ROWS, MethodRow, configured
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.methods import methods, rules
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.compression_schema import MethodName, RuleName
-from dlrm_hybrid.config.gradient_methods import METHODS, RULE_SECTIONS, sections_read
+from dlrm_hybrid.config.gradient import sections_read
 from dlrm_hybrid.config.keys import conf_folder
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import gradient as build_gradient
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.thresholds import THRESHOLDS
 
 
-def test_no_method_and_no_rule_misses_one_of_its_parts() -> None:
+def test_no_method_misses_one_of_its_parts() -> None:
     configured = {path.stem for path in (conf_folder() / "gradient").glob("*.yaml")}
-    assert set(METHODS) == set(get_args(MethodName)) == configured
-    assert set(build_gradient.METHODS) == configured
+    assert set(methods()) == configured
     assert {row.method for row in METHOD_ROWS} == configured
-    assert set(RULE_SECTIONS) == set(get_args(RuleName)) == set(THRESHOLDS)
 
 
 def test_every_method_and_every_rule_has_its_line_in_the_documentation() -> None:
     page = conf_folder().parent / "docs" / "compressors.md"
-    methods, rules = (
+    listed_methods, listed_rules = (
         set(re.findall(rf"^\| `{key}=(\w+)`", page.read_text(encoding="utf-8"), re.M))
         for key in ("gradient", "gradient.threshold")
     )
-    assert methods == set(METHODS)
-    assert rules == set(RULE_SECTIONS)
+    assert listed_methods == set(methods())
+    assert listed_rules == set(rules())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods())
 def test_every_choice_holds_and_keeps_only_what_it_reads(name: str) -> None:
     gradient = values_of(["parallel=hybrid", f"gradient={name}"])["gradient"]
     assert gradient["name"] == name
@@ -49,11 +45,11 @@ def test_every_choice_holds_and_keeps_only_what_it_reads(name: str) -> None:
     assert held == set(sections_read(name, gradient["threshold"]))
 
 
-@pytest.mark.parametrize("rule", RULE_SECTIONS)
+@pytest.mark.parametrize("rule", rules())
 def test_every_rule_finds_thresholds_that_live_long(rule: str) -> None:
     overrides = ["parallel=hybrid", "gradient=dct", f"gradient.threshold={rule}"]
     gradient = values_of(overrides)["gradient"]
-    assert all(gradient[section] is not None for section in RULE_SECTIONS[rule])
+    assert all(gradient[section] is not None for section in rules()[rule].sections)
 
 
 def compressors(*overrides: str) -> list[Compressor]:

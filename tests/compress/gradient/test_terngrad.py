@@ -4,6 +4,7 @@ Shapes: N elements of a tensor, T trainers.
 """
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
-from dlrm_hybrid.compress.gradient.terngrad import TernGrad, TernGradOptions
+from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.terngrad import TernGrad
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
@@ -35,20 +37,17 @@ def compressor(
     *,
     clip: float | None = 2.5,
     shares: bool = True,
-    encoding: Encoding = Encoding.TERNARY,
+    encoding: Literal["bits", "trits"] = "bits",
     seed: int = 3,
 ) -> TernGrad:
     return TernGrad(
         layout_of(SPECS),
-        TernGradOptions(
-            clip=clip,
-            shares=shares,
-            encoding=encoding,
-            smallest=256,
-            exempt=EXEMPT,
-            seed=seed,
-            trainer=trainer,
+        TernGradSettings(
+            clip=clip, sharing=shares, encoding=encoding, smallest=256, pull="weights"
         ),
+        exempt=EXEMPT,
+        seed=seed,
+        trainer=trainer,
     )
 
 
@@ -150,8 +149,8 @@ def test_without_clipping_the_largest_element_sets_the_scale() -> None:
     assert largest <= scale_of(section) <= largest * (1 + 2**-11)
 
 
-@pytest.mark.parametrize("encoding", [Encoding.TERNARY, Encoding.TRITS])
-def test_equal_elements_are_not_clipped_away(encoding: Encoding) -> None:
+@pytest.mark.parametrize("encoding", ["bits", "trits"])
+def test_equal_elements_are_not_clipped_away(encoding: Literal["bits", "trits"]) -> None:
     gradients = gradients_of(0) | {TERNARY.name: torch.full(TERNARY.shape, -0.75)}
     section = encoded(compressor(shares=False, encoding=encoding), gradients, 0)[TERNARY.name]
     np.testing.assert_array_equal(ternary_of(section), np.full(TERNARY.count, -0.75, np.float32))

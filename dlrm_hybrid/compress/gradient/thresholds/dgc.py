@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.methods.thresholds import SampleSettings
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.moments import count_reaching, gather_reaching
 from dlrm_hybrid.kernels.sample import sample
@@ -23,7 +24,7 @@ LOOKS = 10
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Dgc:
     """Sorts a sample; where the threshold is off, a second selection or a lower one corrects it.
 
@@ -31,15 +32,11 @@ class Dgc:
     (hierarchical selection). Where too few do, it falls step by step.
 
     Attributes:
-        part: of the elements that is sampled.
-        lowest: part of `k` that is too few.
-        highest: times `k` that is too many.
+        settings: size of the sample, and how far off its threshold may be.
         seed: of the samples; the first, second, … of every tensor draws with the same numbers.
     """
 
-    part: float
-    lowest: float
-    highest: float
+    settings: SampleSettings
     seed: int
 
     def init(self) -> dict[str, Tensor]:
@@ -49,7 +46,7 @@ class Dgc:
     def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
         """About the magnitude that `k` elements reach."""
         count = accumulated_N.size
-        drawn = min(count, max(ceil(count * self.part), ceil(LEAST * count / k)))
+        drawn = min(count, max(ceil(count * self.settings.part), ceil(LEAST * count / k)))
         samples = state["samples"]
         seed = fold(self.seed, "sample", int(samples.item()))
         sample_S = np.empty(drawn, np.float32)
@@ -57,13 +54,13 @@ class Dgc:
         tau = magnitude_of_rank(sample_S, ceil(drawn * k / count))
         found = count_reaching(accumulated_N, tau)
         for _ in range(LOOKS):
-            if found >= self.lowest * k or tau == 0:
+            if found >= self.settings.lowest * k or tau == 0:
                 break
             tau *= LOWER
             found = count_reaching(accumulated_N, tau)
         # All zeros leave no trace.
         samples += int(found > 0)
-        if found <= self.highest * k:
+        if found <= self.settings.highest * k:
             return tau
         scratch_N = np.empty(count, np.float32)
         return magnitude_of_rank(scratch_N[: gather_reaching(accumulated_N, tau, scratch_N)], k)

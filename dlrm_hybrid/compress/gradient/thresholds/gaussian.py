@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from math import isfinite, sqrt
 from statistics import NormalDist
 from typing import final
@@ -13,19 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.methods.thresholds import GaussianSettings
 from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.moments import count_reaching, magnitude_sums, sums
 
 LOOKS = 3
 LOWER, HIGHER = 0.5, 1.5
-
-
-class Fit(StrEnum):
-    """What the distribution is fitted to: its authors take the values, SIDCo's the magnitudes."""
-
-    SIGNED = "signed"
-    MAGNITUDE = "magnitude"
 
 
 @final
@@ -36,7 +29,7 @@ class Gaussian:
     What it ends with may be far off. Where no element exceeds it, the largest leaves.
     """
 
-    fit: Fit
+    settings: GaussianSettings
 
     def init(self) -> dict[str, Tensor]:
         """None."""
@@ -45,7 +38,7 @@ class Gaussian:
     def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
         """The threshold of the third look, or of the first that is near enough."""
         count = accumulated_N.size
-        is_signed = self.fit is Fit.SIGNED
+        is_signed = self.settings.fit == "signed"
         total, squares = sums(accumulated_N) if is_signed else magnitude_sums(accumulated_N, 0.0)
         mean = total / count
         variance = max(0.0, squares - mean * total) / max(1, count - 1)

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.methods.thresholds import RedsyncSettings
 from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
 from dlrm_hybrid.kernels.moments import count_reaching, largest_magnitude, magnitude_sums
 
 NEAR = 0.2  # the search ends at an interval of this length, so after three looks
 TRIMMED = (0.8, 0.6, 0.4, 0.2, 0.0)
-
-
-class Search(StrEnum):
-    """BISECT halves the interval from mean to maximum; TRIM comes down from the maximum."""
-
-    BISECT = "bisect"
-    TRIM = "trim"
 
 
 @final
@@ -35,7 +28,7 @@ class Redsync:
     equal, the threshold is that of exactly `k` elements.
     """
 
-    search: Search
+    settings: RedsyncSettings
 
     def init(self) -> dict[str, Tensor]:
         """None."""
@@ -45,7 +38,7 @@ class Redsync:
         """The last of the points that were looked at."""
         mean = magnitude_sums(accumulated_N, 0.0)[0] / accumulated_N.size
         top = largest_magnitude(accumulated_N)
-        looks = self._bisected if self.search is Search.BISECT else self._trimmed
+        looks = self._bisected if self.settings.search == "bisect" else self._trimmed
         *_, (tau, found) = looks(accumulated_N, k, mean, top)
         return tau if found > 0 else magnitude_of_rank(accumulated_N, k)
 

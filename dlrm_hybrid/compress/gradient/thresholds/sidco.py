@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from math import ceil, isnan, log2, nan
 from typing import final
 
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.methods.thresholds import SidcoSettings
 from dlrm_hybrid.compress.gradient.thresholds.fits import exponential, gamma, pareto
 from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
 from dlrm_hybrid.kernels.histogram import magnitude_of_rank
@@ -32,54 +32,21 @@ FAR = 4  # times as many as wanted: the estimate is of no use
 SAME = 1e-9  # of the squared mean: values that vary less are equal
 
 
-class Distribution(StrEnum):
-    """What is fitted: the same at every stage, but a gamma is followed by Pareto's."""
-
-    EXPONENTIAL = "exponential"
-    GAMMA = "gamma"
-    PARETO = "pareto"
-
-
-class Adaptation(StrEnum):
-    """How the number of stages follows what the estimates let through.
-
-    BEST tries all numbers on the values at hand. LITERAL is the paper's: one less where too many
-    are let through, one more where too few, which is the wrong way for heavy tails. FLIP turns
-    that direction round whenever the error has grown.
-    """
-
-    BEST = "best"
-    LITERAL = "literal"
-    FLIP = "flip"
-
-
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sidco:
     """Fits in stages; their number is adapted to how many elements the estimates let through.
 
     Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
     4 times too many would leave, the threshold is that of exactly `k` elements.
-
-    Attributes:
-        distribution: to fit.
-        adaptation: of the number of stages; a number keeps to that.
-        window: estimates between two looks at the number of stages.
-        tolerance: relative error of the elements let through, below which nothing is adapted.
-        first_density: part of the elements that the first of several stages keeps.
-        exact_gamma: see `fits.gamma`.
     """
 
-    distribution: Distribution
-    adaptation: Adaptation | int
-    window: int
-    tolerance: float
-    first_density: float
-    exact_gamma: bool
+    settings: SidcoSettings
 
     def init(self) -> dict[str, Tensor]:
         """Stages, direction, estimates in this window and elements they let through; last error."""
-        stages = self.adaptation if isinstance(self.adaptation, int) else 1
+        adaptation = self.settings.adaptation
+        stages = adaptation if isinstance(adaptation, int) else 1
         return {
             "stages": torch.tensor([stages, 1, 0, 0]),
             "stage_error": torch.zeros(1, dtype=torch.float64),
@@ -95,7 +62,7 @@ class Sidco:
         [(_, tau, found)] = self._estimates(accumulated_N, k, nonzero, [stages])
         if not isnan(tau) and self._window_ends(found, state):
             outside = self._stray(state, k, most)
-            if outside and self.adaptation is Adaptation.BEST:
+            if outside and self.settings.adaptation == "best":
                 tau, found = self._best(accumulated_N, k, nonzero, most, state)
         if isnan(tau) or not 0 < found <= FAR * k:
             return magnitude_of_rank(accumulated_N, k)
@@ -108,14 +75,14 @@ class Sidco:
         density = k / nonzero
         shared: tuple[float, Float32s] | None = None
         for stages in choices:
-            if stages == 1 or density >= self.first_density:
+            if stages == 1 or density >= self.settings.first_density:
                 tau, rest_K = self._first(values_N, nonzero, density), values_N
             else:
                 if shared is None:
-                    tau = self._first(values_N, nonzero, self.first_density)
+                    tau = self._first(values_N, nonzero, self.settings.first_density)
                     shared = tau, _exceeding(values_N, tau)
                 tau, rest_K = shared
-                ratio = (density / self.first_density) ** (1 / (stages - 1))
+                ratio = (density / self.settings.first_density) ** (1 / (stages - 1))
                 for stage in range(stages - 1):
                     rest_K = _exceeding(rest_K, tau) if stage else rest_K
                     tau += self._later(rest_K, tau, ratio)
@@ -125,9 +92,9 @@ class Sidco:
         mean, variance = _moments(values_N, 0.0, nonzero)
         if isnan(variance):
             return nan
-        if self.distribution is Distribution.GAMMA:
+        if self.settings.distribution == "gamma":
             logs = log_sum(values_N) / nonzero
-            return gamma(mean, logs, ratio, is_exact=self.exact_gamma)
+            return gamma(mean, logs, ratio, is_exact=self.settings.gamma == "exact")
         return self._fit(mean, variance, ratio)
 
     def _later(self, rest_K: Float32s, tau: float, ratio: float) -> float:
@@ -135,14 +102,16 @@ class Sidco:
         return nan if isnan(variance) else self._fit(mean, variance, ratio)
 
     def _fit(self, mean: float, variance: float, ratio: float) -> float:
-        if self.distribution is Distribution.EXPONENTIAL:
+        if self.settings.distribution == "exponential":
             return exponential(mean, ratio)
         return pareto(mean, variance, ratio)
 
     def _window_ends(self, found: int, state: Mapping[str, Tensor]) -> bool:
         counts = state["stages"].numpy()
         counts[2:] += (1, found)
-        return not isinstance(self.adaptation, int) and counts.item(2) >= self.window
+        return (
+            not isinstance(self.settings.adaptation, int) and counts.item(2) >= self.settings.window
+        )
 
     def _stray(self, state: Mapping[str, Tensor], k: int, most: int) -> bool:
         """Begin a new window; whether the estimates of the last one were out of tolerance.
@@ -155,11 +124,11 @@ class Sidco:
         quality = elements / (estimates * k)
         error, before = abs(quality - 1), state["stage_error"].item()
         state["stage_error"][0] = error
-        if error <= self.tolerance:
+        if error <= self.settings.tolerance:
             return False
-        if self.adaptation is Adaptation.FLIP and error > before > 0:
+        if self.settings.adaptation == "flip" and error > before > 0:
             direction = -direction
-        if self.adaptation is not Adaptation.BEST:
+        if self.settings.adaptation != "best":
             step = -direction if quality > 1 else direction
             counts[:2] = (min(max(stages + step, 1), most), direction)
         return True
