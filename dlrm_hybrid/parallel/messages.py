@@ -30,7 +30,7 @@ class Topic(IntEnum):
     FETCH = 3
     TENSORS = 4
     LOGITS = 5
-    STOP_WISH = 6
+    STOP_REQUEST = 6
     STOP_DECISION = 7
     SAVE = 8
     COPIED = 9

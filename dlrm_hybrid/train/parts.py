@@ -89,7 +89,7 @@ class Decision:
     """What all processes do before a step.
 
     Attributes:
-        severity: how much somebody wants to stop, a `StopWish.severity`.
+        severity: how much somebody wants to stop, a `StopRequest.severity`.
         save: a checkpoint, because the last one is long ago.
     """
 

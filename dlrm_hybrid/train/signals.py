@@ -1,4 +1,4 @@
-"""Signals as wishes that the training loop asks for between steps.
+"""Signals as requests that the training loop asks for between steps.
 
 SIGTERM: save a checkpoint, exit 75. SIGINT: the same, exit 130; a second one ends the process at
 once, unless a supervisor decides about that.
@@ -16,7 +16,7 @@ from dlrm_hybrid.types import ExitCode, InterruptedRunError, PreemptedError
 
 
 @dataclass(slots=True)
-class StopWish:
+class StopRequest:
     """What signals have asked for so far.
 
     Attributes:
@@ -58,7 +58,7 @@ class StopWish:
 
 
 def obey(severity: int) -> None:
-    """Stop here if the wish of this severity asks for it; see `StopWish.check`."""
+    """Stop here if the request of this severity asks for it; see `StopRequest.check`."""
     if severity == 2:
         raise InterruptedRunError("stopped by Ctrl-C")
     if severity == 1:

@@ -27,7 +27,7 @@ from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.in_process import stage_inputs
 from dlrm_hybrid.train.parts import AGREE_EVERY, Decision, Learned, Plan, Progress
-from dlrm_hybrid.train.signals import StopWish, obey
+from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
 
@@ -97,7 +97,7 @@ class WorkerRank:
         return learned, after
 
     def meet(
-        self, progress: Progress, plan: Plan, stop: StopWish, is_late: bool
+        self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
         """Bring the sums of all workers to the leader; see `Parts.meet`.
 
@@ -115,11 +115,11 @@ class WorkerRank:
         told = Decision(decision["severity"], decision["save"])
         return replace(progress, interval=Interval()), told
 
-    def evaluate(self, stop: StopWish, tell: Callable[[int], None]) -> BinaryScores | None:
+    def evaluate(self, stop: StopRequest, tell: Callable[[int], None]) -> BinaryScores | None:
         """Scores of the master weights, at the leader; see `Parts.evaluate`.
 
         Args:
-            stop: wish of signals.
+            stop: stop request of signals.
             tell: called now and then with the rows done.
 
         Raises:
@@ -158,18 +158,18 @@ class WorkerRank:
     def _others(self) -> list[int]:
         return [rank for rank in range(self.topology.num_workers) if rank != self.leader]
 
-    def _meet_evaluating(self, number: int, stop: StopWish) -> None:
+    def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""
         if number % AGREE_EVERY:
             return
         severity = stop.severity
         if self.leads:
-            wishes = [self.talk.hear(rank, number, Topic.STOP_WISH) for rank in self._others()]
-            severity = max([severity, *(wish["severity"] for wish in wishes)])
+            requests = [self.talk.hear(rank, number, Topic.STOP_REQUEST) for rank in self._others()]
+            severity = max([severity, *(one["severity"] for one in requests)])
             for rank in self._others():
                 self.talk.tell(rank, number, Topic.STOP_DECISION, {"severity": severity})
         else:
-            self.talk.tell(self.leader, number, Topic.STOP_WISH, {"severity": severity})
+            self.talk.tell(self.leader, number, Topic.STOP_REQUEST, {"severity": severity})
             severity = self.talk.hear(self.leader, number, Topic.STOP_DECISION)["severity"]
         obey(severity)
 

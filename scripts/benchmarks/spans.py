@@ -25,18 +25,18 @@ from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 
 EMPTY_SPANS = 20_000
 ALLOWED_SHARE = 0.01
 
 
-def counted_world_rank(argument: str, report: Report, stop: StopWish) -> None:
+def counted_world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """A rank of a world that counts its spans."""
     _counted(lambda: world_rank(argument, report, stop))
 
 
-def counted_train_rank(argument: str, report: Report, stop: StopWish) -> None:
+def counted_train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """A run of one process that counts its spans."""
     _counted(lambda: train_rank(argument, report, stop))
 

@@ -29,7 +29,7 @@ from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 
 DENSE = "dlrm_hybrid.compress.activation.dense"
 DCT = "dlrm_hybrid.compress.activation.dct"
@@ -106,7 +106,7 @@ class Clock:
         self._since = now
 
 
-def timed_rank(argument: str, report: Report, stop: StopWish) -> None:
+def timed_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Be a rank of a world, with clocks."""
     task: dict[str, Any] = json.loads(argument)
     clock = Clock()

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.train import loop
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 
 ENTRY = "jumping_clock:jumping_world_rank"
 DAY_SECONDS = 86_400.0
 JUMPS = (0.0, DAY_SECONDS, -DAY_SECONDS)
 
 
-def jumping_world_rank(argument: str, report, stop: StopWish) -> None:
+def jumping_world_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world; it writes down how often it was told a wrong time."""
     real, jumps, asked = time.time, itertools.cycle(JUMPS), itertools.count(1)
     task = json.loads(argument)
@@ -29,7 +29,7 @@ def jumping_world_rank(argument: str, report, stop: StopWish) -> None:
     world_rank(argument, report, stop)
 
 
-def hasty_world_rank(argument: str, report, stop: StopWish) -> None:
+def hasty_world_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world whose first worker's clock is a day further whenever it asks."""
     task = json.loads(argument)
     days = itertools.count()

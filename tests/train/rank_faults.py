@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 
 
 def plan(run_folder: Path, name: str, *steps: int) -> None:
@@ -21,7 +21,7 @@ def left(run_folder: Path) -> list[int]:
     return json.loads(_plan_file(run_folder).read_text())["steps"]
 
 
-def struck_rank(argument: str, report, stop: StopWish) -> None:
+def struck_rank(argument: str, report, stop: StopRequest) -> None:
     """Train, but receive the signal that is planned for the run, at its steps."""
     folder = Path(json.loads(argument)["run_folder"])
     path = _plan_file(folder)

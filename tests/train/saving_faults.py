@@ -15,11 +15,11 @@ from dlrm_hybrid.durable import Content
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.single import SingleEngine
 
 
-def full_disk_rank(argument: str, report, stop: StopWish) -> None:
+def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world in which the server finds no room at step 20, the first time."""
     task = json.loads(argument)
     real = tensor_file.write
@@ -33,7 +33,7 @@ def full_disk_rank(argument: str, report, stop: StopWish) -> None:
     world_rank(json.dumps(task), report, stop)
 
 
-def evaluation_rank(argument: str, report, stop: StopWish) -> None:
+def evaluation_rank(argument: str, report, stop: StopRequest) -> None:
     """Train; SIGTERM comes in the first evaluation of the first attempt."""
     real = SingleEngine.evaluate
 
@@ -46,7 +46,7 @@ def evaluation_rank(argument: str, report, stop: StopWish) -> None:
     train_rank(argument, report, stop)
 
 
-def damaging_rank(argument: str, report, stop: StopWish) -> None:
+def damaging_rank(argument: str, report, stop: StopRequest) -> None:
     """Train; at step 30 damage the newest manifest and be killed."""
     folder = Path(json.loads(argument)["run_folder"])
 
@@ -59,7 +59,7 @@ def damaging_rank(argument: str, report, stop: StopWish) -> None:
     train_rank(argument, strike, stop)
 
 
-def poisoned_rank(argument: str, report, stop: StopWish) -> None:
+def poisoned_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world whose server has a NaN in what it saves at step 20, not in its weights.
 
     A weight of NaN would end the run sooner, by a gradient.
@@ -78,7 +78,7 @@ def poisoned_rank(argument: str, report, stop: StopWish) -> None:
     world_rank(argument, report, stop)
 
 
-def unchecked_rank(argument: str, report, stop: StopWish) -> None:
+def unchecked_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a run of an older version of the program: it saves a NaN."""
     real = ShardWriter.begin
 

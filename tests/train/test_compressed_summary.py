@@ -19,7 +19,7 @@ from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Encoding, Section
 from dlrm_hybrid.wire.sparse import rows_of, sparse_of
@@ -90,7 +90,7 @@ def train_here(folder: Path, values: dict) -> None:
         attempt=0,
         rendezvous="",
     )
-    train_rank(json.dumps(asdict(task)), lambda event: None, StopWish())
+    train_rank(json.dumps(asdict(task)), lambda event: None, StopRequest())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
 
 DEADLINE_SECONDS = 30.0
@@ -26,34 +26,34 @@ def event(step: int, **values: object) -> Event:
     return Event(Kind.TICK, step, 0.0, values)
 
 
-def ends_in_three_ways(argument: str, report, stop: StopWish) -> None:
+def ends_in_three_ways(argument: str, report, stop: StopRequest) -> None:
     """One at each attempt, a warning of limits before: killed by somebody, a crash, an abort."""
     attempt = Path(argument).read_text().count("attempt")
     os.write(1, b"attempt: std::bad_alloc\n")
     os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[attempt])
 
 
-def tells_its_pid(argument: str, report, stop: StopWish) -> None:
+def tells_its_pid(argument: str, report, stop: StopRequest) -> None:
     report(event(int(argument), pid=os.getpid(), group=os.getpgid(0)))
 
 
-def has_bad_data(argument: str, report, stop: StopWish) -> None:
+def has_bad_data(argument: str, report, stop: StopRequest) -> None:
     raise DataError("train.txt:3:7: 'x' is not an integer")
 
 
-def breaks(argument: str, report, stop: StopWish) -> None:
+def breaks(argument: str, report, stop: StopRequest) -> None:
     raise RuntimeError("something odd")
 
 
-def is_killed(argument: str, report, stop: StopWish) -> None:
+def is_killed(argument: str, report, stop: StopRequest) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loses_a_peer(argument: str, report, stop: StopWish) -> None:
+def loses_a_peer(argument: str, report, stop: StopRequest) -> None:
     raise PeerLostError(int(argument), "its connection ended")
 
 
-def waits_in_vain(argument: str, report, stop: StopWish) -> None:
+def waits_in_vain(argument: str, report, stop: StopRequest) -> None:
     """For ranks of these numbers, once all are there; without any it only lives, or is stopped."""
     folder, size, waits_for = json.loads(argument)
     if waits_for == "stopped":
@@ -65,14 +65,14 @@ def waits_in_vain(argument: str, report, stop: StopWish) -> None:
     raise DeadlineError(f"nothing from {waits_for}", waits_for)
 
 
-def waits_for_signals(argument: str, report, stop: StopWish) -> None:
+def waits_for_signals(argument: str, report, stop: StopRequest) -> None:
     report(event(0, pid=os.getpid()))
     while True:
         stop.check()
         time.sleep(0.005)
 
 
-def waits_unless_told(argument: str, report, stop: StopWish) -> None:
+def waits_unless_told(argument: str, report, stop: StopRequest) -> None:
     if argument == "fails":
         raise InterruptedRunError("told to stop")
     waits_for_signals(argument, report, stop)
@@ -279,7 +279,7 @@ def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None
     assert not alive(forkserver)
 
 
-def lives_through_signals_to_all(argument: str, report, stop: StopWish) -> None:
+def lives_through_signals_to_all(argument: str, report, stop: StopRequest) -> None:
     report(event(0, forkserver=os.getppid(), preempted=stop.preempted))
     waits_for_signals(argument, lambda event: None, stop)
 

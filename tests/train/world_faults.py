@@ -11,7 +11,7 @@ import psutil
 
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.run.rank.world import world_rank
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 from dlrm_hybrid.wire.frame import Frame, Kind
 
@@ -80,7 +80,7 @@ def all_struck(run_folder: Path) -> list[Struck]:
     return [Struck(**json.loads(line)) for line in lines]
 
 
-def struck_world_rank(argument: str, report, stop: StopWish) -> None:
+def struck_world_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world, with the fault planned for it."""
     task = json.loads(argument)
     folder = Path(task["run_folder"])

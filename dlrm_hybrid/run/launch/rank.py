@@ -38,7 +38,7 @@ from dlrm_hybrid.run.request import Request, TrainTask
 from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER, Outcome
 from dlrm_hybrid.run.training import close
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError
 
 POLL_SECONDS = 0.02
@@ -114,7 +114,7 @@ def tell_failure(board: StoreBoard, exit_code: int, message: str) -> None:
 
 
 def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Ending:
-    stop = StopWish()
+    stop = StopRequest()
     stop.install()
     rendezvous = StoreRendezvous(replace(part.board, check=stop.check))
     with view.live() as show:

@@ -20,14 +20,14 @@ from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals, writing
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DeadlineError, DlrmError, ExitCode, PeerLostError, ResourceError
 
 READY = b"ready"
 
 Report = Callable[[Event], None]
-Entry = Callable[[str, Report, StopWish], None]
-"""What a rank does: gets its argument, a function for its events and the wish of signals."""
+Entry = Callable[[str, Report, StopRequest], None]
+"""What a rank does: gets its argument, a function for its events and the stop request of signals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
     parent = os.getppid()
     die_with_parent(parent)
-    stop = StopWish(supervised=True)
+    stop = StopRequest(supervised=True)
     stop.install()
     connection.send_bytes(READY)
 

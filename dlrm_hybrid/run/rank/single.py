@@ -48,14 +48,14 @@ from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress, working
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.saver import LocalSaver
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
 
 Report = Callable[[Event], None]
 RANK_NAME = "worker-0"  # of the only process of a run
 
 
-def train_rank(argument: str, report: Report, stop: StopWish) -> None:
+def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Train from the start, or from a checkpoint, to the end."""
     task = TrainTask(**json.loads(argument))
     folder = Path(task.run_folder)
@@ -119,7 +119,7 @@ def telling(
     tell()
 
 
-def evaluate_rank(argument: str, report: Report, stop: StopWish) -> None:
+def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Load a checkpoint, score it, report the scores."""
     task = EvaluateTask(**json.loads(argument))
     folder = Path(task.checkpoint)
@@ -153,7 +153,7 @@ def checking(report: Report) -> Callable[[int, int], None]:
 
 
 def evaluating(
-    config: Config, shards: Shards, report: Report, stop: StopWish | None = None
+    config: Config, shards: Shards, report: Report, stop: StopRequest | None = None
 ) -> Callable[[int], None]:
     """Shows a person how far an evaluation is.
 
@@ -161,7 +161,7 @@ def evaluating(
         config: of the run.
         shards: its rows.
         report: gets events.
-        stop: the wish that ends it; None where somebody else looks after that.
+        stop: the request that ends it; None where somebody else looks after that.
     """
     total = len(shards.test_rows(config.data.test_part))
     tell = working(report, "evaluate", "rows")
@@ -209,7 +209,7 @@ def open_sink(folder: Path, config: Config, report: Report, first_samples: int) 
 
 
 def _meet(
-    progress: Progress, plan: Plan, engine: Engine, stop: StopWish, is_late: bool
+    progress: Progress, plan: Plan, engine: Engine, stop: StopRequest, is_late: bool
 ) -> tuple[Progress, Decision]:
     """See `Parts.meet`; nobody else is there."""
     severity = stop.severity

@@ -45,7 +45,7 @@ from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.server_rank import AskedServer
-from dlrm_hybrid.train.signals import StopWish
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.world_saver import WorldSaver
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
@@ -68,7 +68,7 @@ class _Job:
     meter: RankMeter
 
 
-def world_rank(argument: str, report: ranks.Report, stop: StopWish) -> None:
+def world_rank(argument: str, report: ranks.Report, stop: StopRequest) -> None:
     """Be the rank that the task names, until the run ends."""
     task = TrainTask(**json.loads(argument))
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def be_rank(
     config: Config,
     rendezvous: Rendezvous,
     report: ranks.Report,
-    stop: StopWish,
+    stop: StopRequest,
 ) -> None:
     """Be the rank that the task names, until the run ends.
 
@@ -93,7 +93,7 @@ def be_rank(
         config: the same, typed; what it says of the network is this machine's own.
         rendezvous: where it meets the others.
         report: gets events.
-        stop: wish of signals.
+        stop: stop request of signals.
     """
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
@@ -156,7 +156,7 @@ def _serve(job: _Job, index: int) -> None:
     job.meter.step = serve(job.channel, handle, workers, IDLE_SECONDS)
 
 
-def _work(job: _Job, report: ranks.Report, stop: StopWish) -> None:
+def _work(job: _Job, report: ranks.Report, stop: StopRequest) -> None:
     task = job.task
     with ExitStack() as stack:
         built = stack.enter_context(
@@ -190,7 +190,7 @@ def _leave_servers(job: _Job, step: int) -> None:
 
 
 def _parts(
-    job: _Job, built: BuiltWorker, sink: Sink, report: ranks.Report, stop: StopWish
+    job: _Job, built: BuiltWorker, sink: Sink, report: ranks.Report, stop: StopRequest
 ) -> Parts:
     """The functions of the loop."""
     worker, topology = built.rank, job.layout.topology
