@@ -17,7 +17,7 @@ from typing import Any
 
 from dlrm_hybrid.limits import check_temporary_folder
 from dlrm_hybrid.process import shielded
-from dlrm_hybrid.run.rank.process import Loss, Rank, run_rank
+from dlrm_hybrid.run.rank.process import PeerFailure, Rank, run_rank
 from dlrm_hybrid.telemetry.events import Event
 
 PRELOAD = "dlrm_hybrid.run.rank.preload"
@@ -42,10 +42,10 @@ class Running:
     failure: Event | None = None
 
     @property
-    def loss(self) -> Loss | None:
+    def peer_failure(self) -> PeerFailure | None:
         """What it has told of others that it needs."""
         values = None if self.failure is None else self.failure.values["lost"]
-        return None if values is None else Loss.from_values(values)
+        return None if values is None else PeerFailure.from_values(values)
 
     @property
     def log(self) -> Path:

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
-from dlrm_hybrid.run.rank.process import READY, Loss, Rank, Report, first_lost
+from dlrm_hybrid.run.rank.process import READY, PeerFailure, Rank, Report, root_cause
 from dlrm_hybrid.run.running import (
     Forwarder,
     Running,
@@ -32,7 +32,6 @@ from dlrm_hybrid.types import ExitCode
 GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
 UNKNOWN_CODE = 255  # of a rank whose forkserver is gone, and all of its ranks with it
-# A process that ends at a limit ends by itself; the kernel's OOM killer, too, sends SIGKILL.
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -136,7 +135,7 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
                     if not (forwarder.received and one.process.exitcode in TOGETHER):
                         # Ranks that lose a peer may say so before the kernel tells of its death,
                         # those that lost patience do not lose it at one moment.
-                        grace = GRACE_SECONDS if one.loss is None else SILENCE_SECONDS
+                        grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
                         deadline = min(deadline, time.monotonic() + grace)
                 continue
             if message == READY:
@@ -168,7 +167,7 @@ def _blame(one: Running) -> int:
     code = one.process.exitcode
     if one.failure is None:
         return 0 if code is not None and code < 0 else 1
-    return 2 if one.loss is None else 3
+    return 2 if one.peer_failure is None else 3
 
 
 def _take(one: Running, event: Event, report: Report) -> None:
@@ -182,13 +181,14 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     one = min(failed, key=_blame)
     code = one.process.exitcode
     assert code is not None
-    if one.loss is not None:
-        return Outcome(code, _lost(one, one.loss, running), lost=True)
+    if one.peer_failure is not None:
+        return Outcome(code, _lost(one, one.peer_failure, running), lost=True)
     if one.failure is not None and code == one.failure.values["exit_code"]:
         return Outcome(code, one.failure.values["message"])
+    # At a limit a process ends by itself; who sends SIGKILL may be the kernel's OOM killer.
     ended_itself = code == -signal.SIGABRT or 0 < code != UNKNOWN_CODE
     if ended_itself and (limit := limits.reached_in(one.last_words())):
-        # No loss: another attempt would reach it, too.
+        # Not lost: another attempt would reach it, too.
         return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {one.log}")
     lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
     if code == UNKNOWN_CODE:
@@ -201,21 +201,26 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     return Outcome(code, f"{one.title} {cause}; see {one.log}", lost)
 
 
-def _lost(teller: Running, loss: Loss, running: Sequence[Running]) -> str:
+def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> str:
     """Names the rank without which the others could not go on.
 
     Where it runs, or itself misses another, either side may be cut off: both are named.
     """
     for one in running:
         if one.process.pid is not None and is_stopped(one.process.pid):
-            return f"{one.title} has been stopped, by SIGSTOP or a debugger: {loss.cause}"
-    losses = {one.rank.index: one.loss for one in running if one.loss is not None}
-    named = first_lost(loss, losses)
+            return f"{one.title} has been stopped, by SIGSTOP or a debugger: {failure.cause}"
+    failures = {one.rank.index: one.peer_failure for one in running if one.peer_failure is not None}
+    named = root_cause(failure, failures)
     first = next(one for one in running if one.rank.index == named)
-    misses = [one for one in (teller, *running) if one.loss and named in one.loss.ranks]
+    misses = [
+        index
+        for index in dict.fromkeys((teller.rank.index, *failures))
+        if named in failures[index].ranks
+    ]
     # Two that miss each other come before who misses one of them because it has left.
-    missed = () if first.loss is None else first.loss.ranks
-    one = next((one for one in misses if one.rank.index in missed), misses[0])
-    is_there = first.process.is_alive() or first.loss is not None
-    how = f"does not answer {one.title}" if is_there else "is gone"
-    return f"{first.title} {how}: {losses[one.rank.index].cause}"
+    missed = () if first.peer_failure is None else first.peer_failure.ranks
+    index = next((index for index in misses if index in missed), misses[0])
+    title = next(one.title for one in running if one.rank.index == index)
+    is_there = first.process.is_alive() or first.peer_failure is not None
+    how = f"does not answer {title}" if is_there else "is gone"
+    return f"{first.title} {how}: {failures[index].cause}"

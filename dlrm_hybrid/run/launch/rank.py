@@ -26,11 +26,11 @@ from dlrm_hybrid.run.display import TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.run.rank.process import (
     Ending,
-    Loss,
+    PeerFailure,
     Rank,
     ending,
-    first_lost,
     flush_log,
+    root_cause,
     write_log,
 )
 from dlrm_hybrid.run.rank.world import be_rank
@@ -152,7 +152,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
             if failure is not None:
                 return Ending(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
-        first = first_lost(end.lost, _losses(part))
+        first = root_cause(end.lost, _failures(part))
     except DlrmError:  # the store is gone
         first = 0 if part.launch.rank_0_serves else first
     if first not in end.lost.ranks:
@@ -162,10 +162,10 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
     return replace(end, message=message), True
 
 
-def _losses(part: Part) -> dict[int, Loss]:
-    """What ranks have told of others that they miss, by number."""
+def _failures(part: Part) -> dict[int, PeerFailure]:
+    """What ranks have reported of others that they miss, by number."""
     texts = {rank: part.board.read(_lost(rank)) for rank in range(part.launch.size)}
-    return {rank: Loss.from_values(json.loads(text)) for rank, text in texts.items() if text}
+    return {rank: PeerFailure.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
 def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> int:

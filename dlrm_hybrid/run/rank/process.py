@@ -27,7 +27,7 @@ READY = b"ready"
 
 Report = Callable[[Event], None]
 Entry = Callable[[str, Report, StopRequest], None]
-"""What a rank does: gets its argument, a function for its events and the stop request of signals."""
+"""What a rank does with its argument, a function for its events and the signals so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class PeerFailure:
     """Why a rank cannot go on without others.
 
     Attributes:
@@ -62,7 +62,7 @@ class Loss:
     cause: str
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Loss:
+    def from_values(cls, values: Mapping[str, Any]) -> PeerFailure:
         """Back from the JSON that `asdict` of this class became."""
         return cls(tuple(values["ranks"]), values["cause"])
 
@@ -79,7 +79,7 @@ class Ending:
 
     exit_code: int
     message: str
-    lost: Loss | None = None
+    lost: PeerFailure | None = None
 
 
 def ending(rank: Rank, work: Callable[[], None]) -> Ending:
@@ -88,7 +88,7 @@ def ending(rank: Rank, work: Callable[[], None]) -> Ending:
         with refusals():
             work()
     except DlrmError as error:
-        return Ending(error.exit_code, str(error), _loss(error))
+        return Ending(error.exit_code, str(error), _peer_failure(error))
     except BaseException as error:
         with suppress(OSError):  # the log, too, may be on a full disk
             traceback.print_exc()
@@ -100,35 +100,35 @@ def ending(rank: Rank, work: Callable[[], None]) -> Ending:
     return Ending(ExitCode.DONE, "")
 
 
-def _loss(error: DlrmError) -> Loss | None:
+def _peer_failure(error: DlrmError) -> PeerFailure | None:
     if isinstance(error, PeerLostError):
-        return Loss((error.rank,), error.cause)
+        return PeerFailure((error.rank,), error.cause)
     if isinstance(error, DeadlineError) and error.ranks:
-        return Loss(error.ranks, str(error))
+        return PeerFailure(error.ranks, str(error))
     return None
 
 
-def first_lost(loss: Loss, losses: Mapping[int, Loss]) -> int:
+def root_cause(failure: PeerFailure, failures: Mapping[int, PeerFailure]) -> int:
     """The rank that went, or fell silent, without a word; others may be lost because of it.
 
-    One that is only cut off tells, too, whom it misses: it is the one that most others miss.
+    One that is only cut off reports, too, whom it misses: it is the one that most others miss.
 
     Args:
-        loss: what one rank has told.
-        losses: what ranks have told, by number.
+        failure: what one rank has reported.
+        failures: what ranks have reported, by number.
     """
     seen: list[int] = []
-    waiting = list(loss.ranks)
+    waiting = list(failure.ranks)
     while waiting:
         rank = waiting.pop(0)
         if rank in seen:
             continue
         seen.append(rank)
-        told = losses.get(rank)
-        if told is None:
+        reported = failures.get(rank)
+        if reported is None:
             return rank
-        waiting.extend(told.ranks)
-    missed = Counter(rank for one in losses.values() for rank in one.ranks)
+        waiting.extend(reported.ranks)
+    missed = Counter(rank for one in failures.values() for rank in one.ranks)
     return max(seen, key=lambda rank: missed[rank])
 
 

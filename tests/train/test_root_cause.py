@@ -3,29 +3,29 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.run.rank.process import Loss, first_lost
+from dlrm_hybrid.run.rank.process import PeerFailure, root_cause
 
 
-def losses(**missed: tuple[int, ...]) -> dict[int, Loss]:
-    return {int(rank[1:]): Loss(ranks, "") for rank, ranks in missed.items()}
+def failures(**missed: tuple[int, ...]) -> dict[int, PeerFailure]:
+    return {int(rank[1:]): PeerFailure(ranks, "") for rank, ranks in missed.items()}
 
 
 def test_who_says_nothing_is_the_first() -> None:
-    told = losses(_0=(1,), _1=(2,), _3=(0,))
+    told = failures(_0=(1,), _1=(2,), _3=(0,))
     for one in told.values():
-        assert first_lost(one, told) == 2
+        assert root_cause(one, told) == 2
 
 
 def test_who_is_cut_off_is_the_one_that_most_others_miss() -> None:
-    told = losses(_0=(1,), _1=(0,), _2=(0,), _3=(2,), _4=(0,))
+    told = failures(_0=(1,), _1=(0,), _2=(0,), _3=(2,), _4=(0,))
     for one in told.values():
-        assert first_lost(one, told) == 0
+        assert root_cause(one, told) == 0
 
 
 def test_of_two_that_miss_each_other_the_one_that_is_missed_first() -> None:
-    told = losses(_0=(1,), _1=(0,))
-    assert first_lost(told[0], told) == 1
-    assert first_lost(told[1], told) == 0
+    told = failures(_0=(1,), _1=(0,))
+    assert root_cause(told[0], told) == 1
+    assert root_cause(told[1], told) == 0
 
 
 ranks = st.integers(0, 6)
@@ -36,6 +36,6 @@ ranks = st.integers(0, 6)
     st.randoms(),
 )
 def test_it_is_always_somebody_who_is_missed(missed: dict[int, list[int]], choose) -> None:
-    told = {rank: Loss(tuple(others), "") for rank, others in missed.items()}
-    named = first_lost(choose.choice(list(told.values())), told)
+    told = {rank: PeerFailure(tuple(others), "") for rank, others in missed.items()}
+    named = root_cause(choose.choice(list(told.values())), told)
     assert any(named in one.ranks for one in told.values())
