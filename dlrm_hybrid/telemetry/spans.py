@@ -15,14 +15,14 @@ Result = TypeVar("Result")
 class Span(StrEnum):
     """What a rank does with its time.
 
-    compute: forward and backward of the dense layers, and the glue between all else.
-    embedding: looking up tables and learning them, packing what the trainers exchange.
+    compute: forward and backward of the dense layers, and what belongs to no other span.
+    embedding: looking up and updating tables, packing what the trainers exchange.
     encode, decode: of gradients, weights and activations, into sections of frames and back.
     apply: a server's mean and optimizer, a replica that takes over weights.
     send: making frames and handing them to the network.
     wait: for frames, taking them apart included, and for collectives.
     read: rows of the next batch.
-    rest: the loop, agreements, progress.
+    rest: the loop, collectives through the servers, progress.
     """
 
     COMPUTE = "compute"
@@ -35,14 +35,25 @@ class Span(StrEnum):
     READ = "read"
     REST = "rest"
 
+    # An enumeration hashes its names in Python, which takes as long as reading the clock.
+    __hash__ = str.__hash__
+
 
 @dataclass(slots=True)
-class _Doing:
-    """What is going on, innermost last, and since when."""
+class _Running:
+    """What a clock and its spans share.
+
+    Attributes:
+        now: the time.
+        since: when `spans` last changed, while the clock counts.
+        counts: whether it does.
+        spans: that are open, innermost last.
+    """
 
     now: Callable[[], float]
     since: float
-    within: list[Within]
+    counts: bool
+    spans: list[Within]
 
 
 @final
@@ -57,17 +68,12 @@ class SpanClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._doing = _Doing(now, now(), [])
-        self._spans = {span: Within(self._doing) for span in Span}
-        self._doing.within.append(self._spans[Span.REST])
-        self._counts = False
-        self._seconds = dict.fromkeys(Span, 0.0)
+        self._running = _Running(now, now(), counts=False, spans=[])
+        self._spans = {span: Within(self._running) for span in Span}
+        self._running.spans.append(self._spans[Span.REST])
 
     def within(self, span: Span) -> Within:
-        """A context whose time belongs to `span`; entered as often as one likes.
-
-        Ask for it once, not each time: an enumeration's hash costs as much as the clock.
-        """
+        """A context whose time belongs to `span`; it may be entered inside itself."""
         return self._spans[span]
 
     def timed(self, span: Span, function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -82,23 +88,16 @@ class SpanClock:
 
     def switch(self, counts: bool, now: float) -> None:
         """Count what comes from `now` on, or do not."""
-        if counts != self._counts:
-            self._book(now)
-            self._counts = counts
+        running = self._running
+        if running.counts:
+            running.spans[-1].seconds += now - running.since
+        running.since, running.counts = now, counts
 
     def seconds(self, now: float | None = None) -> dict[str, float]:
         """Counted by span, until `now` or this moment."""
-        self._book(self._doing.now() if now is None else now)
-        return {span.value: seconds for span, seconds in self._seconds.items()}
-
-    def _book(self, now: float) -> None:
-        doing = self._doing
-        doing.within[-1].seconds += now - doing.since
-        doing.since = now
-        for span, within in self._spans.items():
-            if self._counts:
-                self._seconds[span] += within.seconds
-            within.seconds = 0.0
+        running = self._running
+        self.switch(running.counts, running.now() if now is None else now)
+        return {span.value: within.seconds for span, within in self._spans.items()}
 
 
 @final
@@ -106,24 +105,27 @@ class Within:
     """One span of a clock, as a context; see `SpanClock.within`.
 
     Attributes:
-        seconds: spent here since the clock looked last.
+        seconds: spent here so far, while the clock counted.
     """
 
-    __slots__ = ("_doing", "seconds")
+    __slots__ = ("_running", "seconds")
 
-    def __init__(self, doing: _Doing) -> None:
-        self._doing = doing
+    def __init__(self, running: _Running) -> None:
+        self._running = running
         self.seconds = 0.0
 
     def __enter__(self) -> None:
-        doing = self._doing
-        now, within = doing.now(), doing.within
-        within[-1].seconds += now - doing.since
-        doing.since = now
-        within.append(self)
+        running = self._running
+        if running.counts:
+            now = running.now()
+            running.spans[-1].seconds += now - running.since
+            running.since = now
+        running.spans.append(self)
 
     def __exit__(self, *_: object) -> None:
-        doing = self._doing
-        now = doing.now()
-        doing.within.pop().seconds += now - doing.since
-        doing.since = now
+        running = self._running
+        running.spans.pop()
+        if running.counts:
+            now = running.now()
+            self.seconds += now - running.since
+            running.since = now
