@@ -9,7 +9,7 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import Summary, digits
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.world_summary import role_of, role_order
+from dlrm_hybrid.telemetry.summary import role_of, role_order
 
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
 SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)

@@ -11,7 +11,7 @@ from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.markdown import MISSING
-from dlrm_hybrid.telemetry.world_summary import role_of, role_order
+from dlrm_hybrid.telemetry.summary import role_of, role_order
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed")

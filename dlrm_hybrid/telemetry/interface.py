@@ -6,20 +6,56 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, final
 
 import psutil
 
-from dlrm_hybrid.telemetry.series import Series
-
 WINDOW_SECONDS = 0.1
-# In `/proc/net/dev`, after the name of the interface.
-RECEIVED_BYTES, SENT_BYTES = 0, 8
+MOST_POINTS = 512
 
 Counters = Callable[[], tuple[int, int]]
 """Bytes received and sent until now."""
+
+
+@final
+@dataclass(slots=True)
+class Series:
+    """Points that become twice as long whenever there are too many.
+
+    Attributes:
+        point_seconds: least length of a point.
+        points: for each its start, its length, and the amounts in it.
+    """
+
+    point_seconds: float = 0.1
+    points: list[list[float]] = field(default_factory=list[list[float]])
+
+    def add(self, start_seconds: float, seconds: float, *amounts: float) -> None:
+        """Count a window that follows those before; there may be a gap between them."""
+        window = [start_seconds, seconds, *amounts]
+        if self.points and self.points[-1][1] < 0.99 * self.point_seconds:
+            _join(self.points[-1], window)
+            return
+        self.points.append(window)
+        if len(self.points) > MOST_POINTS:
+            self.point_seconds *= 2
+            self._halve()
+
+    def since(self, offset_seconds: float) -> list[list[float]]:
+        """The points, their starts later by an offset."""
+        return [[start + offset_seconds, *rest] for start, *rest in self.points]
+
+    def _halve(self) -> None:
+        kept = self.points[::2]
+        for point, other in zip(kept, self.points[1::2], strict=False):
+            _join(point, other)
+        self.points = kept
+
+
+def _join(point: list[float], other: list[float]) -> None:
+    for column in range(1, len(point)):
+        point[column] += other[column]
 
 
 @final
@@ -109,13 +145,13 @@ def sampled(
 
     Args:
         address: IPv4, of this machine.
-        rate_bits_per_second: of the link, if it is known; else what the interface tells.
+        rate_bits_per_second: of the link, if it is known; else what its driver reports.
     """
     name = _interface(address)
     if name is None:
         yield None
         return
-    rate = rate_bits_per_second or _told_rate(name)
+    rate = rate_bits_per_second or _reported_rate(name)
     meter = InterfaceMeter(address, rate, lambda: read_counters(name))
     ended = Event()
 
@@ -133,16 +169,11 @@ def sampled(
 
 
 def read_counters(name: str) -> tuple[int, int]:
-    """Bytes that an interface of this process's network has received and sent.
-
-    `/sys/class/net` may still show another network's.
-    """
-    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
-        found, _, counters = line.partition(":")
-        if found.strip() == name:
-            columns = counters.split()
-            return int(columns[RECEIVED_BYTES]), int(columns[SENT_BYTES])
-    raise OSError(f"/proc/net/dev has no interface {name}")
+    """Bytes that an interface in this process's network namespace has received and sent."""
+    counters = psutil.net_io_counters(pernic=True, nowrap=False).get(name)
+    if counters is None:
+        raise OSError(f"/proc/net/dev has no interface {name}")
+    return counters.bytes_recv, counters.bytes_sent
 
 
 def _interface(address: str) -> str | None:
@@ -154,10 +185,7 @@ def _interface(address: str) -> str | None:
     return None
 
 
-def _told_rate(name: str) -> int | None:
-    """Of the link, as the interface's driver tells it, which many do not."""
-    try:
-        speed = int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return speed * 10**6 if speed > 0 else None
+def _reported_rate(name: str) -> int | None:
+    """Bits per second of the link as its driver reports them, which many do not."""
+    found = psutil.net_if_stats().get(name)
+    return None if found is None else found.speed * 10**6 or None

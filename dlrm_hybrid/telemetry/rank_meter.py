@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, final
 
-from dlrm_hybrid.telemetry.interface import InterfaceMeter
+from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
-from dlrm_hybrid.telemetry.series import Series
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import (
     Counters,
@@ -22,6 +21,7 @@ from dlrm_hybrid.telemetry.traffic import (
 )
 
 CPU_WINDOW_SECONDS = 0.1
+TALLY_NAMES = ("messages", "bytes", "dense_equivalent_bytes")  # of the fields of a `Tally`
 
 
 def _zeros() -> dict[Phase, float]:
@@ -127,13 +127,28 @@ class RankMeter:
             "versions": None if self.versions is None else asdict(self.versions()),
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
-            and {phase: self._told(_sent(one.sent)) for phase, one in counters.items()},
+            and {phase: self._tallies(one.sent) for phase, one in counters.items()},
+            # What messages would have been as float32 is known to their senders.
             "received": counters
-            and {phase: self._told(_received(one.received)) for phase, one in counters.items()},
+            and {
+                phase: self._tallies(one.received, ("messages", "bytes"))
+                for phase, one in counters.items()
+            },
         }
 
-    def _told(self, tallies: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: tally for name, tally in tallies.items() if name not in self.uncounted}
+    def _tallies(
+        self, counter: TrafficCounter, names: Sequence[str] = TALLY_NAMES
+    ) -> Mapping[str, Mapping[str, int]]:
+        """These sums by class of traffic."""
+        return {
+            traffic.value: {
+                name: value
+                for name, value in zip(TALLY_NAMES, astuple(tally), strict=True)
+                if name in names
+            }
+            for traffic, tally in counter.snapshot().items()
+            if traffic not in self.uncounted
+        }
 
     def _enter(self) -> None:
         training = self._phase is Phase.TRAIN
@@ -156,21 +171,3 @@ class RankMeter:
         if self._phase is Phase.TRAIN:
             self._cpu_series.add(self._wall, seconds, cpu_seconds)
         self._wall, self._cpu = wall, cpu
-
-
-def _sent(counter: TrafficCounter) -> Mapping[str, Any]:
-    return {
-        traffic.value: {
-            "messages": tally.messages,
-            "bytes": tally.num_bytes,
-            "dense_equivalent_bytes": tally.dense_equivalent_bytes,
-        }
-        for traffic, tally in counter.snapshot().items()
-    }
-
-
-def _received(counter: TrafficCounter) -> Mapping[str, Any]:
-    return {
-        traffic.value: {"messages": tally.messages, "bytes": tally.num_bytes}
-        for traffic, tally in counter.snapshot().items()
-    }

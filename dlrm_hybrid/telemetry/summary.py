@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dlrm_hybrid.telemetry import compression
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.events import PHASES, Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.telemetry.world_summary import (
-    world_cpu,
-    world_network,
-    world_roles,
-    world_strangers,
-)
+from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 SUMMARY_FILE = "summary.json"  # in the run folder
 COMPLETE, UNFINISHED = "complete", "unfinished"  # of all statuses, those that code asks for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
+INTERFACES_UNMEASURED: Mapping[str, Any] = {
+    "utilization": None,
+    "utilization_by_rank": None,
+    "utilization_mean_direction": None,
+    "rate_bits_per_second": None,
+    "interface_bytes": None,
+}
+NETWORK_UNMEASURED: dict[str, Any] = {
+    "bytes_total": None,
+    "bytes_per_sample": None,
+    "dense_equivalent_bytes": None,
+    "pull_density": None,
+    **INTERFACES_UNMEASURED,
+    "by_class": {},
+    "by_phase": {phase: {"bytes": None} for phase in PHASES},
+}
+
+SERVERS = "servers"
+
+Told = Mapping[str, Any]
+"""Values of one `rank` event."""
 
 
 def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any]:
@@ -164,3 +180,186 @@ def _leaders_role(record: Sequence[Event], points: Sequence[Event]) -> dict[str,
             "seconds_by_phase": phases,
         }
     }
+
+
+def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
+    """What was sent while training, every message counted once, by its sender.
+
+    None where nothing travels, or nobody has told. A class that is not counted is missing; sums
+    over all classes are None then.
+
+    Args:
+        ranks: what they told.
+        rows: trained on in that time.
+    """
+    ranks = [rank for rank in ranks if rank["traffic"] is not None]
+    if not ranks:
+        return NETWORK_UNMEASURED
+    by_class = {
+        traffic.value: {
+            name: sum(rank["traffic"][Phase.TRAIN][traffic.value][name] for rank in ranks)
+            for name in ("bytes", "dense_equivalent_bytes", "messages")
+        }
+        for traffic in Traffic
+        if all(traffic.value in rank["traffic"][Phase.TRAIN] for rank in ranks)
+    }
+    pull_density = _pull_density(ranks)
+    if len(by_class) < len(Traffic):
+        return {**NETWORK_UNMEASURED, "by_class": by_class, "pull_density": pull_density}
+    total = sum(tally["bytes"] for tally in by_class.values())
+    return {
+        **world_interfaces(ranks),
+        "bytes_total": total,
+        "bytes_per_sample": total / rows if rows else None,
+        "dense_equivalent_bytes": sum(
+            tally["dense_equivalent_bytes"] for tally in by_class.values()
+        ),
+        "pull_density": pull_density,
+        "by_class": by_class,
+        "by_phase": {
+            phase: {"bytes": sum(_all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
+            for phase in PHASES
+        },
+    }
+
+
+def world_strangers(ranks: Sequence[Told]) -> dict[str, int | None]:
+    """How much came from outside the run and was refused; None where nobody listens."""
+    counts = [told for rank in ranks if (told := rank.get("strangers")) is not None]
+    return {
+        name: sum(told[name] for told in counts) if counts else None
+        for name in ("foreign_messages", "refused_connections")
+    }
+
+
+def world_cpu(ranks: Sequence[Told], cores: int) -> dict[str, float | None]:
+    """CPU seconds of all ranks while training, and their share of what they could have had.
+
+    Args:
+        ranks: what they told.
+        cores: of the machines.
+    """
+    cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
+    processes = len({rank["rank"] for rank in ranks})
+    seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / processes
+    return {
+        "utilization": _share(cpu_seconds, seconds * min(processes, cores)),
+        "seconds": cpu_seconds,
+    }
+
+
+def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
+    """Each rank's part; of several attempts the last one's."""
+    return {
+        str(rank["rank"]): {
+            "role": rank["role"],
+            "cpu_utilization": _share(
+                rank["cpu_seconds"][Phase.TRAIN], rank["seconds"][Phase.TRAIN]
+            ),
+            "bytes_sent": _all_bytes(rank["traffic"], Phase.TRAIN),
+            "bytes_received": _all_bytes(rank["received"], Phase.TRAIN),
+            **_interface_bytes(rank),
+            "seconds_by_span": dict(rank["seconds_by_span"]),
+            "seconds_by_phase": dict(rank["seconds"]),
+        }
+        for rank in sorted(ranks, key=lambda one: one["rank"])
+    }
+
+
+def role_of(name: str) -> str:
+    """`stage 1` of worker-0.1 and of worker-3.1; all servers are one role, so is a lone worker."""
+    kind, _, place = name.partition("-")
+    if kind == "server":
+        return SERVERS
+    return f"stage {place.partition('.')[2]}" if "." in place else "worker"
+
+
+def role_order(role: str) -> tuple[bool, str]:
+    """Sorts what `role_of` returns: stage after stage, then the servers."""
+    return role == SERVERS, role
+
+
+def _interface_bytes(rank: Told) -> dict[str, Any]:
+    told: Told = rank.get("interface") or {}
+    return {f"interface_bytes_{way}": told.get(f"{way}_bytes") for way in ("sent", "received")}
+
+
+def _all_bytes(tallies: Told | None, phase: str) -> int | None:
+    """Of all classes of traffic in one direction; None where one is not counted, or all."""
+    if tallies is None or len(tallies[phase]) < len(Traffic):
+        return None
+    return sum(one["bytes"] for one in tallies[phase].values())
+
+
+def _pull_density(ranks: Sequence[Told]) -> float | None:
+    """Share of the weights that a version changes; of all versions, those of warm-up too."""
+    versions: list[Told] = [rank["versions"] for rank in ranks if rank.get("versions")]
+    told, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
+    return _share(told, elements)
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(slots=True)
+class _Use:
+    """Of one rank's interface, over all attempts, while training.
+
+    Attributes:
+        seconds: of training.
+        busier_seconds: line time of the direction that was busier in each window.
+        mean_seconds: line time of the mean of both directions.
+    """
+
+    seconds: float = 0.0
+    busier_seconds: float = 0.0
+    mean_seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the busier direction."""
+        return self.busier_seconds / self.seconds
+
+
+def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of `network` in the summary that is about links; None where nothing was measured.
+
+    The use of a link is the mean, over windows of 100 ms, of its busier direction's share of the
+    rate. `utilization` is that of the busiest link, `utilization_mean_direction` the same link's
+    with both directions averaged. `interface_bytes` is what left all interfaces: with headers,
+    acknowledgements, and what was sent twice.
+
+    Args:
+        ranks: what they told, of all attempts.
+    """
+    told = [(rank["rank"], one) for rank in ranks if (one := rank.get("interface")) is not None]
+    if not told:
+        return dict(INTERFACES_UNMEASURED)
+    owners: dict[str, int] = {}  # of several ranks with one interface the first speaks for it
+    for rank, one in told:
+        owners[one["address"]] = min(rank, owners.get(one["address"], rank))
+    rates = [one["rate_bits_per_second"] for _, one in told]
+    used = _uses(told) if all(rates) else {}
+    busiest = max(used.values(), key=lambda use: use.share, default=None)
+    return {
+        "utilization": None if busiest is None else busiest.share,
+        "utilization_by_rank": {str(rank): used[rank].share for rank in sorted(used)} or None,
+        "utilization_mean_direction": (
+            None if busiest is None else busiest.mean_seconds / busiest.seconds
+        ),
+        "rate_bits_per_second": rates[-1],
+        "interface_bytes": sum(
+            one["sent_bytes"] for rank, one in told if owners[one["address"]] == rank
+        ),
+    }
+
+
+def _uses(told: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[int, _Use]:
+    uses: dict[int, _Use] = {}
+    for rank, one in told:
+        use, rate = uses.setdefault(rank, _Use()), one["rate_bits_per_second"]
+        use.seconds += one["seconds"]
+        use.busier_seconds += 8 * one["busier_bytes"] / rate
+        use.mean_seconds += 4 * (one["received_bytes"] + one["sent_bytes"]) / rate
+    return {rank: use for rank, use in uses.items() if use.seconds}

@@ -19,7 +19,7 @@ from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.report.text import text as markdown
 from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.event_values import fault_of
+from dlrm_hybrid.telemetry.events import fault_of
 from dlrm_hybrid.types import DataError
 
 ODD = st.recursive(

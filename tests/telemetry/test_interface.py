@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.telemetry import interface
-from dlrm_hybrid.telemetry.interface import InterfaceMeter, read_counters, sampled
+from dlrm_hybrid.telemetry.interface import (
+    MOST_POINTS,
+    InterfaceMeter,
+    Series,
+    read_counters,
+    sampled,
+)
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.series import MOST_POINTS, Series
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Phase
 

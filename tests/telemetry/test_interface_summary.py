@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dlrm_hybrid.telemetry.interface_summary import INTERFACES_UNMEASURED, world_interfaces
+from dlrm_hybrid.telemetry.summary import INTERFACES_UNMEASURED, world_interfaces
 
 RATE = 800  # bits, so 100 bytes, a second
 
