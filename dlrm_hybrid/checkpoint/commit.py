@@ -17,7 +17,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint.folder import (
     BEST_FILE,
     LATEST_FILE,
-    Keeping,
+    RetentionPolicy,
     best,
     complete,
     partial_folder,
@@ -61,7 +61,7 @@ def clean(root: Path) -> None:
 
 
 def commit(
-    root: Path, attempt: int, prepared: Preparing, facts: Mapping[str, Any], keep: Keeping
+    root: Path, attempt: int, prepared: Preparing, facts: Mapping[str, Any], keep: RetentionPolicy
 ) -> tuple[Path, int]:
     """Make it valid; its folder and the bytes of all files.
 
@@ -98,7 +98,7 @@ def commit(
         raise ResourceError(unwritten(root, folder, error)) from error
 
 
-def amend(root: Path, step: int, facts: Mapping[str, Any], keep: Keeping) -> None:
+def amend(root: Path, step: int, facts: Mapping[str, Any], keep: RetentionPolicy) -> None:
     """Let the checkpoint of a step say other facts, if it is here; raises ResourceError."""
     folder = root / name(step)
     if not (folder / MANIFEST_FILE).exists():
@@ -110,7 +110,7 @@ def amend(root: Path, step: int, facts: Mapping[str, Any], keep: Keeping) -> Non
         raise ResourceError(unwritten(root, folder, error)) from error
 
 
-def _keep(root: Path, keep: Keeping) -> None:
+def _keep(root: Path, keep: RetentionPolicy) -> None:
     best_folder = best(root) if keep.best else None
     if best_folder is not None:
         replace_text(root / BEST_FILE, best_folder.name + "\n")

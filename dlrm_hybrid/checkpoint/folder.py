@@ -37,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class RetentionPolicy:
     """Which complete checkpoints stay.
 
     Attributes:

@@ -125,7 +125,7 @@ class Plan:
         return step >= self.steps or any(is_due(step, every) for every in periods)
 
 
-class Saver(Protocol):
+class CheckpointWriter(Protocol):
     """Saves checkpoints of a run, one at a time.
 
     Where several processes run the loop, all of them call the same methods at the same steps.
@@ -177,7 +177,7 @@ class Parts:
     learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
     meet: Callable[[Progress, bool], tuple[Progress, Decision]]
     evaluate: Callable[[], BinaryScores | None]
-    saver: Saver
+    saver: CheckpointWriter
     sink: Sink
     live: Callable[[Event], None]
     spans: Callable[[], Mapping[str, float]]

@@ -10,7 +10,7 @@ from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.parts import Learned, Parts, Progress, Saver
+from dlrm_hybrid.train.parts import CheckpointWriter, Learned, Parts, Progress
 
 
 def metered(parts: Parts, meter: RankMeter) -> Parts:
@@ -32,9 +32,9 @@ def metered(parts: Parts, meter: RankMeter) -> Parts:
 @final
 @dataclass(frozen=True, slots=True)
 class _MeteredSaver:
-    """A `Saver`; what its threads do meanwhile belongs to no phase of their own."""
+    """A `CheckpointWriter`; what its threads do meanwhile belongs to no phase of their own."""
 
-    inner: Saver
+    inner: CheckpointWriter
     meter: RankMeter
 
     @property

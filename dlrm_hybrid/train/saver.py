@@ -11,7 +11,7 @@ from typing import Any, final
 
 from dlrm_hybrid.checkpoint.background import in_background, outcome
 from dlrm_hybrid.checkpoint.commit import Saved, amend, commit
-from dlrm_hybrid.checkpoint.folder import Keeping
+from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.train.parts import Progress
@@ -22,7 +22,7 @@ WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Commits:
+class Committer:
     """Collects what ranks say of a checkpoint, and lets a thread make it valid.
 
     Attributes:
@@ -35,7 +35,7 @@ class Commits:
 
     root: Path
     attempt: int
-    keep: Keeping
+    keep: RetentionPolicy
     title: str
     facts: Callable[[Progress], Mapping[str, Any]]
     _preparing: Preparing | None = None
@@ -73,7 +73,7 @@ class Commits:
         self._preparing = self._preparing.took(rank, shard)
 
     def poll(self, wait_seconds: float) -> Saved | None:
-        """The checkpoint once it is valid; raises as `Saver.poll`."""
+        """The checkpoint once it is valid; raises as `CheckpointWriter.poll`."""
         if self._preparing is None or not self._preparing.is_prepared:
             return None
         prepared, facts = self._preparing, self._facts
@@ -99,54 +99,54 @@ class Commits:
         )
 
     def amend(self, progress: Progress) -> None:
-        """See `Saver.amend`."""
+        """See `CheckpointWriter.amend`."""
         amend(self.root, progress.step, self.facts(progress), self.keep)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSaver:
-    """A `Saver` of a single process.
+class LocalCheckpointWriter:
+    """A `CheckpointWriter` of a single process.
 
     Attributes:
-        commits: makes checkpoints valid.
+        committer: makes checkpoints valid.
         writer: writes their tensors.
         groups: gives them.
     """
 
-    commits: Commits
+    committer: Committer
     writer: ShardWriter
     groups: Callable[[], Groups]
 
     @property
     def pending(self) -> bool:
-        """See `Saver`."""
-        return self.commits.pending
+        """See `CheckpointWriter`."""
+        return self.committer.pending
 
     def save(self, progress: Progress) -> None:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         begun = time.perf_counter()
         self.writer.begin(progress.step, self.groups())
-        self.commits.begin(progress, {0: self.writer.rank}, begun)
+        self.committer.begin(progress, {0: self.writer.rank}, begun)
 
     def poll(self) -> Saved | None:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         return self._poll(0.0)
 
     def finish(self) -> Saved | None:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         saved = None
         while self.pending:
             saved = self._poll(WAIT_SECONDS)
         return saved
 
     def amend(self, progress: Progress) -> None:
-        """See `Saver`."""
-        self.commits.amend(progress)
+        """See `CheckpointWriter`."""
+        self.committer.amend(progress)
 
     def _poll(self, wait_seconds: float) -> Saved | None:
-        for rank in self.commits.owed:
+        for rank in self.committer.owed:
             shard = self.writer.take(wait_seconds)
             if shard is not None:
-                self.commits.take(rank, shard)
-        return self.commits.poll(wait_seconds)
+                self.committer.take(rank, shard)
+        return self.committer.poll(wait_seconds)

@@ -22,20 +22,20 @@ from dlrm_hybrid.checkpoint.two_phase import Shard
 from dlrm_hybrid.parallel.messages import Topic
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.saver import WAIT_SECONDS, Commits
+from dlrm_hybrid.train.saver import WAIT_SECONDS, Committer
 
 
 @final
 @dataclass(slots=True, kw_only=True)
-class WorldSaver:
-    """A `Saver` of one worker.
+class WorldCheckpointWriter:
+    """A `CheckpointWriter` of one worker.
 
     Attributes:
         talk: with the other ranks.
         leader: rank of the worker that leads.
         names: of all ranks of the world, in their order.
         servers: ranks of the servers.
-        commits: makes checkpoints valid, where this worker leads.
+        committer: makes checkpoints valid, where this worker leads.
         writer: writes what this worker holds.
         groups: gives that.
     """
@@ -44,18 +44,18 @@ class WorldSaver:
     leader: int
     names: Mapping[int, str]
     servers: Sequence[int]
-    commits: Commits
+    committer: Committer
     writer: ShardWriter
     groups: Callable[[], Groups]
     _step: int | None = None
 
     @property
     def pending(self) -> bool:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         return self._step is not None
 
     def save(self, progress: Progress) -> None:
-        """See `Saver`; no server learns on before it has copied."""
+        """See `CheckpointWriter`; no server learns on before it has copied."""
         begun, step = time.perf_counter(), progress.step
         asked = self.servers if self._leads else ()
         for server in asked:
@@ -64,24 +64,24 @@ class WorldSaver:
         for server in asked:
             self.talk.hear(server, step, Topic.COPIED)
         if self._leads:
-            self.commits.begin(progress, self.names, begun)
+            self.committer.begin(progress, self.names, begun)
         self._step = step
 
     def poll(self) -> Saved | None:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         return self._round(0.0)
 
     def finish(self) -> Saved | None:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         saved = None
         while self.pending:
             saved = self._round(WAIT_SECONDS)
         return saved
 
     def amend(self, progress: Progress) -> None:
-        """See `Saver`."""
+        """See `CheckpointWriter`."""
         if self._leads:
-            self.commits.amend(progress)
+            self.committer.amend(progress)
 
     @property
     def _leads(self) -> bool:
@@ -101,7 +101,7 @@ class WorldSaver:
         return saved
 
     def _lead(self, step: int, wait_seconds: float) -> Saved | None:
-        servers = [rank for rank in self.servers if rank in self.commits.owed]
+        servers = [rank for rank in self.servers if rank in self.committer.owed]
         for rank in servers:
             self.talk.tell(rank, step, Topic.SHARD, {"wait_seconds": wait_seconds})
         workers = [rank for rank in self.names if rank not in (*self.servers, self.leader)]
@@ -109,8 +109,8 @@ class WorldSaver:
         told |= {rank: self.talk.hear(rank, step, Topic.SHARD) for rank in (*workers, *servers)}
         for rank, values in told.items():
             if values["shard"] is not None:
-                self.commits.take(rank, Shard(**values["shard"]))
-        saved = self.commits.poll(wait_seconds)
+                self.committer.take(rank, Shard(**values["shard"]))
+        saved = self.committer.poll(wait_seconds)
         for rank in workers:
             self.talk.tell(rank, step, Topic.COMMIT, {"done": saved is not None})
         return saved

@@ -105,7 +105,7 @@ def buildable(overrides: Sequence[str]) -> None:
     build.link_rate(config)
     build.prepared_folder(config)
     build.raw_paths(config)
-    build.keeping(config)
+    build.retention(config)
 
 
 def drawn(times: int, seed: int) -> Iterator[list[str]]:

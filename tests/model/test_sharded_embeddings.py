@@ -7,7 +7,7 @@ import pytest
 from embedding_runs import run
 
 from dlrm_hybrid.checkpoint.commit import commit
-from dlrm_hybrid.checkpoint.folder import Keeping
+from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.types import ConfigError
@@ -178,7 +178,7 @@ def test_a_checkpoint_has_no_layout(
     preparing = Preparing(step=5, owed=names, shards={})
     for one in left:
         preparing = preparing.took(one["trainer"], Shard(**one["shard"]))
-    commit(root, 0, preparing, {}, Keeping(newest=1, best=False))
+    commit(root, 0, preparing, {}, RetentionPolicy(newest=1, best=False))
     kind, trainers = after
     told = run(tmp_path, "resumes_from_a_checkpoint", trainers, kind=kind, **given)
     assert told[0]["difference"] <= (0.0 if exact else 1e-5)

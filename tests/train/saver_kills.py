@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint.folder import Keeping
+from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.saver import Commits, LocalSaver
+from dlrm_hybrid.train.saver import Committer, LocalCheckpointWriter
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
 KILLED = 77
@@ -28,12 +28,12 @@ def tensors(step: int) -> dict[str, Tensor]:
     }
 
 
-def saver(root: Path, held: dict[str, Tensor]) -> LocalSaver:
-    return LocalSaver(
-        commits=Commits(
+def saver(root: Path, held: dict[str, Tensor]) -> LocalCheckpointWriter:
+    return LocalCheckpointWriter(
+        committer=Committer(
             root=root,
             attempt=0,
-            keep=Keeping(newest=1, best=True),
+            keep=RetentionPolicy(newest=1, best=True),
             title="worker-0 (rank 0)",
             facts=lambda progress: {"test_loss": 1.0 / progress.step},
         ),

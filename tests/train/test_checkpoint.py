@@ -16,14 +16,14 @@ from dlrm_hybrid import durable
 from dlrm_hybrid.checkpoint import commit as checkpoint_commit
 from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import amend, clean, commit
-from dlrm_hybrid.checkpoint.folder import Keeping, complete, find, partial_folder, read
+from dlrm_hybrid.checkpoint.folder import RetentionPolicy, complete, find, partial_folder, read
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.checkpoint.tensor_file import write_tensors
 from dlrm_hybrid.checkpoint.two_phase import Preparing
 from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
 
-ONE, TWO = (Keeping(newest=newest, best=False) for newest in (1, 2))
+ONE, TWO = (RetentionPolicy(newest=newest, best=False) for newest in (1, 2))
 DENSE = "dense.worker-0.safetensors"
 Groups = dict[str, dict[str, Tensor]]
 
@@ -50,7 +50,7 @@ def write(root: Path, step: int, *ranks: dict[str, list[Piece]]) -> Preparing:
     return preparing
 
 
-def save(root: Path, step: int, held: Groups, keep: Keeping, **facts: object) -> Path:
+def save(root: Path, step: int, held: Groups, keep: RetentionPolicy, **facts: object) -> Path:
     pieces = {group: whole(tensors) for group, tensors in held.items()}
     return commit(root, 0, write(root, step, pieces), facts, keep)[0]
 
@@ -172,7 +172,7 @@ def test_a_step_of_nine_digits_is_after_one_of_eight(tmp_path: Path) -> None:
 
 
 def test_the_best_is_kept_besides_and_found_by_name(tmp_path: Path) -> None:
-    keep = Keeping(newest=1, best=True)
+    keep = RetentionPolicy(newest=1, best=True)
     losses = {1: 0.6, 2: None, 3: 0.4, 4: 0.5, 5: None, 6: 0.4, 7: 0.7}
     kept = {1: [1], 2: [1, 2], 3: [3], 4: [3, 4], 5: [3, 5], 6: [6], 7: [6, 7]}
     for step, loss in losses.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import commit
 from dlrm_hybrid.checkpoint.folder import (
-    Keeping,
+    RetentionPolicy,
     complete,
     find,
     has_checkpoint,
@@ -49,7 +49,7 @@ def save(root: Path, step: int, **facts: object) -> Path:
     shard = writer.take(60.0)
     assert shard is not None
     preparing = Preparing(step=step, owed={0: "worker-0"}, shards={}).took(0, shard)
-    return commit(root, 0, preparing, facts, Keeping(newest=9, best=True))[0]
+    return commit(root, 0, preparing, facts, RetentionPolicy(newest=9, best=True))[0]
 
 
 def forge(folder: Path, change: Callable[[Values], object]) -> None:

@@ -12,7 +12,7 @@ from saver_kills import strike_at, tensors
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.commit import clean, commit
-from dlrm_hybrid.checkpoint.folder import LATEST_FILE, Keeping, find, partial_folders
+from dlrm_hybrid.checkpoint.folder import LATEST_FILE, RetentionPolicy, find, partial_folders
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
 from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
@@ -64,7 +64,7 @@ def test_latest_is_whole_whoever_fails_or_is_killed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     root = tmp_path_factory.mktemp("two-phase", numbered=True) / "checkpoints"
-    keep = Keeping(newest=data.draw(st.integers(1, 2)), best=data.draw(st.booleans()))
+    keep = RetentionPolicy(newest=data.draw(st.integers(1, 2)), best=data.draw(st.booleans()))
     step, latest = 0, 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)

@@ -7,7 +7,7 @@ import os
 from dataclasses import astuple
 from pathlib import Path
 
-from dlrm_hybrid.checkpoint.folder import Keeping
+from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, host_of, num_hosts
 from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
 from dlrm_hybrid.config.rules import raw_files
@@ -153,6 +153,6 @@ def synthetic_name(config: Config) -> str:
     return raw_name(rows, seed, profile())
 
 
-def keeping(config: Config) -> Keeping:
+def retention(config: Config) -> RetentionPolicy:
     """Which checkpoints stay."""
-    return Keeping(newest=config.checkpoint.keep, best=config.checkpoint.keep_best)
+    return RetentionPolicy(newest=config.checkpoint.keep, best=config.checkpoint.keep_best)

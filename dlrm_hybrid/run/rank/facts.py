@@ -16,7 +16,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.arithmetic import arithmetic, changes
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.saver import Commits
+from dlrm_hybrid.train.saver import Committer
 from dlrm_hybrid.types import DataError
 
 
@@ -35,14 +35,14 @@ def checkpoint_facts(
     }
 
 
-def commits(
+def committer(
     task: TrainTask, config: Config, values: Mapping[str, Any], shards: Shards, title: str
-) -> Commits:
+) -> Committer:
     """What makes the checkpoints of a run valid, in the rank with this title."""
-    return Commits(
+    return Committer(
         root=Path(task.run_folder) / CHECKPOINTS,
         attempt=task.attempt,
-        keep=build.keeping(config),
+        keep=build.retention(config),
         title=title,
         facts=lambda progress: checkpoint_facts(progress, values, shards),
     )

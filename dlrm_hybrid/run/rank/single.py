@@ -31,7 +31,7 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import check_checkpoint, write_whole
 from dlrm_hybrid.run.rank.facts import (
     changed_arithmetic,
-    commits,
+    committer,
     other_compressors,
     resumed,
 )
@@ -47,7 +47,7 @@ from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_gr
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress, working
 from dlrm_hybrid.train.phases import metered
-from dlrm_hybrid.train.saver import LocalSaver
+from dlrm_hybrid.train.saver import LocalCheckpointWriter
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
 
@@ -78,8 +78,8 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
             learn=engine.learn,
             meet=lambda progress, is_late: _meet(progress, plan, engine, stop, is_late),
             evaluate=lambda: engine.evaluate(evaluating(config, shards, report, stop)),
-            saver=LocalSaver(
-                commits=commits(task, config, values, shards, f"{RANK_NAME} (rank 0)"),
+            saver=LocalCheckpointWriter(
+                committer=committer(task, config, values, shards, f"{RANK_NAME} (rank 0)"),
                 writer=ShardWriter(root=root, rank=RANK_NAME, attempt=task.attempt),
                 groups=lambda: piece_groups(whole(engine.tensors())),
             ),

@@ -46,7 +46,7 @@ from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.server_rank import AskedServer
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.train.world_saver import WorldSaver
+from dlrm_hybrid.train.world_saver import WorldCheckpointWriter
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
@@ -195,12 +195,12 @@ def _parts(
     """The functions of the loop."""
     worker, topology = built.rank, job.layout.topology
     title = f"{topology.name(job.task.rank)} (rank {job.task.rank})"
-    saver = WorldSaver(
+    saver = WorldCheckpointWriter(
         talk=worker.talk,
         leader=worker.leader,
         names={rank: topology.name(rank) for rank in range(topology.size)},
         servers=topology.server_group,
-        commits=rank_facts.commits(job.task, job.config, job.values, job.shards, title),
+        committer=rank_facts.committer(job.task, job.config, job.values, job.shards, title),
         writer=_writer(job),
         groups=lambda: piece_groups(built.pieces()),
     )
