@@ -258,14 +258,14 @@ FAULTS = (
         "dlrm_hybrid/checkpoint/folder.py",
         "= {}\n    for folder in reversed(complete(root)):",
         "= {}\n    for folder in complete(root):",
-        "tests/train/test_checkpoint.py -k best",
+        "tests/checkpoint/test_checkpoint.py -k best",
     ),
     Fault(
         "checkpoints: one more than keep.newest stays",
         "dlrm_hybrid/checkpoint/commit.py",
         "found[-keep.newest :]",
         "found[-keep.newest - 1 :]",
-        "tests/train/test_checkpoint.py -k newest_are_kept",
+        "tests/checkpoint/test_checkpoint.py -k newest_are_kept",
     ),
 )
 
