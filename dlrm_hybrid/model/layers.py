@@ -238,7 +238,8 @@ LIMIT_SECONDS = 1.0  # wanted on a busy machine, or one that multiplies bfloat16
 ROUND_FLOPS = 1e9  # of all layers once, a few hundredths of a second; larger batches are cut
 LEAST_ROWS = 64  # fewer measure memory, not arithmetic
 _TYPES = (torch.float32, torch.bfloat16)
-_Layers = Sequence[tuple[torch.Tensor, ...]]
+LayerInputs = Sequence[tuple[torch.Tensor, ...]]
+"""Of each layer, see `layer_inputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
     """
     row_flops = 6 * sum(n * m for n, m in layers)
     rows = min(batch, max(LEAST_ROWS, int(ROUND_FLOPS / row_flops)))
-    both = [[_layer(n, m, rows, dtype) for n, m in layers] for dtype in _TYPES]
+    both = [[layer_inputs(n, m, rows, dtype) for n, m in layers] for dtype in _TYPES]
     begin = time.perf_counter()
     first = _repeated(both, begin + MEASURE_SECONDS / 2)  # sets oneDNN up
     if time.perf_counter() - begin > LIMIT_SECONDS / 2:
@@ -278,21 +279,33 @@ def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
     return _repeated(both, begin + MEASURE_SECONDS)
 
 
-def _repeated(both: Sequence[_Layers], until: float) -> Bfloat16:
+def _repeated(both: Sequence[LayerInputs], until: float) -> Bfloat16:
     best = [float("inf"), float("inf")]
     repeats = 0
     while not repeats or time.perf_counter() < until:
         for place, layers in enumerate(both):
             begin = time.perf_counter()
-            for x_BN, weight_MN, bias_M, g_BM in layers:
-                affine(x_BN, weight_MN, bias_M, relu=True)
-                gradient_of_input(g_BM, weight_MN)
-                gradient_of_weight(g_BM, x_BN, weight_MN)
+            multiply(layers)
             best[place] = min(best[place], time.perf_counter() - begin)
         repeats += 1
     return Bfloat16(best[0] / best[1], repeats)
 
 
-def _layer(n: int, m: int, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def multiply(layers: LayerInputs, input_gradients_from: int = 0) -> None:
+    """The three products of each layer, one after the other, as training calls them.
+
+    Args:
+        layers: what each multiplies.
+        input_gradients_from: the first layer whose input needs a gradient.
+    """
+    for number, (x_BN, weight_MN, bias_M, g_BM) in enumerate(layers):
+        affine(x_BN, weight_MN, bias_M, relu=True)
+        if number >= input_gradients_from:
+            gradient_of_input(g_BM, weight_MN)
+        gradient_of_weight(g_BM, x_BN, weight_MN)
+
+
+def layer_inputs(n: int, m: int, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Input (B, N), weight (M, N), bias (M) and the output's gradient (B, M) of one layer."""
     shapes = ((batch, n), (m, n), (m,), (batch, m))
     return tuple(torch.full(shape, 0.5, dtype=dtype) for shape in shapes)

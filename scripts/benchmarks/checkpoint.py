@@ -13,14 +13,12 @@ every run.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from table import Row, render, spread
+from harness import Row, command, load, render, spread
 from world import train
 
 from dlrm_hybrid.telemetry import events
@@ -48,8 +46,8 @@ class Cost:
     seconds: float
 
 
-def main() -> int:
-    """Entry point; returns the exit code."""
+def main() -> None:
+    """Train by turns, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--every", type=int, default=1000, help="steps")
     parser.add_argument("--repeats", type=int, default=3, help="turns")
@@ -69,11 +67,9 @@ def main() -> int:
                     )
                 )
                 costs.append((never, every))
-    command = f"python scripts/benchmarks/checkpoint.py {' '.join(sys.argv[1:])}"
     rows = [row(name, costs) for name, costs in found.items()]
-    print(render("What checkpoints cost", machine, command, rows))
-    print(f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}.")
-    return 0
+    print(render("What checkpoints cost", machine, command(), rows))
+    print(load())
 
 
 def cost(run: Path) -> Cost:
@@ -105,4 +101,4 @@ def row(name: str, costs: Sequence[tuple[Cost, Cost]]) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

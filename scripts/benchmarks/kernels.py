@@ -1,100 +1,417 @@
-"""CPU time of the compiled loops and of what is built of them, one table per group."""
+"""CPU time of the compiled loops and of what is built of them, one table per group.
+
+    python scripts/benchmarks/kernels.py --repeats 5 --output kernels.md
+
+All contestants take turns on the same numbers in one thread, and every ratio is taken turn by turn,
+so load on the machine touches it little. Time is CPU time of the thread.
+
+Shapes: N elements of a tensor, K that are selected; B rows of activations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import log2
 
+import numpy as np
 import torch
-from kernels_activation import measure_activation
-from kernels_encode import accumulated, dlrm_gradients, measure_encode
-from kernels_gradient import SELECT_SIZES, measure_select, measure_threshold
-from kernels_wire import measure_wire
-from table import Progress, Row, arguments, publish, render, section, silent
+from harness import (
+    DENSITIES,
+    SEED,
+    SHIFT,
+    Calls,
+    Float32s,
+    Row,
+    arguments,
+    each,
+    in_turns,
+    libraries,
+    microseconds,
+    one_thread,
+    publish,
+    ratio,
+    reached,
+    render,
+    section,
+)
+from plain_dlrm import Gradients, add, layer_gradients
+from torch import Tensor
 
-from dlrm_hybrid.telemetry.machine import Machine, describe
+from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
+from dlrm_hybrid.compress.gradient.thresholded import Thresholded
+from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
+from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
+from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.kernels.read_sections import decode
+from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
+from dlrm_hybrid.kernels.section_forms import fit
+from dlrm_hybrid.kernels.select import accumulate_select
+from dlrm_hybrid.kernels.write_sections import STORE_BYTES
+from dlrm_hybrid.kernels.write_sections import encode as encode_gaps
+from dlrm_hybrid.telemetry.machine import Machine
+from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Section
+from dlrm_hybrid.wire.sparse import sparse, sparse_of
+from dlrm_hybrid.wire.values import narrow
 
-NOTE = """\
+SELECT_SIZES = (131_072, 1_000_000, 15_000_000)
+LARGE = 15_000_000
+# Passes that a selection may take, by density: below LARGE elements, and from there.
+SMALL_GOALS = {0.1: 4.0, 0.01: 3.0}
+LARGE_GOALS = {0.1: 1.8, 0.01: 1.5}
+
+THRESHOLD_SIZE = 1_000_000
+TOPK_GOAL = 5.0
+
+STEPS, BATCH = 100, 128
+SPARSITY = 0.99
+ENCODE_GOAL_MS = 0.5
+OTHERS = 4_000_000  # numbers that displace
+
+WIRE_COUNT = 4_000_000
+WIRE_DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
+WIRE_TURN_ELEMENTS = 100_000  # a turn writes or reads so many, for few end within microseconds
+
+WIDTH = 256
+BATCHES = (128, 512, 2048)
+SPARSITIES = (0.75, 0.9, 0.95)
+TURN_ROWS = 2048  # a turn is this many rows, for small batches end within microseconds
+
+SELECT_NOTE = """
 CPU time of the thread, one thread, medians. Contestants take turns on the same numbers, and every
 ratio is taken turn by turn, so load on the machine touches it little. A pass is one
 `residual.add_(gradient)`. Selecting adds the gradient, looks for values that are not finite, and
-moves what reaches a given threshold from the residual into indices and values."""
-THRESHOLD = """\
+moves what reaches a given threshold from the residual into indices and values.
+"""
+THRESHOLD_NOTE = """\
 The threshold that k elements reach, from values, against `torch.topk`, `torch.kthvalue` and
 `np.partition`, which are given magnitudes. The goal is against `torch.topk`."""
-ENCODE = """\
+ENCODE_NOTE = """\
 The paper's 8 layers, 508,753 parameters, sparsity 0.99, on gradients of a plain DLRM that learns
 from random rows, batch 128: add, select, round, encode for the wire."""
-WIRE = """\
+WIRE_NOTE = """\
 Sections of random indices among 4 M elements. Entropy is that of indices drawn one by one; indices
 are the coder alone, a section is all of a push from chosen float32 values to bytes, and back."""
-ACTIVATION = """\
+ACTIVATION_NOTE = """\
 Rows of 256 activations. The layer is the product of the rows with 256 x 256 weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """One table."""
+class Method:
+    """One way to select what is sent."""
 
-    heading: str
-    rows: list[Row]
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelsBench:
-    """What to measure.
-
-    Attributes:
-        repeats: turns of each contestant in each case.
-        steps: of training whose gradients are compressed; at least 2.
-        select_sizes: elements of the tensors in which elements are selected.
-    """
-
-    repeats: int
-    steps: int
-    select_sizes: tuple[int, ...]
+    name: str
+    rule: ThresholdRule
+    mode: Mode
+    life: int
+    goal_ms: float | None
 
 
-def documented_bench(repeats: int) -> KernelsBench:
-    """The benchmark that the documentation quotes."""
-    return KernelsBench(repeats=repeats, steps=100, select_sizes=SELECT_SIZES)
-
-
-def measure_kernels(bench: KernelsBench, progress: Progress = silent) -> list[Group]:
-    """Measure all groups, in one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        gradients = dlrm_gradients(bench.steps, progress)
-        thresholds = measure_threshold(accumulated(gradients), bench.repeats, progress)
-        return [
-            Group("Select", measure_select(bench.select_sizes, bench.repeats, progress), NOTE),
-            Group("Threshold", thresholds, THRESHOLD),
-            Group("Gradients of a step", measure_encode(gradients, progress), ENCODE),
-            Group("Sections", measure_wire(bench.repeats, progress), WIRE),
-            Group("Activations", measure_activation(bench.repeats, progress), ACTIVATION),
-        ]
-    finally:
-        torch.set_num_threads(threads)
-
-
-def kernels_page(groups: list[Group], machine: Machine, command: str) -> str:
-    """Markdown page of results."""
-    first, *others = groups
-    page = render("CPU time of the kernels", machine, command, first.rows) + f"\n{first.text}\n"
-    return page + "".join(section(group.heading, group.rows, group.text) for group in others)
+METHODS = (
+    Method("controlled, L = 1000", Histogram(), Mode.CONTROLLED, 1000, ENCODE_GOAL_MS),
+    Method("fixed, L = 1000", Histogram(), Mode.FIXED, 1000, None),
+    Method("every step, by counting", Histogram(), Mode.FIXED, 1, None),
+    Method("every step, by sorting", Exact(), Mode.FIXED, 1, None),
+)
 
 
 def main() -> None:
     """Measure, print the page."""
-    options = arguments(__doc__ or "").parse_args()
-    machine = describe()
-    publish(
-        lambda command: kernels_page(
-            measure_kernels(documented_bench(options.repeats)), machine, command
-        ),
-        options.output,
+    options = arguments(__doc__).parse_args()
+    repeats: int = options.repeats
+
+    def measure(machine: Machine, command: str) -> str:
+        gradients = layer_gradients(STEPS, BATCH)
+        return (
+            render("CPU time of the kernels", machine, command, select_rows(repeats))
+            + SELECT_NOTE
+            + section("Threshold", threshold_rows(accumulated(gradients), repeats), THRESHOLD_NOTE)
+            + section("Gradients of a step", encode_rows_of(gradients), ENCODE_NOTE)
+            + section("Sections", wire_rows(repeats), WIRE_NOTE)
+            + section("Activations", activation_rows(repeats), ACTIVATION_NOTE)
+        )
+
+    with one_thread():
+        publish(measure, options.output)
+
+
+def select_rows(repeats: int, sizes: Sequence[int] = SELECT_SIZES) -> list[Row]:
+    """Selecting what reaches a threshold, against plain torch and one pass over memory."""
+    cases = list(product(sizes, DENSITIES))
+    return [_select_row(*case, repeats) for case in each("select", cases)]
+
+
+def _select_row(size: int, density: float, repeats: int) -> Row:
+    rng = np.random.default_rng(SEED)
+    # Each turn has other sums: a processor learns the branches of the same ones by heart.
+    stream = rng.standard_normal(size + SHIFT * (repeats + 1), dtype=np.float32)
+    before_N = rng.standard_normal(size, dtype=np.float32)
+    tau = magnitude_of_rank(stream[:size] + before_N, int(size * density))
+    gradient, residual = torch.empty(size), torch.empty(size)
+    gradient_N, residual_N = gradient.numpy(), residual.numpy()
+    indices_K, values_K = np.empty(size, np.int32), np.empty(size, np.float32)
+    calls: Calls = {
+        "pass": lambda: residual.add_(gradient),
+        "select": lambda: accumulate_select(gradient_N, residual_N, tau, indices_K, values_K),
+        "torch": lambda: _plain_select(gradient, residual, tau),
+    }
+    turns: list[dict[str, float]] = []
+    for turn in range(1 + repeats):  # the first pages memory in and is not counted
+        measured: dict[str, float] = {}
+        np.copyto(gradient_N, stream[SHIFT * turn :][:size])
+        for name, call in calls.items():
+            np.copyto(residual_N, before_N)
+            measured |= in_turns({name: call})
+        turns.append(measured)
+    turns = turns[1:]
+    passes = ratio(turns, "select", "pass")
+    goal = (LARGE_GOALS if size >= LARGE else SMALL_GOALS).get(density)
+    return {
+        "elements": size,
+        "kept": density,
+        "pass, µs": microseconds(turns, "pass"),
+        "select / pass": passes,
+        "goal": goal,
+        "reached": reached(None if goal is None else passes <= goal),
+        "torch / select": ratio(turns, "torch", "select"),
+    }
+
+
+def _plain_select(gradient: Tensor, residual: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """What `accumulate_select` does, in plain torch operations."""
+    total = gradient + residual
+    is_sent = (total.abs() >= tau) & (total != 0)
+    indices = is_sent.nonzero().squeeze(1)
+    values = total[indices]
+    residual.copy_(total.masked_fill(is_sent, 0))
+    return indices.int(), values
+
+
+def threshold_rows(tensors: Mapping[str, Float32s], repeats: int) -> list[Row]:
+    """Finding the threshold of k elements, in tensors drawn and in `tensors`."""
+    cases = [
+        (name, values_N, density)
+        for name, values_N in {**drawn(THRESHOLD_SIZE), **tensors}.items()
+        for density in DENSITIES
+        if values_N.size * density >= 100
+    ]
+    return [_threshold_row(*case, repeats) for case in each("threshold", cases)]
+
+
+def drawn(size: int) -> dict[str, Float32s]:
+    """Values of four distributions, from light tails to heavy ones."""
+    rng = np.random.default_rng(SEED)
+    draws = {
+        "normal": rng.standard_normal(size),
+        "Laplace": rng.laplace(size=size),
+        "gamma(½), either sign": rng.gamma(0.5, size=size) * rng.choice([-1, 1], size),
+        "Student-3": rng.standard_t(3, size),
+    }
+    return {name: (1e-3 * values).astype(np.float32) for name, values in draws.items()}
+
+
+def accumulated(gradients: Sequence[Gradients]) -> dict[str, Float32s]:
+    """The largest layer's gradient of the last step, and what all steps add up to."""
+    of_step = [one["top.1.weight"].view(-1) for one in gradients]
+    return {
+        "DLRM gradient": of_step[-1].numpy(),
+        f"DLRM gradient, {len(gradients)} steps": torch.stack(of_step).sum(0).numpy(),
+    }
+
+
+def _threshold_row(name: str, values_N: Float32s, density: float, repeats: int) -> Row:
+    k, magnitudes_N = int(values_N.size * density), np.abs(values_N)
+    others = libraries(magnitudes_N, k)
+    calls = {"ours": lambda: magnitude_of_rank(values_N, k), **others}
+    turns = [in_turns(calls) for _ in range(1 + repeats)][1:]
+    speed = ratio(turns, "topk", "ours")
+    return {
+        "values": name,
+        "elements": values_N.size,
+        "kept": density,
+        "k̂ / k": np.count_nonzero(magnitudes_N >= magnitude_of_rank(values_N, k)) / k,
+        "threshold, µs": microseconds(turns, "ours"),
+        **{f"{library} / threshold": ratio(turns, library, "ours") for library in others},
+        "goal": TOPK_GOAL,
+        "reached": reached(speed >= TOPK_GOAL),
+    }
+
+
+def encode_rows_of(gradients: Sequence[Gradients]) -> list[Row]:
+    """All of a step's compression, by method and type of value; without the first tenth of steps.
+
+    Caches are cold after other numbers and other Python code, as where several ranks share a core.
+    """
+    cases = list(product(METHODS, (Dtype.FLOAT32, Dtype.BFLOAT16)))
+    return [_encode_row(*case, gradients) for case in each("gradients of a step", cases)]
+
+
+def _encode_row(method: Method, dtype: Dtype, gradients: Sequence[Gradients]) -> Row:
+    specs = [
+        Spec(number, name, tuple(one.shape))
+        for number, (name, one) in enumerate(gradients[0].items())
+    ]
+    compressor, displaced = _compressor(specs, method, dtype), _compressor(specs, method, dtype)
+    others_N = np.zeros(OTHERS, np.float32)
+    sums = [torch.zeros(spec.shape) for spec in specs]
+    given = {spec.name: torch.zeros(spec.shape) for spec in specs}
+    turns: list[dict[str, float]] = []
+    num_bytes = 0
+    for step, fresh in enumerate(gradients):
+        sections: dict[str, Section] = {}
+        _copy(given, fresh)
+        turn = in_turns({"ours": partial(_encode, compressor, given, step, sections)})
+        _copy(given, fresh)
+        turn |= in_turns({"pass": partial(add, sums, given)})
+        _displace(others_N)
+        turns.append(turn | in_turns({"cold": partial(_encode, displaced, given, step, {})}))
+        num_bytes += sum(len(one.payload) for one in sections.values())
+    turns = turns[len(turns) // 10 :]
+    milliseconds = microseconds(turns, "ours") / 1e3
+    reports = compressor.report().values()
+    sent = sum(report.sent for report in reports)
+    return {
+        "threshold renewed": method.name,
+        "values": dtype.name.lower(),
+        "encode, ms": milliseconds,
+        "encode / pass": ratio(turns, "ours", "pass"),
+        "caches cold, ms": microseconds(turns, "cold") / 1e3,
+        "goal, ms": method.goal_ms,
+        "reached": reached(None if method.goal_ms is None else milliseconds <= method.goal_ms),
+        "sent": sent / sum(report.elements for report in reports),
+        "bytes per element sent": num_bytes / sent,
+        "renewals per tensor": sum(report.renewals for report in reports) / len(specs),
+    }
+
+
+def _compressor(specs: Sequence[Spec], method: Method, dtype: Dtype) -> Compressor:
+    target = SparsityTarget(
+        sparsity=SPARSITY,
+        scope=Scope.TENSOR,
+        sends_ties=True,
+        warmup_sparsities=(),
+        warmup_steps=0,
     )
+    renewal = Renewal(steps=method.life, mode=method.mode, staggered=False)
+    selector = Thresholded(target=target, rule=method.rule, renewal=renewal)
+    return ErrorFeedback(layout_of(specs), selector, FeedbackOptions(dtype=dtype))
+
+
+def _encode(compressor: Compressor, given: Gradients, step: int, out: dict[str, Section]) -> None:
+    (sections,) = together([compressor.encode(given, step)], step, 0)
+    out.update(sections)
+
+
+def _copy(given: Gradients, fresh: Gradients) -> None:
+    """Write gradients where the step before had its own, as a backward pass does."""
+    for name, gradient in fresh.items():
+        given[name].copy_(gradient)
+
+
+def _displace(others_N: Float32s) -> None:
+    """Leave nothing in a core's caches of what an encoder reads and runs."""
+    others_N += 1
+    " ".join(str(number) for number in range(20_000))
+
+
+def wire_rows(repeats: int) -> list[Row]:
+    """Bytes and time of sparse sections of random indices, against what chance needs at least."""
+    return [_wire_row(density, repeats) for density in each("sections", WIRE_DENSITIES)]
+
+
+def _wire_row(density: float, repeats: int) -> Row:
+    rng = np.random.default_rng(SEED)
+    indices_K = np.flatnonzero(rng.random(WIRE_COUNT) < density).astype(np.int32)
+    k = indices_K.size
+    values_K = rng.standard_normal(k).astype(np.float32)
+    p = k / WIRE_COUNT
+    entropy_bits = -(p * log2(p) + (1 - p) * log2(1 - p)) / p
+
+    def write(dtype: Dtype) -> Section:
+        return sparse(0, WIRE_COUNT, indices_K, narrow(values_K, dtype), dtype)
+
+    def write_indices() -> None:
+        parameter, bits = fit(indices_K)
+        encode_gaps(indices_K, parameter, np.empty(bits // 8 + STORE_BYTES + 1, np.uint8))
+
+    made = write(Dtype.BFLOAT16)
+    parameter, bits = fit(indices_K)
+    gaps = np.zeros(bits // 8 + STORE_BYTES + 1, np.uint8)
+    encode_gaps(indices_K, parameter, gaps)
+    times = max(1, WIRE_TURN_ELEMENTS // k)
+    calls: Calls = {
+        "write indices, ns": write_indices,
+        "read indices, ns": lambda: decode(gaps, 0, parameter, WIRE_COUNT, np.empty(k, np.int32)),
+        "write section, ns": lambda: write(Dtype.BFLOAT16),
+        "read section, ns": lambda: sparse_of(made),
+    }
+    turns = [in_turns(calls, times) for _ in range(1 + repeats)][1:]
+    bytes_each = len(made.payload) / k
+    index_bits = 8 * (bytes_each - ELEMENT_BYTES[Dtype.BFLOAT16])
+    return {
+        "density": density,
+        "index bits": index_bits,
+        "bits / entropy": index_bits / entropy_bits,
+        **{name: 1e3 * microseconds(turns, name) / k for name in calls},
+        "bytes, bfloat16": bytes_each,
+        "bytes, float32": len(write(Dtype.FLOAT32).payload) / k,
+    }
+
+
+def activation_rows(repeats: int) -> list[Row]:
+    """Selecting in rows of activations, against the layer that it serves and `torch.topk`."""
+    cases = list(product(BATCHES, SPARSITIES, ("Gaussian", "after ReLU")))
+    return [_activation_row(*case, repeats) for case in each("activations", cases)]
+
+
+def _activation_row(batch: int, sparsity: float, kind: str, repeats: int) -> Row:
+    generator = torch.Generator().manual_seed(SEED)
+    x_BN = torch.randn(batch, WIDTH, generator=generator)
+    x_BN = x_BN.relu() if kind == "after ReLU" else x_BN
+    calls = _activation_calls(x_BN, keep_count(WIDTH, sparsity), generator)
+    turns = [in_turns(calls, TURN_ROWS // batch) for _ in range(1 + repeats)][1:]
+    return {
+        "rows": batch,
+        "sparsity": sparsity,
+        "input": kind,
+        "pass, µs": microseconds(turns, "pass"),
+        "encode, µs": microseconds(turns, "encode"),
+        "topk / encode": ratio(turns, "topk", "encode"),
+        "encode / layer": ratio(turns, "encode", "layer"),
+        "decode / pass": ratio(turns, "decode", "pass"),
+        "gather / pass": ratio(turns, "gather", "pass"),
+    }
+
+
+def _activation_calls(x_BN: Tensor, k: int, generator: torch.Generator) -> Calls:
+    """What is compared, each on memory of its own."""
+    weight_NM = torch.randn(WIDTH, WIDTH, generator=generator)
+    sum_BN, product_BM = torch.zeros_like(x_BN), torch.empty_like(x_BN)
+    indices_N = np.empty(x_BN.numel(), np.int32)
+    values_N, out_N = np.empty(x_BN.numel(), np.float32), torch.empty_like(x_BN)
+    tau_B = np.empty(len(x_BN), np.float32)
+
+    def encode() -> int:
+        return encode_rows(x_BN.data_ptr(), len(x_BN), WIDTH, k, indices_N, values_N, tau_B)
+
+    num_sent = encode()
+    indices_K, values_K = indices_N[:num_sent].copy(), values_N[:num_sent].copy()
+    gathered_K = np.empty_like(values_K)
+    return {
+        "pass": lambda: sum_BN.add_(x_BN),
+        "layer": lambda: torch.mm(x_BN, weight_NM, out=product_BM),
+        "topk": lambda: x_BN.gather(1, torch.topk(x_BN.abs(), k, dim=1, sorted=False).indices),
+        "encode": encode,
+        "decode": lambda: decode_rows(indices_K, values_K, out_N.data_ptr(), out_N.numel()),
+        "gather": lambda: gather(x_BN.data_ptr(), x_BN.numel(), indices_K, gathered_K),
+    }
 
 
 if __name__ == "__main__":

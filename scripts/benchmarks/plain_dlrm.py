@@ -1,18 +1,20 @@
-"""A DLRM in plain PyTorch, put together the way facebookresearch/dlrm is, and its kind of loader.
+"""A DLRM in plain PyTorch, put together the way facebookresearch/dlrm is, and rows for it.
 
-It is the oracle of the model's equality test and the opponent of `bench.what=step`: one
-nn.EmbeddingBag per table, index lists built in every forward pass, sigmoid and BCELoss,
-torch.optim.SGD; a DataLoader that fetches row by row and a collate that builds offsets per table
-and takes log(x + 1) in every batch.
+It is the oracle of the model's equality test and the opponent of `step.py`: one nn.EmbeddingBag per
+table, index lists built in every forward pass, sigmoid and BCELoss, torch.optim.SGD; a DataLoader
+that fetches row by row and a collate that builds offsets per table and takes log(x + 1) in every
+batch. Rows are random: Criteo's shape and table sizes, ids by a power law, no meaning.
 
-Shapes: B batch, I integer features, F tables, D embedding dimension.
+Shapes: B batch, R rows, I = 13 integer features, F = 26 tables, D embedding dimension, W = 40 words
+of a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
+from pathlib import Path
 from typing import Any, cast, final
 
 import numpy as np
@@ -21,9 +23,28 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.data import manifest as manifests
+from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, NUM_DENSE, RECORD_WORDS
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard, ShardChecksums
 from dlrm_hybrid.model.spec import ModelSpec
 
+CLICK_RATE = 0.256  # of Criteo Kaggle
+# Kaggle's table sizes, the large ones cut at 100 000: 54 MB instead of 2.2 GB.
+CRITEO_TABLE_ROWS = (
+    *(1460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5683, 100_000, 3194),
+    *(27, 14_992, 100_000, 10, 5652, 2173, 4, 100_000, 18, 15, 100_000, 105, 100_000),
+)
+PAPER_SPEC = ModelSpec(
+    embedding_dim=16,
+    bottom=(13, 512, 256, 64, 16),
+    top=(512, 256, 128, 1),
+    table_rows=CRITEO_TABLE_ROWS,
+)
+
 Row = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], np.int32]
+Gradients = Mapping[str, Tensor]
+"""Of the layers of a model in one step, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +137,22 @@ class PlainTraining:
 
 
 @final
-class RowDataset(Dataset[Row]):
-    """Rows in memory, fetched one by one: counts_RI and ids_RF int32, label_R int32."""
+@dataclass(frozen=True, slots=True)
+class RandomRows(Dataset[Row]):
+    """Rows in memory, fetched one by one: counts_RI and ids_RF int32, label_R int32 of 0 and 1."""
 
-    def __init__(
-        self,
-        counts_RI: npt.NDArray[np.int32],
-        ids_RF: npt.NDArray[np.int32],
-        label_R: npt.NDArray[np.int32],
-    ) -> None:
-        self._counts_RI, self._ids_RF, self._label_R = counts_RI, ids_RF, label_R
+    counts_RI: npt.NDArray[np.int32]
+    ids_RF: npt.NDArray[np.int32]
+    label_R: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
-        return len(self._label_R)
+        return len(self.label_R)
 
     def __getitem__(self, index: int) -> Row:
-        return self._counts_RI[index], self._ids_RF[index], self._label_R[index]
+        return self.counts_RI[index], self.ids_RF[index], self.label_R[index]
 
 
-def plain_loader(rows: RowDataset, batch_size: int) -> DataLoader[Any]:
+def plain_loader(rows: RandomRows, batch_size: int) -> DataLoader[Any]:
     """Full batches as `PlainBatch`, in file order, without workers."""
     return cast(
         "DataLoader[Any]",
@@ -173,3 +191,88 @@ def _table(rows: int, dim: int, rng: np.random.Generator) -> nn.EmbeddingBag:
     bound = sqrt(1 / rows)
     table.weight.data = torch.from_numpy(rng.uniform(-bound, bound, (rows, dim)).astype(np.float32))
     return table
+
+
+def specs_of(gradients: Gradients) -> list[Spec]:
+    """The tensors, as compressors want to know them."""
+    return [
+        Spec(number, name, tuple(one.shape)) for number, (name, one) in enumerate(gradients.items())
+    ]
+
+
+def add(sums: Sequence[Tensor], gradients: Gradients) -> None:
+    """One pass over memory, which compressors are compared with."""
+    for total, gradient in zip(sums, gradients.values(), strict=True):
+        total.add_(gradient)
+
+
+def layer_gradients(steps: int, batch_size: int) -> list[Gradients]:
+    """Gradients of the paper's 8 layers over steps of plain training on random rows."""
+    # Small tables: their gradients are not compressed.
+    spec = replace(PAPER_SPEC, table_rows=(1000,) * len(CRITEO_TABLE_ROWS))
+    model = PlainDlrm(spec, seed=0)
+    training = PlainTraining(model, lr=0.1)
+    made: list[Gradients] = []
+    for batch in plain_loader(draw_rows(spec.table_rows, steps * batch_size, seed=0), batch_size):
+        training.step(batch)
+        made.append(
+            {
+                f"{name}.{part}": parameter.grad.clone()
+                for name, layer in model.linears().items()
+                for part, parameter in layer.named_parameters()
+                if parameter.grad is not None
+            }
+        )
+    return made
+
+
+def draw_rows(table_rows: tuple[int, ...], rows: int, seed: int) -> RandomRows:
+    """Draw rows; the id of rank r of a table comes with probability about 1/r."""
+    rng = np.random.default_rng(seed)
+    counts_RI = np.minimum(rng.pareto(0.7, (rows, NUM_DENSE)), 1e6).astype(np.int32)
+    sizes_F = np.array(table_rows, np.float64)
+    ids_RF = (sizes_F + 1) ** rng.random((rows, len(table_rows))) - 1
+    label_R = rng.random(rows) < CLICK_RATE
+    return RandomRows(
+        counts_RI, np.minimum(ids_RF, sizes_F - 1).astype(np.int32), label_R.astype(np.int32)
+    )
+
+
+def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) -> None:
+    """Write rows as a prepared folder of two days; the test day holds the last row only."""
+    records_RW = np.empty((len(rows.label_R), RECORD_WORDS), np.uint32)
+    floats_RW = records_RW.view(np.float32)
+    floats_RW[:, 0] = rows.label_R
+    floats_RW[:, FIRST_DENSE_WORD:FIRST_ID_WORD] = np.log1p(rows.counts_RI, dtype=np.float32)
+    records_RW.view(np.int32)[:, FIRST_ID_WORD:] = rows.ids_RF
+    days = [
+        _write_day(folder / "day_0.bin", records_RW[:-1]),
+        _write_day(folder / "day_1.bin", records_RW[-1:]),
+    ]
+    semantics = Semantics(
+        days=2,
+        day_split="files",
+        vocabulary="all_days",
+        min_count=0,
+        max_ind_range=0,
+        on_bad_row="error",
+    )
+    manifest = Manifest(
+        format=manifests.FORMAT,
+        semantics=semantics,
+        sources=(),
+        days=tuple(days),
+        table_rows=table_rows,
+        out_of_vocabulary=False,
+        vocabulary_xxh3=32 * "0",
+        bad_rows=0,
+        zero_keys=0,
+    )
+    manifests.write(folder, manifest)
+
+
+def _write_day(path: Path, records_RW: npt.NDArray[np.uint32]) -> Shard:
+    path.write_bytes(records_RW.data)
+    checksums = ShardChecksums()
+    checksums.update(records_RW)
+    return checksums.shard(path.name, int(records_RW.view(np.float32)[:, 0].sum()))

@@ -25,15 +25,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from plain_dlrm import (
-    PlainBatch,
-    PlainDlrm,
-    RowDataset,
-    interact,
-    plain_loader,
-)
-from random_rows import draw_rows
-from step import criteo_bench
+from plain_dlrm import PAPER_SPEC, PlainBatch, PlainDlrm, draw_rows, interact, plain_loader
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parallel import DistributedDataParallel
@@ -72,9 +64,8 @@ def be_rank(rank: int, ranks: int, batch_size: int, steps: int, folder: str) -> 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
-    spec = criteo_bench(repeats=1).spec
-    batches = global_batches(spec.table_rows, batch_size * ranks)
-    train = PlainRank(PlainDlrm(spec, seed=0), rank, ranks)
+    batches = global_batches(PAPER_SPEC.table_rows, batch_size * ranks)
+    train = PlainRank(PlainDlrm(PAPER_SPEC, seed=0), rank, ranks)
     for step in range(WARMUP_STEPS):
         train.step(batches[step % BATCHES])
     start = time.process_time()
@@ -87,9 +78,7 @@ def be_rank(rank: int, ranks: int, batch_size: int, steps: int, folder: str) -> 
 
 def global_batches(table_rows: tuple[int, ...], num_rows: int) -> list[PlainBatch]:
     """Batches of all ranks together, the same on each."""
-    drawn = draw_rows(table_rows, BATCHES * num_rows, seed=0)
-    rows = RowDataset(drawn.counts_RI, drawn.ids_RF, drawn.label_R)
-    return list(plain_loader(rows, num_rows))
+    return list(plain_loader(draw_rows(table_rows, BATCHES * num_rows, seed=0), num_rows))
 
 
 class PlainRank:

@@ -1,27 +1,39 @@
-"""Speed and memory of `prepare` on made-up rows, and the CPU time of the loader on its shards."""
+"""Speed and memory of `prepare` on synthetic rows, and the CPU time of the loader on its shards.
+
+    python scripts/benchmarks/prepare.py --repeats 3 --output prepare.md
+    python scripts/benchmarks/prepare.py --rows 20000 --repeats 1 data.vocabulary=train_days
+
+What follows the flags are overrides of keys of `data`. Makes and removes raw files and shards in
+data/raw, 550 bytes per row: a temporary folder in memory would flatter the figures.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from prepare_run import Memory, PrepareRun, run_prepare, watch_prepare
-from table import Progress, Row, arguments, publish, render, section, silent, spread, told
+import psutil
+from harness import Row, arguments, each, publish, render, section, spread
 
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data import synthetic
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.loader import Loader, LoaderState
-from dlrm_hybrid.data.profile import Profile
+from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.telemetry.machine import Machine, describe
+from dlrm_hybrid.telemetry.machine import Machine
+from dlrm_hybrid.types import DlrmError
 
 KAGGLE_ROWS = 45_840_617
 PARTS = (4, 2, 1)  # the file, and how memory grows up to it
@@ -29,107 +41,140 @@ PROCESSES = (1, 2)
 BATCH_SIZES = (128, 512, 2048)
 LOADER_ROWS = 1_000_000
 SEED = 0
-Note = Callable[[str], None]
+SAMPLE_SECONDS = 0.05
+RUNS_NOTE = """
+CPU time counts all processes and the start of the workers. Raw text and shards lie in the page
+cache. Goals on two idle cores: 250,000 rows/s, 300,000 rows per CPU-second (facebookresearch/dlrm:
+13,400).
+"""
+MEMORY_NOTE = f"""\
+Peak of the sum of {{kind}} over all processes, looked at every 50 ms in a run that is not timed. An
+extrapolated row continues the line through the two rows above it: too high where memory follows
+ids, which grow ever more slowly, and rough where those two hardly differ. Goal: 2,000 MB at
+{KAGGLE_ROWS:,} rows."""
+LOADER_NOTE = """\
+The whole loader: contiguous block reads, shuffle, batch arrays. Goal: 1.5 µs per sample at batch
+128 (facebookresearch/dlrm: 12.7)."""
+
+Case = tuple[int, int]
+"""Rows and processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSizes:
-    """Rows shuffled together and rows read in one piece, as in `data`."""
-
-    block_rows: int
-    read_rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareBench:
-    """What to measure.
+class PrepareRun:
+    """What one `prepare` took, from the call to its return; starting Python is not in it.
 
     Attributes:
-        rows: of the largest raw file; a half and a quarter of it are prepared as well.
-        repeats: of every figure but memory, which is watched once, in a run of its own.
-        options: as for the verb `prepare`; the number of processes is set here.
-        profile: what the made-up rows look like.
-        loader: what the loader reads and shuffles at a time.
-        folder: where raw files and shards are made and removed; 550 bytes per row.
+        seconds: wall time.
+        cpu_seconds: user and system time of the process and of its workers, their start included.
+        ids: rows of all embedding tables together.
     """
 
-    rows: int
-    repeats: int
-    options: PrepareOptions
-    profile: Profile
-    loader: LoaderSizes
-    folder: Path
+    seconds: float
+    cpu_seconds: float
+    ids: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderRun:
-    """CPU seconds per sample of a number of passes over at least a million rows."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The largest sum over the processes of one `prepare`, of the moments it was looked at.
 
-    batch_size: int
-    shuffle: bool
-    seconds: tuple[float, ...]
+    Attributes:
+        peak_bytes: of that sum.
+        kind: `PSS` (a page shared by n processes counts 1/n in each) or, where the system does not
+            tell it, `RSS`; pages of mapped files count in both.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareMeasured:
-    """All figures of one benchmark."""
-
-    runs: tuple[PrepareRun, ...]
-    memory: tuple[Memory, ...]
-    loader: tuple[LoaderRun, ...]
+    peak_bytes: int = 0
+    kind: str = "PSS"
 
 
-def measure_prepare(
-    bench: PrepareBench, note: Note, progress: Progress = silent
-) -> PrepareMeasured:
+def main() -> None:
+    """Measure, print the page."""
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", type=int, default=5_000_000, help="of the largest raw file")
+    options, overrides = parser.parse_known_args()
+    config = validate(values_of(overrides))
+
+    def measure(machine: Machine, command: str) -> str:
+        build.RAW_FOLDER.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="bench-", dir=build.RAW_FOLDER) as folder:
+            return page(config, options.rows, options.repeats, Path(folder), machine, command)
+
+    publish(measure, options.output)
+
+
+def page(
+    config: Config, rows: int, repeats: int, folder: Path, machine: Machine, command: str
+) -> str:
     """Generate rows, prepare them in all ways, read the last shards; minutes long.
 
     Args:
-        bench: what to do.
-        note: told in a few words what begins.
-        progress: hears how far it is.
+        config: how rows are prepared and read; the number of processes is set here.
+        rows: of the largest raw file; a half and a quarter of it are prepared as well.
+        repeats: of every figure but memory, which is watched once, in a run of its own.
+        folder: where raw files and shards are made.
+        machine: where it runs.
+        command: that was typed.
 
     Raises:
         DlrmError: no room on the disk, or `prepare` failed.
     """
-    runs: list[PrepareRun] = []
-    memory: list[Memory] = []
-    loader: tuple[LoaderRun, ...] = ()
-    passes = 1 + len(PROCESSES) * (bench.repeats + 1)
-    sizes = [bench.rows // part for part in PARTS for _ in range(passes)]
-    rounds = told("prepare", sizes, progress, cost=float)
-    bench.folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="bench-prepare-", dir=bench.folder) as name:
-        raw, output = Path(name) / "train.txt", Path(name) / "shards"
-        for part in PARTS:
-            rows = bench.rows // part
-            note(f"generate {rows:,} rows")
-            next(rounds)
-            synthetic.generate(raw, rows, SEED, bench.profile, lambda done: None)
-            if part == PARTS[0]:
-                note("compile the kernels")
-                run_prepare(raw, output, replace(bench.options, processes=max(PROCESSES)))
-            for processes in PROCESSES:
-                note(f"prepare {rows:,} rows with {processes} process(es)")
-                options = replace(bench.options, processes=processes)
-                for _ in range(bench.repeats):
-                    next(rounds)
-                    runs.append(run_prepare(raw, _fresh(output), options))
-                next(rounds)
-                memory.append(watch_prepare(raw, _fresh(output), options))
-        note("read batches")
-        loader = measure_loader(open_shards(output, None), bench.loader, bench.repeats)
-    return PrepareMeasured(runs=tuple(runs), memory=tuple(memory), loader=loader)
-
-
-def measure_loader(shards: Shards, sizes: LoaderSizes, repeats: int) -> tuple[LoaderRun, ...]:
-    """CPU time per sample of the training loader at several batch sizes, page cache warm."""
-    return tuple(
-        _measure_loader(shards, sizes, repeats, batch_size, shuffle)
-        for batch_size in BATCH_SIZES
-        if batch_size <= len(shards.train_rows)
-        for shuffle in (True, False)
+    raw, output = folder / "train.txt", folder / "shards"
+    options = build.prepare_options(config, advice="")
+    runs: dict[Case, list[PrepareRun]] = {}
+    memory: dict[Case, Memory] = {}
+    cases = [(rows // part, processes) for part in PARTS for processes in PROCESSES]
+    last = 0
+    for size, processes in each("prepare", cases):
+        if size != last:
+            synthetic.generate(raw, size, SEED, build.profile(), lambda done: None)
+            last = size
+        own = replace(options, processes=processes)
+        runs[size, processes] = [run_prepare(raw, _fresh(output), own)[0] for _ in range(repeats)]
+        memory[size, processes] = run_prepare(raw, _fresh(output), own, watches=True)[1]
+    loader = list(loader_rows(open_shards(output, None), config, repeats))
+    kind = next(iter(memory.values())).kind
+    return (
+        render("Preparing raw rows", machine, command, run_rows(runs))
+        + RUNS_NOTE
+        + section("Memory", memory_rows(runs, memory), MEMORY_NOTE.format(kind=kind))
+        + section("Loader", loader, LOADER_NOTE)
     )
+
+
+def run_rows(runs: Mapping[Case, Sequence[PrepareRun]]) -> list[Row]:
+    """Speed of each case; spreads are median (lowest – highest) of the repeats."""
+    return [
+        {
+            "rows": rows,
+            "processes": processes,
+            "1000 rows/s": spread([rows / run.seconds / 1000 for run in own], 0),
+            "1000 rows per CPU-second": spread([rows / run.cpu_seconds / 1000 for run in own], 0),
+            "seconds": median(run.seconds for run in own),
+        }
+        for (rows, processes), own in runs.items()
+    ]
+
+
+def memory_rows(
+    runs: Mapping[Case, Sequence[PrepareRun]], memory: Mapping[Case, Memory]
+) -> list[Row]:
+    """Memory of each size, and of Kaggle's where that is larger."""
+    ids = {rows: own[0].ids for (rows, _), own in runs.items()}
+    columns = {n: f"peak MB, {n} process{'es' if n > 1 else ''}" for n in PROCESSES}
+    peaks = {
+        n: [(rows, memory[rows, n].peak_bytes / 1e6) for rows in sorted(ids)] for n in PROCESSES
+    }
+    table: list[Row] = [
+        {"rows": f"{rows:,}", "ids": ids[rows]}
+        | {column: peaks[n][number][1] for n, column in columns.items()}
+        for number, rows in enumerate(sorted(ids))
+    ]
+    if max(ids) < KAGGLE_ROWS:
+        expected = {column: extrapolate(peaks[n], KAGGLE_ROWS) for n, column in columns.items()}
+        table.append({"rows": f"{KAGGLE_ROWS:,} (extrapolated)", "ids": None, **expected})
+    return table
 
 
 def extrapolate(points: Sequence[tuple[int, float]], at: int) -> float:
@@ -141,22 +186,33 @@ def extrapolate(points: Sequence[tuple[int, float]], at: int) -> float:
     return value + (value - before) * (at - rows) / (rows - rows_before)
 
 
-def prepare_page(measured: PrepareMeasured, machine: Machine, command: str) -> str:
-    """Markdown page of results; spreads are median (lowest – highest) of the repeats."""
-    kind = measured.memory[0].kind
-    return (
-        render("Preparing raw rows", machine, command, _run_rows(measured))
-        + "\nCPU time counts all processes and the start of the workers. Raw text and shards lie in"
-        " the page cache.\nGoals on two idle cores: 250,000 rows/s, 300,000 rows per CPU-second"
-        " (facebookresearch/dlrm: 13,400).\n"
-        + section("Memory", _memory_rows(measured), _memory_text(kind))
-        + section(
-            "Loader",
-            _loader_rows(measured.loader),
-            "The whole loader: contiguous block reads, shuffle, batch arrays. Goal: 1.5 µs per"
-            " sample at batch 128\n(facebookresearch/dlrm: 12.7).",
+def loader_rows(shards: Shards, config: Config, repeats: int) -> Iterator[Row]:
+    """CPU time per sample of the training loader at several batch sizes, page cache warm."""
+    sizes = [size for size in BATCH_SIZES if size <= len(shards.train_rows)]
+    for batch_size, shuffle in each("loader", [(b, s) for b in sizes for s in (True, False)]):
+        loader = Loader(
+            shards,
+            batch_size=batch_size,
+            seed=SEED,
+            shuffle=shuffle,
+            shuffle_block_rows=config.data.shuffle_block_rows,
+            shuffle_read_rows=config.data.shuffle_read_rows,
         )
-    )
+        loader.read(LoaderState(0, 0, 0))  # compiles, and reads the first block
+        epochs = -(-LOADER_ROWS // (loader.steps_per_epoch * batch_size))
+        steps = epochs * loader.steps_per_epoch
+        microseconds: list[float] = []
+        for repeat in range(repeats):
+            state = LoaderState(1 + repeat * epochs, 0, 0)
+            start = time.process_time()
+            for _ in range(steps):
+                _, state = loader.read(state)
+            microseconds.append(1e6 * (time.process_time() - start) / (steps * batch_size))
+        yield {
+            "batch": batch_size,
+            "order": "shuffled" if shuffle else "file",
+            "CPU µs per sample": spread(microseconds, 3),
+        }
 
 
 def _fresh(output: Path) -> Path:
@@ -165,116 +221,80 @@ def _fresh(output: Path) -> Path:
     return output
 
 
-def _measure_loader(
-    shards: Shards, sizes: LoaderSizes, repeats: int, batch_size: int, shuffle: bool
-) -> LoaderRun:
-    loader = Loader(
-        shards,
-        batch_size=batch_size,
-        seed=SEED,
-        shuffle=shuffle,
-        shuffle_block_rows=sizes.block_rows,
-        shuffle_read_rows=sizes.read_rows,
+def run_prepare(
+    raw: Path, output: Path, options: PrepareOptions, *, watches: bool = False
+) -> tuple[PrepareRun, Memory]:
+    """Prepare one raw file in a process of its own, undisturbed or with its memory watched.
+
+    Raises:
+        DlrmError: `prepare` failed; the same error.
+    """
+    # A new process each time: memory that an earlier run left behind does not count.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(theirs, raw, output, options))
+    process.start()
+    theirs.close()
+    peak = Memory()
+    try:
+        while not ours.poll(SAMPLE_SECONDS if watches else None):
+            now = tree_memory(process.pid or 0)
+            peak = Memory(max(peak.peak_bytes, now.peak_bytes), now.kind)
+        result: PrepareRun | DlrmError = ours.recv()
+        process.join()
+    except EOFError:
+        process.join()
+        raise DlrmError(f"the measured prepare ended with code {process.exitcode}") from None
+    finally:
+        process.kill()  # Ctrl-C; does nothing to one that has ended
+        process.join()
+        ours.close()
+    if isinstance(result, DlrmError):
+        raise result
+    return result, peak
+
+
+def _child(connection: Connection, raw: Path, output: Path, options: PrepareOptions) -> None:
+    before, started = _cpu_seconds(), time.perf_counter()
+    try:
+        manifest = prepare([raw], output, options, _silent, _silent).manifest
+    except DlrmError as error:
+        connection.send(error)
+        return
+    run = PrepareRun(
+        seconds=time.perf_counter() - started,
+        cpu_seconds=_cpu_seconds() - before,
+        ids=sum(manifest.table_rows),
     )
-    loader.read(LoaderState(0, 0, 0))  # compiles, and reads the first block
-    epochs = -(-LOADER_ROWS // (loader.steps_per_epoch * batch_size))
-    rows = epochs * loader.steps_per_epoch * batch_size
-    seconds: list[float] = []
-    for repeat in range(repeats):
-        state = LoaderState(1 + repeat * epochs, 0, 0)
-        start = time.process_time()
-        for _ in range(rows // batch_size):
-            _, state = loader.read(state)
-        seconds.append((time.process_time() - start) / rows)
-    return LoaderRun(batch_size=batch_size, shuffle=shuffle, seconds=tuple(seconds))
+    connection.send(run)
 
 
-def _run_rows(measured: PrepareMeasured) -> list[Row]:
-    table: list[Row] = []
-    for memory in measured.memory:
-        same = (memory.rows, memory.processes)
-        runs = [run for run in measured.runs if (run.rows, run.processes) == same]
-        table.append(
-            {
-                "rows": memory.rows,
-                "processes": memory.processes,
-                "1000 rows/s": spread([run.rows / run.seconds / 1000 for run in runs], 0),
-                "1000 rows per CPU-second": spread(
-                    [run.rows / run.cpu_seconds / 1000 for run in runs], 0
-                ),
-                "seconds": median(run.seconds for run in runs),
-            }
-        )
-    return table
+def _silent(*_: object) -> None:
+    """Progress that nobody sees."""
 
 
-def _memory_rows(measured: PrepareMeasured) -> list[Row]:
-    ids = {run.rows: run.ids for run in measured.runs}
-    peaks = {(seen.rows, seen.processes): seen.peak_bytes / 1e6 for seen in measured.memory}
-    table: list[Row] = [
-        {
-            "rows": f"{rows:,}",
-            "ids": ids[rows],
-            **{_peak(processes): peaks[rows, processes] for processes in PROCESSES},
-        }
-        for rows in sorted(ids)
-    ]
-    if max(ids) >= KAGGLE_ROWS:
-        return table
-    expected = {
-        _peak(processes): extrapolate(
-            [(rows, peaks[rows, processes]) for rows in sorted(ids)], KAGGLE_ROWS
-        )
-        for processes in PROCESSES
-    }
-    return [*table, {"rows": f"{KAGGLE_ROWS:,} (extrapolated)", "ids": None, **expected}]
+def _cpu_seconds() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _peak(processes: int) -> str:
-    return f"peak MB, {processes} process{'es' if processes > 1 else ''}"
-
-
-def _memory_text(kind: str) -> str:
-    return (
-        f"Peak of the sum of {kind} over all processes, looked at every 50 ms in a run that is not"
-        " timed.\nAn extrapolated row continues the line through the two rows above it: too high"
-        " where memory follows ids,\nwhich grow ever more slowly, and rough where those two hardly"
-        f" differ. Goal: 2,000 MB at {KAGGLE_ROWS:,} rows."
-    )
-
-
-def _loader_rows(runs: Sequence[LoaderRun]) -> list[Row]:
-    return [
-        {
-            "batch": run.batch_size,
-            "order": "shuffled" if run.shuffle else "file",
-            "CPU µs per sample": spread([1e6 * seconds for seconds in run.seconds], 3),
-        }
-        for run in runs
-    ]
-
-
-def main() -> None:
-    """Measure, print the page. What follows the flags are overrides of keys of `data`."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--rows", type=int, default=5_000_000, help="of the largest raw file")
-    options, overrides = parser.parse_known_args()
-    config = validate(values_of(overrides))
-    bench = PrepareBench(
-        rows=options.rows,
-        repeats=options.repeats,
-        options=build.prepare_options(config, advice=""),
-        profile=build.profile(),
-        loader=LoaderSizes(
-            block_rows=config.data.shuffle_block_rows, read_rows=config.data.shuffle_read_rows
-        ),
-        folder=build.RAW_FOLDER,  # a temporary folder in memory would flatter the figures
-    )
-    machine = describe()
-    publish(
-        lambda command: prepare_page(measure_prepare(bench, print), machine, command),
-        options.output,
-    )
+def tree_memory(pid: int) -> Memory:
+    """What a process and all below it hold together; nothing once it is gone."""
+    total_bytes, kind = 0, "PSS"
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return Memory()
+    for process in processes:
+        try:
+            used = process.memory_full_info()
+        except psutil.NoSuchProcess:
+            continue
+        if not hasattr(used, "pss"):
+            kind = "RSS"
+        total_bytes += getattr(used, "pss", used.rss)
+    return Memory(total_bytes, kind)
 
 
 if __name__ == "__main__":

@@ -1,51 +1,63 @@
 """CPU time of a training step: this model and its loader against a plain DLRM and its loader.
 
-Both run in one process, in turns of a second or less, so a busy machine slows both alike; the
-ratio is taken turn by turn. Time is CPU time of the process: on a free core the same as wall time.
+    python scripts/benchmarks/step.py --output step.md
+    python scripts/benchmarks/step.py --products      a step's matrix products alone
+
+Both models train in one process, in turns of a second or less, so a busy machine slows both alike;
+the ratio is taken turn by turn. Time is CPU time of the process: on a free core the same as wall
+time. `--products` says what a step on these libraries cannot go below: the three products of every
+fully connected layer of the paper's model, as training calls them, in a loop with warm caches.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
-from plain_dlrm import PlainBatch, PlainDlrm, PlainTraining, RowDataset
-from plain_dlrm import plain_loader as loader_of_plain
-from random_rows import RandomRows, draw_rows, write_shards
-from table import Progress, Row, arguments, publish, render, silent, spread, told
+from harness import Row, arguments, each, one_thread, publish, reached, render, spread
+from plain_dlrm import (
+    PAPER_SPEC,
+    PlainBatch,
+    PlainDlrm,
+    PlainTraining,
+    RandomRows,
+    draw_rows,
+    plain_loader,
+    write_shards,
+)
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import START, Loader
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers import Precision, layer_inputs, multiply
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.step import Trainer
-from dlrm_hybrid.telemetry.machine import Machine, describe
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 LR = 0.1
 SEED = 0
 BLOCK_ROWS = 65_536
 READ_ROWS = 1024
-NOTE = """\
+PRODUCT_ROWS = 8192
+NOTE = """
 CPU time of the process, one thread: median (lowest – highest) of the repeats. The two models train
 in turns of a second or less in one process, and the ratio is taken turn by turn, so load on the
 machine touches it little. Both learn with SGD; the paper's widths, 26 tables of Kaggle's sizes cut
 at 100,000 rows, ids by a power law. The plain model is always float32, built like
 facebookresearch/dlrm; its loader is cheaper than the one there (4.4 against 12.6 µs per sample), so
 the ratio with loading is a cautious one."""
+
 Batch = tuple[Tensor, Tensor, Tensor]
-Turn = Callable[[], float]
 AnyBatch = TypeVar("AnyBatch")
 
 
@@ -62,124 +74,119 @@ class Case:
     goal: float | None
 
 
+CASES = (
+    Case(batch_size=128, precision=Precision.FLOAT32, goal=1.3),
+    Case(batch_size=128, precision=Precision.BFLOAT16, goal=1.7),
+    Case(batch_size=2048, precision=Precision.FLOAT32, goal=None),
+    Case(batch_size=2048, precision=Precision.BFLOAT16, goal=1.8),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepBench:
-    """What to measure.
+class Sizes:
+    """How much is measured.
 
     Attributes:
         spec: the model's shape; 26 tables.
-        cases: measured one after the other.
-        repeats: turns of each contestant in each case.
         turn_rows: rows of a turn, a multiple of every batch size.
         rows: rows in the shards; not fewer than a turn has.
     """
 
     spec: ModelSpec
-    cases: tuple[Case, ...]
-    repeats: int
     turn_rows: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
-    """Result of one case, with or without loading: CPU seconds per sample of every turn."""
-
-    case: Case
-    loading: bool
-    ours_seconds: tuple[float, ...]
-    plain_seconds: tuple[float, ...]
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """Plain over ours, turn by turn: how many times less CPU time this model takes."""
-        pairs = zip(self.plain_seconds, self.ours_seconds, strict=True)
-        return tuple(plain / ours for plain, ours in pairs)
+PAPER_SIZES = Sizes(spec=PAPER_SPEC, turn_rows=16_384, rows=2 * BLOCK_ROWS + 1)
 
 
-# Kaggle's table sizes, the large ones cut at 100 000: 54 MB instead of 2.2 GB.
-CRITEO_TABLE_ROWS = (
-    *(1460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5683, 100_000, 3194),
-    *(27, 14_992, 100_000, 10, 5652, 2173, 4, 100_000, 18, 15, 100_000, 105, 100_000),
-)
+def main() -> None:
+    """Measure, print the page."""
+    parser = arguments(__doc__)
+    parser.add_argument("--products", action="store_true", help="matrix products alone")
+    options = parser.parse_args()
+    if options.products:
+        measure, title, note = measure_products, "Matrix products alone", ""
+    else:
+        measure, title, note = measure_steps, "CPU time of a training step", f"{NOTE}\n"
+    with one_thread():
+        publish(
+            lambda machine, command: (
+                render(title, machine, command, measure(options.repeats)) + note
+            ),
+            options.output,
+        )
 
 
-def criteo_bench(repeats: int) -> StepBench:
-    """The benchmark that the documentation quotes: the paper's model on Criteo's shape."""
-    return StepBench(
-        spec=ModelSpec(
-            embedding_dim=16,
-            bottom=(13, 512, 256, 64, 16),
-            top=(512, 256, 128, 1),
-            table_rows=CRITEO_TABLE_ROWS,
-        ),
-        cases=(
-            Case(batch_size=128, precision=Precision.FLOAT32, goal=1.3),
-            Case(batch_size=128, precision=Precision.BFLOAT16, goal=1.7),
-            Case(batch_size=2048, precision=Precision.FLOAT32, goal=None),
-            Case(batch_size=2048, precision=Precision.BFLOAT16, goal=1.8),
-        ),
-        repeats=repeats,
-        turn_rows=16_384,
-        rows=2 * BLOCK_ROWS + 1,
-    )
+def measure_steps(
+    repeats: int, cases: Sequence[Case] = CASES, sizes: Sizes = PAPER_SIZES
+) -> list[Row]:
+    """Two rows for each case, with loading and without."""
+    rows = draw_rows(sizes.spec.table_rows, sizes.rows, SEED)
+    with TemporaryDirectory(prefix="dlrm_hybrid-step-") as folder:
+        write_shards(Path(folder), rows, sizes.spec.table_rows)
+        shards = open_shards(Path(folder), expected=None)
+        return [
+            row
+            for case in each("steps", cases)
+            for row in _case(repeats, case, sizes, rows, shards)
+        ]
 
 
-def measure_step(bench: StepBench, progress: Progress = silent) -> list[StepRow]:
-    """Measure all cases; two rows for each, with loading and without. Uses one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        rows = draw_rows(bench.spec.table_rows, bench.rows, SEED)
-        with TemporaryDirectory(prefix="dlrm_hybrid-bench-") as folder:
-            write_shards(Path(folder), rows, bench.spec.table_rows)
-            shards = open_shards(Path(folder), expected=None)
-            cases = [case for case in bench.cases for _ in range(1 + bench.repeats)]
-            rounds = told("steps", cases, progress)
-            return [
-                row for case in bench.cases for row in _measure(bench, case, rows, shards, rounds)
-            ]
-    finally:
-        torch.set_num_threads(threads)
+def measure_products(repeats: int) -> list[Row]:
+    """CPU time per sample of the products of all layers; the model's input needs no gradient."""
+    widths = [pair for mlp in (PAPER_SPEC.bottom, PAPER_SPEC.top_widths) for pair in pairwise(mlp)]
+    table: list[Row] = []
+    for batch in (128, 2048):
+        for dtype in (torch.float32, torch.bfloat16):
+            layers = [layer_inputs(n, m, batch, dtype) for n, m in widths]
+            times = PRODUCT_ROWS // batch
+            spent: list[float] = []
+            with torch.no_grad():
+                for _ in range(1 + repeats):  # the first turn sets oneDNN up
+                    start = time.process_time()
+                    for _ in range(times):
+                        multiply(layers, input_gradients_from=1)
+                    spent.append(1e6 * (time.process_time() - start) / PRODUCT_ROWS)
+            name = str(dtype).removeprefix("torch.")
+            cell = spread(spent[1:], 1)
+            table.append({"batch": batch, "precision": name, "products, µs per sample": cell})
+    return table
 
 
-def step_page(rows: list[StepRow], machine: Machine, command: str) -> str:
-    """Markdown page of results; spreads are median (lowest – highest) of the turns."""
-    cells = [_cells(row) for row in rows]
-    return render("CPU time of a training step", machine, command, cells) + f"\n{NOTE}\n"
-
-
-def _measure(
-    bench: StepBench, case: Case, rows: RandomRows, shards: Shards, rounds: Iterator[object]
-) -> list[StepRow]:
-    steps = bench.turn_rows // case.batch_size
-    ours = _our_step(bench.spec, case.precision)
-    plain = _plain_step(bench.spec)
-    our_batches = _our_batches(shards, case.batch_size)
-    plain_batches = _plain_batches(rows, case.batch_size)
-    our_kept = list(islice(our_batches, steps))
-    plain_kept = list(islice(plain_batches, steps))
-    turns: tuple[Turn, ...] = (
-        lambda: _run(ours, islice(our_batches, steps)),
-        lambda: _run(plain, islice(plain_batches, steps)),
-        lambda: _run(ours, iter(our_kept)),
-        lambda: _run(plain, iter(plain_kept)),
-    )
-    next(rounds)
-    for turn in turns:
-        turn()  # the first turn pages memory in and is not counted
-    seconds: list[list[float]] = []
-    for _ in range(bench.repeats):
-        next(rounds)
-        seconds.append([turn() / (steps * case.batch_size) for turn in turns])
-    loaded, plain_loaded, kept, plain_without = (tuple(each) for each in zip(*seconds, strict=True))
-    return [
-        StepRow(case=case, loading=True, ours_seconds=loaded, plain_seconds=plain_loaded),
-        StepRow(case=case, loading=False, ours_seconds=kept, plain_seconds=plain_without),
+def _case(
+    repeats: int, case: Case, sizes: Sizes, rows: RandomRows, shards: Shards
+) -> Iterator[Row]:
+    steps = sizes.turn_rows // case.batch_size
+    ours, plain = _our_step(sizes.spec, case.precision), _plain_step(sizes.spec)
+    our_batches, plain_batches = _our_batches(shards, case), _plain_batches(rows, case)
+    our_kept, plain_kept = list(islice(our_batches, steps)), list(islice(plain_batches, steps))
+    seconds: list[tuple[float, float, float, float]] = [
+        (
+            _run(ours, islice(our_batches, steps)),
+            _run(plain, islice(plain_batches, steps)),
+            _run(ours, our_kept),
+            _run(plain, plain_kept),
+        )
+        for _ in range(1 + repeats)  # the first turn pages memory in and is not counted
     ]
+    turns = [[1e6 * one / sizes.turn_rows for one in turn] for turn in seconds[1:]]
+    for loading, place in ((True, 0), (False, 2)):
+        goal = case.goal if loading else None
+        ratios = [turn[place + 1] / turn[place] for turn in turns]
+        yield {
+            "batch": case.batch_size,
+            "precision": str(case.precision),
+            "loading": "yes" if loading else "no",
+            "this model, µs per sample": spread([turn[place] for turn in turns], 1),
+            "plain DLRM float32, µs per sample": spread([turn[place + 1] for turn in turns], 1),
+            "ratio": spread(ratios, 2),
+            "goal": goal,
+            "reached": reached(None if goal is None else median(ratios) >= goal),
+        }
 
 
-def _run(step: Callable[[AnyBatch], Tensor], batches: Iterator[AnyBatch]) -> float:
+def _run(step: Callable[[AnyBatch], Tensor], batches: Iterable[AnyBatch]) -> float:
     """CPU seconds of all steps; the loss of every step is read, as a training loop does."""
     start = time.process_time()
     for batch in batches:
@@ -197,10 +204,10 @@ def _plain_step(spec: ModelSpec) -> Callable[[PlainBatch], Tensor]:
     return PlainTraining(PlainDlrm(spec, SEED), LR).step
 
 
-def _our_batches(shards: Shards, batch_size: int) -> Iterator[Batch]:
+def _our_batches(shards: Shards, case: Case) -> Iterator[Batch]:
     loader = Loader(
         shards,
-        batch_size=batch_size,
+        batch_size=case.batch_size,
         seed=SEED,
         shuffle=True,
         shuffle_block_rows=BLOCK_ROWS,
@@ -216,34 +223,10 @@ def _our_batches(shards: Shards, batch_size: int) -> Iterator[Batch]:
         )
 
 
-def _plain_batches(rows: RandomRows, batch_size: int) -> Iterator[PlainBatch]:
-    loader = loader_of_plain(RowDataset(rows.counts_RI, rows.ids_RF, rows.label_R), batch_size)
+def _plain_batches(rows: RandomRows, case: Case) -> Iterator[PlainBatch]:
+    loader = plain_loader(rows, case.batch_size)
     while True:
         yield from loader
-
-
-def _cells(row: StepRow) -> Row:
-    goal = row.case.goal if row.loading else None
-    return {
-        "batch": row.case.batch_size,
-        "precision": str(row.case.precision),
-        "loading": "yes" if row.loading else "no",
-        "this model, µs per sample": spread([1e6 * s for s in row.ours_seconds], 1),
-        "plain DLRM float32, µs per sample": spread([1e6 * s for s in row.plain_seconds], 1),
-        "ratio": spread(row.ratios, 2),
-        "goal": goal,
-        "reached": None if goal is None else ("yes" if median(row.ratios) >= goal else "no"),
-    }
-
-
-def main() -> None:
-    """Measure, print the page."""
-    options = arguments(__doc__ or "").parse_args()
-    machine = describe()
-    publish(
-        lambda command: step_page(measure_step(criteo_bench(options.repeats)), machine, command),
-        options.output,
-    )
 
 
 if __name__ == "__main__":

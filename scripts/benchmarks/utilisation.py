@@ -10,7 +10,6 @@ else stands on the command line goes to every run. Needs what `network=emulated`
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import final
 
+from harness import Row, command, load, render, section, spread
 from matplotlib.axes import Axes
-from table import Row, render, section, spread
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText
@@ -45,9 +44,9 @@ Turns = Mapping[str, Sequence[Run]]
 """The runs of each world, in the order of the turns."""
 
 
-def main() -> int:
+def main() -> None:
     """Run what is missing, print the tables, write the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, help="folder of the runs")
     parser.add_argument("--rates", nargs="+", default=["50mbit", "100mbit", "1gbit"])
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=WORLDS)
@@ -59,25 +58,18 @@ def main() -> int:
         for turn in range(options.repeats):
             for world in options.worlds:
                 train(folder_of(options.runs, rate, world, turn), world, rate, overrides)
-    load = f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}."
     found = {
         rate: turns_of(options.runs, rate, options.worlds, options.repeats)
         for rate in options.rates
     }
     first, *others = found
-    page = render("Utilisation", machine, command_line(), speeds(first, found[first]))
+    page = render("Utilisation", machine, command(), speeds(first, found[first]))
     for rate in others:
-        page += section(rate, speeds(rate, found[rate]), "")
+        page += section(rate, speeds(rate, found[rate]))
     for rate in found:
-        page += section(f"Where the time goes at {rate}", shares(found[rate]), "")
-    print(page + f"\n{load}")
+        page += section(f"Where the time goes at {rate}", shares(found[rate]))
+    print(f"{page}\n{load()}")
     draw(found, options.output)
-    return 0
-
-
-def command_line() -> str:
-    """As it was typed."""
-    return f"python scripts/benchmarks/utilisation.py {' '.join(sys.argv[1:])}"
 
 
 def folder_of(runs: Path, rate: str, world: str, turn: int) -> Path:
@@ -246,4 +238,4 @@ def _mark_paper(panel: Axes, worlds: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""Measure worlds of processes and print the figures as Markdown tables.
+"""Measure runs of several processes and print the figures as Markdown tables.
 
     python scripts/benchmarks/world.py bytes     what travels, beside what should
     python scripts/benchmarks/world.py cpu       CPU time per sample, and where it goes
@@ -23,8 +23,8 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from harness import Row, command, load, render, section, spread
 from plain_ranks import cpu_microseconds
-from table import Row, render, section, spread
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -41,21 +41,20 @@ PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS = 2, 64, 1500
 START_WORLD = ("train.steps=1", "telemetry.every=1")
 SEEDS = (0, 1, 2)
 PLAIN = ("-m", "dlrm_hybrid")
-TIMED = (str(Path(__file__).with_name("timed_rank.py")),)
+CPU_SPANS = (str(Path(__file__).with_name("cpu_spans.py")),)
+OTHER_THREADS = "other threads: ZeroMQ, gloo"
 
 
-def main() -> int:
-    """Entry point; returns the exit code."""
+def main() -> None:
+    """Measure what the first word says, print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=sorted(MEASURES))
     parser.add_argument("--repeats", type=int, default=5, help="runs of cpu and start")
     options, overrides = parser.parse_known_args()
     machine = describe()
-    command = f"python scripts/benchmarks/world.py {' '.join(sys.argv[1:])}"
     with TemporaryDirectory() as folder:
         title, rows, more = MEASURES[options.what](Path(folder), options.repeats, overrides)
-    print(render(title, machine, command, rows) + more)
-    return 0
+    print(render(title, machine, command(), rows) + more)
 
 
 def train(
@@ -132,24 +131,25 @@ def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> tuple[s
     for turn in range(repeats):
         run = train(folder / f"{turn}", *CPU_WORLD, *overrides)
         plain.append(cpu_microseconds(PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS))
-        samples = trained_samples(run)
-        for event in events.read(run / "events.jsonl"):
-            if event.kind is Kind.RANK:
-                seconds = event.values["cpu_seconds"][Phase.TRAIN]
-                by_role.setdefault(event.values["role"], []).append(1e6 * seconds / samples)
-    rows: list[Row] = [_cpu_row(role, values) for role, values in by_role.items()]
-    totals = [sum(values) for values in zip(*by_role.values(), strict=True)]
-    rows.append(_cpu_row("all", totals))
-    rows.append(_cpu_row("plain DLRM on two gloo ranks, without servers", plain))
+        for role, spent in microseconds_by_role(run).items():
+            by_role.setdefault(role, []).append(spent)
+    totals: list[float] = [sum(values) for values in zip(*by_role.values(), strict=True)]
+    by_role["all"] = totals
+    by_role["plain DLRM on two gloo ranks, without servers"] = plain
+    rows: list[Row] = [
+        {"role": role, "runs": len(values), "µs per sample": spread(values, 1)}
+        for role, values in by_role.items()
+    ]
     ratios = [ours / theirs for ours, theirs in zip(totals, plain, strict=True)]
     rows.append({"role": "all to plain", "runs": repeats, "µs per sample": spread(ratios, 2)})
-    timed = train(folder / "timed", *CPU_WORLD, *overrides, program=TIMED)
-    load = f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}."
-    return "CPU time per sample", rows, section("Where it goes", shares(timed), load)
+    run = train(folder / "spans", *CPU_WORLD, *overrides, program=CPU_SPANS)
+    return "CPU time per sample", rows, section("Where it goes", shares(run), load())
 
 
-def _cpu_row(role: str, values: Sequence[float]) -> Row:
-    return {"role": role, "runs": len(values), "µs per sample": spread(values, 1)}
+def ranks(run: Path) -> list[Mapping[str, Any]]:
+    """What each rank of a run has told at its end."""
+    found = events.read(run / "events.jsonl")
+    return [event.values for event in found if event.kind is Kind.RANK]
 
 
 def trained_samples(run: Path) -> float:
@@ -158,31 +158,42 @@ def trained_samples(run: Path) -> float:
     return sum(event.values["timed_rows"] for event in found if event.kind is Kind.PROGRESS)
 
 
+def microseconds_by_role(run: Path) -> dict[str, float]:
+    """CPU time per sample of each rank in training."""
+    samples = trained_samples(run)
+    return {rank["role"]: 1e6 * rank["cpu_seconds"][Phase.TRAIN] / samples for rank in ranks(run)}
+
+
+def microseconds_by_span(run: Path) -> dict[str, dict[str, float]]:
+    """CPU time per sample in training, by span and then by `workers` and `servers`.
+
+    Args:
+        run: its spans have counted CPU time, see `cpu_spans.py`.
+    """
+    samples = trained_samples(run)
+    spent: dict[str, dict[str, float]] = {}
+    for rank in ranks(run):
+        spans: Mapping[str, float] = rank["seconds_by_span"]
+        others = rank["cpu_seconds"][Phase.TRAIN] - sum(spans.values())
+        for label, seconds in {**spans, OTHER_THREADS: others}.items():
+            row = spent.setdefault(label, {"workers": 0.0, "servers": 0.0})
+            row[f"{rank['role'].partition('-')[0]}s"] += 1e6 * seconds / samples
+    return dict(sorted(spent.items(), key=lambda item: -sum(item[1].values())))
+
+
 def shares(run: Path) -> list[Row]:
     """CPU microseconds per sample of all ranks by what they do, most first."""
-    samples = trained_samples(run)
-    columns = ("workers", "servers")
-    spent: dict[str, dict[str, float]] = {}
-    for path in run.glob("log/*.spans.json"):
-        column = "servers" if path.name.startswith("server") else "workers"
-        for label, seconds in read(path).items():
-            row = spent.setdefault(label, dict.fromkeys(columns, 0.0))
-            row[column] += 1e6 * seconds / samples
+    spent = microseconds_by_span(run)
     total = sum(sum(row.values()) for row in spent.values())
-    ordered = sorted(spent.items(), key=lambda item: -sum(item[1].values()))
     return [
         {
             "µs per sample": label,
-            **{column: f"{row[column]:.1f}" for column in columns},
+            **{column: f"{value:.1f}" for column, value in row.items()},
             "all": f"{sum(row.values()):.1f}",
             "share": f"{sum(row.values()) / total:.1%}",
         }
-        for label, row in [*ordered, ("all", _sums(spent, columns))]
+        for label, row in spent.items()
     ]
-
-
-def _sums(spent: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> dict[str, float]:
-    return {column: sum(row[column] for row in spent.values()) for column in columns}
 
 
 def measure_start(
@@ -246,4 +257,4 @@ MEASURES = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

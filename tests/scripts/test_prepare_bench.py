@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import prepare
-import prepare_run
 import pytest
 
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
@@ -36,43 +37,35 @@ OPTIONS = PrepareOptions(
 def test_all_figures_are_measured_and_stand_on_one_page(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "LOADER_ROWS", 20_000)
     monkeypatch.setattr(prepare, "PARTS", (2, 1))
-    bench = prepare.PrepareBench(
-        rows=12_000,
-        repeats=1,
-        options=OPTIONS,
-        profile=profile.builtin("criteo_kaggle"),
-        loader=prepare.LoaderSizes(block_rows=4096, read_rows=512),
-        folder=tmp_path / "made",
-    )
-    notes = []
-    measured = prepare.measure_prepare(bench, notes.append)
-    assert not list((tmp_path / "made").iterdir())
-    assert "prepare 6,000 rows with 2 process(es)" in notes
-    assert [(run.rows, run.processes) for run in measured.runs] == [
-        (rows, processes) for rows in (6000, 12_000) for processes in (1, 2)
-    ]
-    assert all(run.seconds > 0 and run.cpu_seconds > 0 and run.ids > 26 for run in measured.runs)
-    assert measured.runs[0].ids < measured.runs[-1].ids
-    assert all(seen.peak_bytes > 10e6 for seen in measured.memory)
-    assert len(measured.loader) == 6
-    assert all(0 < run.seconds[0] < 1e-3 for run in measured.loader)
-    page = prepare.prepare_page(measured, machine.describe(), "the command")
+    config = validate(values_of(["data.shuffle_block_rows=4096", "data.shuffle_read_rows=512"]))
+    page = prepare.page(config, 12_000, 1, tmp_path, machine.describe(), "the command")
     assert re.findall(r"^#+ .*", page, re.M) == ["# Preparing raw rows", "## Memory", "## Loader"]
     assert "45,840,617 (extrapolated)" in page
+    first, memory, loader = (
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines()[2:]]
+        for part in re.findall(r"(?:^\|.*\n)+", page, re.M)
+    )
+    assert [row[:2] for row in first] == [
+        [rows, processes] for rows in ("6,000", "12,000") for processes in ("1", "2")
+    ]
+    ids = [int(row[1].replace(",", "")) for row in memory[:2]]
+    assert 26 < ids[0] < ids[1]
+    assert all(float(peak) > 10 for row in memory[:2] for peak in row[2:])
+    assert len(loader) == 6
 
 
 def test_a_failed_prepare_is_raised_here(tmp_path):
     raw = tmp_path / "train.txt"
     raw.write_text("not a row\n")
     with pytest.raises(DataError, match="train.txt:1"):
-        prepare_run.run_prepare(raw, tmp_path / "shards", OPTIONS)
+        prepare.run_prepare(raw, tmp_path / "shards", OPTIONS)
 
 
 def test_time_of_workers_counts(tmp_path):
     raw = tmp_path / "train.txt"
     synthetic.generate(raw, 2000, 0, profile.builtin("criteo_kaggle"), lambda done: None)
-    alone = prepare_run.run_prepare(raw, tmp_path / "one", OPTIONS)
-    shared = prepare_run.run_prepare(raw, tmp_path / "two", replace(OPTIONS, processes=2))
+    alone, _ = prepare.run_prepare(raw, tmp_path / "one", OPTIONS)
+    shared, _ = prepare.run_prepare(raw, tmp_path / "two", replace(OPTIONS, processes=2))
     # Two workers import numpy and numba: far more than the work itself takes.
     assert shared.cpu_seconds > alone.cpu_seconds + 0.3
     assert shared.ids == alone.ids
@@ -85,19 +78,19 @@ def test_memory_counts_the_whole_tree_and_shared_pages_once():
         "child = subprocess.Popen([sys.executable, '-c', "
         "\"held = b'1' * (48 << 20); print('ready', flush=True); input()\"]); child.wait()"
     )
-    _, before = prepare_run.tree_memory(os.getpid())
+    before = prepare.tree_memory(os.getpid()).peak_bytes
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"ready\n"
-        kind, alone = prepare_run.tree_memory(process.pid)
-        _, after = prepare_run.tree_memory(os.getpid())
+        alone = prepare.tree_memory(process.pid)
+        after = prepare.tree_memory(os.getpid()).peak_bytes
         process.stdin.close()
     assert before > held.nbytes
-    assert 80 << 20 < alone < 150 << 20
+    assert 80 << 20 < alone.peak_bytes < 150 << 20
     assert 70 << 20 < after - before < 150 << 20
-    assert kind == ("PSS" if sys.platform == "linux" else "RSS")
-    assert prepare_run.tree_memory(process.pid)[1] == 0
+    assert alone.kind == ("PSS" if sys.platform == "linux" else "RSS")
+    assert prepare.tree_memory(process.pid).peak_bytes == 0
 
 
 def test_extrapolation_continues_the_last_line():
@@ -105,20 +98,8 @@ def test_extrapolation_continues_the_last_line():
 
 
 def test_a_full_size_needs_no_extrapolation():
-    sizes = (10_000_000, 20_000_000, prepare.KAGGLE_ROWS)
-    measured = prepare.PrepareMeasured(
-        runs=tuple(
-            prepare_run.PrepareRun(rows=rows, processes=n, seconds=1, cpu_seconds=1, ids=27)
-            for rows in sizes
-            for n in (1, 2)
-        ),
-        memory=tuple(
-            prepare_run.Memory(rows=rows, processes=n, kind="PSS", peak_bytes=n * 10**9)
-            for rows in sizes
-            for n in (1, 2)
-        ),
-        loader=(prepare.LoaderRun(batch_size=128, shuffle=True, seconds=(1e-7,)),),
-    )
-    page = prepare.prepare_page(measured, machine.describe(), "the command")
-    assert "(extrapolated)" not in page
-    assert "2,000 |\n" in page
+    cases = [(rows, n) for rows in (10_000_000, 20_000_000, prepare.KAGGLE_ROWS) for n in (1, 2)]
+    runs = {case: [prepare.PrepareRun(seconds=1, cpu_seconds=1, ids=27)] for case in cases}
+    rows = prepare.memory_rows(runs, {case: prepare.Memory(case[1] * 10**9) for case in cases})
+    assert [row["rows"] for row in rows] == ["10,000,000", "20,000,000", "45,840,617"]
+    assert rows[-1]["peak MB, 2 processes"] == 2000

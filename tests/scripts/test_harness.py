@@ -2,8 +2,8 @@ import dataclasses
 import subprocess
 import sys
 
+import harness as table
 import pytest
-import table
 
 from dlrm_hybrid.telemetry import machine
 
