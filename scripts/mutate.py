@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.telemetry import markdown
 
 REPOSITORY = Path(__file__).parents[1]
 TIMEOUT_SECONDS = 600
@@ -299,7 +299,7 @@ def main() -> None:
             seconds = f"{time.monotonic() - since:.0f}"
             rows.append((fault.what, Path(fault.file).name, outcome, seconds))
             print(f"{outcome} ({seconds} s): {fault.what}", file=sys.stderr, flush=True)
-    print(markdown.table(("fault", "file", "outcome", "seconds"), rows, (False,) * 3 + (True,)))
+    print(Table(("fault", "file", "outcome", "seconds"), rows, "lllr").markdown())
     print(f"\n{len(chosen) - survivors} faults killed, {survivors} not")
     sys.exit(survivors > 0)
 

@@ -29,7 +29,7 @@ def run(request: Request) -> int:
     options, terminal = request.config.report, Terminal()
     runs = read_runs(_paths(options))
     table = comparison(runs, labels(runs))
-    terminal.table("", table.columns, table.rows, table.num_texts)
+    terminal.table(table)
     for run in runs:
         for remark in run.remarks:
             terminal.line(f"{run.folder}: {remark}")

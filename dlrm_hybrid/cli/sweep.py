@@ -14,7 +14,6 @@ from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
 from dlrm_hybrid.run.folder import is_complete, one_run, write_whole
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.types import ExitCode
 
 SUMMARY_NAME = "sweep_summary"
@@ -74,10 +73,9 @@ class Sweep:
         table = sweep_table(rows)
         failed = sum(job.exit_code != ExitCode.DONE for job in self._jobs)
         path = folder / SUMMARY_NAME
-        text = markdown.table(table.columns, table.rows, table.is_number)
-        write_whole(path.with_suffix(".md"), text)
+        write_whole(path.with_suffix(".md"), table.markdown())
         write_whole(path.with_suffix(".csv"), sweep_csv(rows))
-        terminal.table("", table.columns, table.rows, table.num_texts)
+        terminal.table(table)
         if failed:
             again = shlex.quote(override_text(FOLDER_KEY, str(folder)))
             terminal.line(

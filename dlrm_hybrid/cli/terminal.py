@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.segment import Segments
-from rich.table import Table
-from rich.text import Text
 
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.types import printable
 
@@ -61,20 +60,11 @@ class Terminal:
             self._said.add(text)
             self.line(text)
 
-    def table(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int = 1
-    ) -> None:
-        """A small table; the first columns, one or `num_texts`, are text, the others figures."""
-        table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
-        for index, column in enumerate(columns):
-            table.add_column(
-                Text(printable(column)), justify="left" if index < num_texts else "right"
-            )
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+    def table(self, table: Table) -> None:
+        """Print a table."""
         # A figure cut short says nothing: a table too wide for the terminal goes beyond its edge.
         unlimited = self.console.options.update(width=MAX_WIDTH)
-        self.console.print(Segments(self.console.render(table, unlimited)))
+        self.console.print(Segments(self.console.render(table.rich(), unlimited)))
 
     def bar(self, label: str, *, is_late: bool = False) -> AbstractContextManager[Bar]:
         """A bar with a text; see `Display.bar`."""

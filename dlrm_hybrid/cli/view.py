@@ -10,9 +10,9 @@ from statistics import mean
 from typing import Any, final
 
 from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import role_of, role_order
 
@@ -187,7 +187,7 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
     if teacher is not None:
         rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])
     columns = (title, "log-loss", "AUC", "accuracy", "norm. entropy", "base rate")
-    terminal.table("", columns, rows)
+    terminal.table(Table(columns, rows))
 
 
 def show_run(terminal: Terminal, summary: Values) -> None:
@@ -227,7 +227,7 @@ def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
         rows.append([role, *cells])
     names = [SHORT.get(span, span.value) for span in shown] + ([] if wide else ["other"])
     if rows:
-        terminal.table("", ("role", *names, "CPU", "sent"), rows)
+        terminal.table(Table(("role", *names, "CPU", "sent"), rows))
 
 
 def show_traffic(terminal: Terminal, network: Values) -> None:
@@ -254,7 +254,7 @@ def show_traffic(terminal: Terminal, network: Values) -> None:
         for name, one in tallies.items()
     ]
     columns = ("sent in training", "messages", "sent", "dense", "dense ÷ sent", "B/sample")
-    terminal.table("", columns, rows)
+    terminal.table(Table(columns, rows))
 
 
 def show_unknown_peers(terminal: Terminal, network: Values) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dlrm_hybrid.report import pictures, spans, tables
-from dlrm_hybrid.report.document import Document, Picture, Section, Table
+from dlrm_hybrid.report.document import Document, Picture, Section
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.measures import BYTES
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.report.trained import trained
 
 COMPARISON = (

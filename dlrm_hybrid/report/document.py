@@ -10,29 +10,9 @@ from typing import final
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import keyed
+from dlrm_hybrid.report.table import Table
 
 KEY_COLUMNS = 2
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells as they are to be read.
-
-    Attributes:
-        columns: headings.
-        rows: as many cells each.
-        num_texts: so many of the first columns are text, the others figures.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    num_texts: int
-
-    @property
-    def is_number(self) -> list[bool]:
-        """Whether a column holds figures, of each column."""
-        return [index >= self.num_texts for index in range(len(self.columns))]
 
 
 @final

@@ -8,9 +8,8 @@ from html import escape
 from pathlib import Path
 
 from dlrm_hybrid.report.axes import svg
-from dlrm_hybrid.report.document import Document, Picture, Section, Table
+from dlrm_hybrid.report.document import Document, Picture, Section
 from dlrm_hybrid.report.palette import style
-from dlrm_hybrid.telemetry.summary import COMPLETE
 
 STYLE_FILE = Path(__file__).with_name("page.css")
 MARKERS = {
@@ -48,7 +47,7 @@ def _section(section: Section, runs: Sequence[str]) -> str:
     if section.text:
         parts.append(f"<p>{escape(section.text)}</p>")
     if section.table is not None:
-        parts.append(table_html(section.table))
+        parts.append(section.table.html())
     if section.pictures:
         parts.append(pictures_html(section.pictures, runs))
     return "\n".join(parts)
@@ -59,33 +58,6 @@ def pictures_html(pictures: Sequence[Picture], runs: Sequence[str]) -> str:
     key = f"{_key(runs)}\n" if any(picture.has_key for picture in pictures) else ""
     figures = "\n".join(_figure(picture) for picture in pictures)
     return f'{key}<div class="pictures">\n{figures}\n</div>'
-
-
-def table_html(table: Table) -> str:
-    """A table that can be wider than the page; a status that is not complete stands out."""
-    head = "".join(
-        f'<th{_class(right)} scope="col">{escape(column)}</th>'
-        for column, right in zip(table.columns, table.is_number, strict=True)
-    )
-    status = table.columns.index("status") if "status" in table.columns else None
-    rows: list[str] = []
-    for row in table.rows:
-        cells = [
-            f"<td{_class(right)}>{escape(cell)}</td>"
-            for cell, right in zip(row, table.is_number, strict=True)
-        ]
-        if status is not None and row[status] != COMPLETE:
-            cells[status] = f'<td class="bad">{escape(row[status])}</td>'
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    lines = "\n".join(rows)
-    return (
-        '<div class="wide"><table>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>"
-    )
-
-
-def _class(is_number: bool) -> str:
-    return ' class="number"' if is_number else ""
 
 
 def _key(runs: Sequence[str]) -> str:

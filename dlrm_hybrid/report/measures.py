@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any, final
 
-from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.report.table import MISSING
 
 Summary = Mapping[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import Summary, digits
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import role_of, role_order
 
@@ -63,7 +63,6 @@ def table(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
             (label, *(digits(values[name]) for name in names), digits(sum(values.values())))
             for label, values in spent.items()
         ),
-        num_texts=1,
     )
 
 

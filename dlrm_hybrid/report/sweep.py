@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, final
 
 from dlrm_hybrid.config.identity import same_results
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.labels import short, varying
 from dlrm_hybrid.report.measures import SWEEP, Measure
 from dlrm_hybrid.report.runs import Run, is_run, read_run
-from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.summary import UNFINISHED
 from dlrm_hybrid.types import ExitCode
 
@@ -98,7 +97,7 @@ def sweep_table(rows: Sequence[Row]) -> Table:
             )
             for row in rows
         ),
-        num_texts=2 + len(rows[0].keys),
+        align="l" * (2 + len(rows[0].keys)) + "r",
     )
 
 

@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.summary import role_of, role_order
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
@@ -30,7 +29,7 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
             (label, run.status, *(measure.text(run.summary) for measure in shown))
             for label, run in zip(labels, runs, strict=True)
         ),
-        num_texts=2,
+        align="llr",
     )
 
 
@@ -63,7 +62,6 @@ def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
             )
             for label, run, values in zip(labels, runs, classes, strict=True)
         ),
-        num_texts=1,
     )
 
 
@@ -94,7 +92,6 @@ def roles(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
             )
             for label, run, values in zip(labels, runs, spent, strict=True)
         ),
-        num_texts=1,
     )
 
 
@@ -106,7 +103,7 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     different = tuple(row for row in rows if len(set(row[1:])) > 1)
     if not different:
         return None
-    return Table(("key", *labels), different, num_texts=1 + len(labels))
+    return Table(("key", *labels), different, align="l")
 
 
 def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -127,7 +124,7 @@ def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
             )
             for label, run in zip(labels, runs, strict=True)
         ),
-        num_texts=len(columns) + remarks,
+        align="l",
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.document import Document, Picture, Section
-from dlrm_hybrid.telemetry import markdown
 
 FILE_SUFFIX = ".png"
 
@@ -46,7 +45,7 @@ def _section(section: Section, pictures: str | None) -> str:
         parts.append(f"{section.text}\n")
     table = section.table
     if table is not None:
-        parts.append(markdown.table(table.columns, table.rows, table.is_number))
+        parts.append(table.markdown())
     if pictures is not None:
         parts += [
             f"![{one.title}]({pictures}/{file_name(one)})\n\n{one.title}. {one.caption}\n"

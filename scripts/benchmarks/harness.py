@@ -21,8 +21,8 @@ from rich.progress import track
 
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.compiling import compile_ahead
-from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.machine import Machine, describe
 
 SEED = 0
@@ -161,8 +161,8 @@ def table(rows: Sequence[Row]) -> str:
         if list(row) != columns:
             raise ValueError(f"row {number} has the columns {list(row)}, the first row {columns}")
     cells = [[_cell(row[column]) for column in columns] for row in rows]
-    is_number = [all(not isinstance(row[column], str) for row in rows) for column in columns]
-    return markdown.table(columns, cells, is_number)
+    texts = [any(isinstance(row[column], str) for row in rows) for column in columns]
+    return Table(columns, cells, "".join("l" if text else "r" for text in texts)).markdown()
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -173,7 +173,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def _cell(value: Cell) -> str:
     if value is None:
-        return markdown.MISSING
+        return MISSING
     if isinstance(value, str):
         return value
     if isinstance(value, int):

@@ -22,7 +22,7 @@ from pathlib import Path
 import attacks
 from attacks.base import Attack, BrokenError, NotHereError
 
-from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.report.table import Table
 
 
 def main() -> None:
@@ -53,13 +53,7 @@ def main() -> None:
         seconds = f"{time.monotonic() - since:.1f}"
         rows.append((area, one.name, one.expected, " ".join(seen.split())[:160], seconds))
         print(f"{one.name} ({seconds} s): {seen}", file=sys.stderr, flush=True)
-    print(
-        markdown.table(
-            ("area", "attack", "expected", "seen", "seconds"),
-            rows,
-            (False, False, False, False, True),
-        )
-    )
+    print(Table(("area", "attack", "expected", "seen", "seconds"), rows, "llllr").markdown())
     withstood = len(rows) - broken - not_run
     print(f"\n{withstood} attacks withstood, {broken} not, {not_run} not run here")
     sys.exit(broken > 0)

@@ -19,7 +19,7 @@ import fuzz_config
 import fuzz_frames
 import fuzz_rows
 
-from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.report.table import MISSING, Table
 
 KINDS = {
     "rows": fuzz_rows.fuzz,
@@ -58,13 +58,12 @@ def main() -> None:
                 f"{told.tried:,}",
                 f"{told.accepted:,}",
                 f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}",
-                told.remark or markdown.MISSING,
+                told.remark or MISSING,
                 str(len(told.faults)),
             ]
         )
     columns = ("input", "seed", "tried", "taken", "per second", "most memory", "faults")
-    rights = (False, True, True, True, True, False, True)
-    print(markdown.table(columns, rows, rights), end="")
+    print(Table(columns, rows, "lrrrrlr").markdown(), end="")
     sys.exit(failed)
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from fault_runs import HangError, Program, digest, send, start, wait_gone
 
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.events import Event, Kind
 
 SUPERVISOR = "supervisor"
@@ -92,9 +92,9 @@ def main() -> None:
         rows.append([str(number), method, ", ".join(told.kills), f"{slowest:.1f}", end])
         print("|".join(rows[-1]), file=sys.stderr)
     columns = ("run", "method", "killed at step", "slowest restart, s", "weights")
-    print(markdown.table(columns, rows, (True, False, False, True, False)))
+    print(Table(columns, rows, "rllrl").markdown())
     killed = [[role, str(count)] for role, count in sorted(struck.items())]
-    print(markdown.table(("role", "kills"), killed, (False, True)), end="")
+    print(Table(("role", "kills"), killed, "lr").markdown(), end="")
     sys.exit(failed)
 
 

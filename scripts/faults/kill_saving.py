@@ -33,8 +33,8 @@ from dlrm_hybrid.checkpoint.folder import (
 )
 from dlrm_hybrid.checkpoint.manifest import PREFIX
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.telemetry import markdown
 
 KEEP = 2
 SUPERVISOR = "supervisor"
@@ -83,7 +83,7 @@ def main() -> None:
         print(f"run {number}: {found.total()} kills {faults}", file=sys.stderr)
     rows = [[role, doing, str(count)] for (role, doing), count in sorted(found.items())]
     rows.append(["all", "", str(found.total())])
-    print(markdown.table(("killed", "while", "times"), rows, (False, False, True)), end="")
+    print(Table(("killed", "while", "times"), rows, "llr").markdown(), end="")
     for fault in faults:
         print(f"\n{fault}")
     sys.exit(bool(faults) or not found)

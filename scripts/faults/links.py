@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fault_runs import HangError, Program, digest, read, send, start, wait_gone
 
-from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.types import ExitCode
 
@@ -97,8 +97,8 @@ def main() -> None:
             rows += [[role, *passing], [role, *lasting]]
             print(f"{rows[-2]}\n{rows[-1]}", file=sys.stderr)
     columns = ("rank", "harm", "for", "exit code", "seconds", "said", "faults")
-    rights = (False, False, True, True, True, False, False)
-    print(markdown.table(columns, rows, rights), end="")
+    align = "llrrrll"
+    print(Table(columns, rows, align).markdown(), end="")
     sys.exit(any(row[-1] != "none" for row in rows))
 
 

@@ -37,8 +37,8 @@ from fault_runs import (
 )
 
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, partial_folders
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.telemetry import markdown
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.types import ExitCode
@@ -109,7 +109,7 @@ def main() -> None:
         if ends
     ]
     columns = ("phase", "signals", "slowest exit, s", "faults")
-    print(markdown.table(columns, rows, (False, True, True, False)), end="")
+    print(Table(columns, rows, "lrrl").markdown(), end="")
     missed = any(len(found[phase]) < options.each for phase in options.phases)
     sys.exit(missed or any(fault for ends in found.values() for _, fault in ends))
 

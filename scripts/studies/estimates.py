@@ -23,10 +23,10 @@ from method_names import estimator_of
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
 from dlrm_hybrid.report.curves import Curve
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import Run, read_runs
-from dlrm_hybrid.telemetry import compression, markdown
+from dlrm_hybrid.report.table import Table
+from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
@@ -76,7 +76,7 @@ def table(found: Sequence[Estimates]) -> Table:
     return Table(
         ("density", "estimator", "mean", "median", "5 to 95 %", f"within {NEAR:.0%}"),
         tuple((f"{one.density:.3g}", one.estimator, *_spread(one.curve.y)) for one in ordered),
-        num_texts=2,
+        align="llr",
     )
 
 
@@ -178,7 +178,7 @@ def main() -> None:
     found = estimates(read_runs(options.folders))
     axes.save(figure(found), options.output)
     shown = table(found)
-    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+    print(shown.markdown(), end="")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ from method_names import WHOLE, method_of
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, mean_spread, score
 from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import Run, read_runs
-from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
@@ -103,7 +102,6 @@ def table(found: Sequence[Point]) -> Table:
             )
             for point in found
         ),
-        num_texts=1,
     )
 
 
@@ -200,7 +198,7 @@ def main() -> None:
     found = points(read_runs(options.folders))
     axes.save(figure(found), options.output)
     shown = table(found)
-    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+    print(shown.markdown(), end="")
 
 
 if __name__ == "__main__":

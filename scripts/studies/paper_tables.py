@@ -21,11 +21,9 @@ from typing import final
 from paper_numbers import BASELINE, TABLES, TITLES
 from paper_rows import PaperRun, paper_runs
 
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import read_runs
-from dlrm_hybrid.telemetry import markdown
-from dlrm_hybrid.telemetry.markdown import MISSING
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.types import ConfigError
 
 COLUMNS = (
@@ -67,7 +65,7 @@ def page(found: Iterable[Setting]) -> str:
     for setting in found:
         texts.append(f"# {setting.words}\n")
         for title, table in setting.tables.items():
-            text = markdown.table(table.columns, table.rows, table.is_number)
+            text = table.markdown()
             texts.append(f"## {title}\n\n{text}")
     return "\n".join(texts)
 
@@ -84,7 +82,7 @@ def _tables(runs: Sequence[PaperRun]) -> dict[str, Table]:
             cells = [_row(rows[key], baselines) for key in sorted(rows)]
             if baselines:
                 cells.insert(0, _row(list(baselines.values()), baselines))
-            found[f"Table {number}. {title}"] = Table(COLUMNS, tuple(cells), num_texts=1)
+            found[f"Table {number}. {title}"] = Table(COLUMNS, tuple(cells))
     return found
 
 

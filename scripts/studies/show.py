@@ -11,8 +11,8 @@ from typing import final
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import svg
-from dlrm_hybrid.report.document import Picture, Table
-from dlrm_hybrid.report.html import table_html
+from dlrm_hybrid.report.document import Picture
+from dlrm_hybrid.report.table import Table
 
 NOTHING = "<p>These runs have not measured it.</p>"
 
@@ -41,7 +41,7 @@ def _html(thing: str | Table | Figure | Iterable[Picture]) -> str:
     if isinstance(thing, str):
         return f"<h4>{escape(thing)}</h4>"
     if isinstance(thing, Table):
-        return table_html(thing)
+        return thing.html()
     if isinstance(thing, Figure):
         return _image(thing, "")
     figures = "\n".join(_figure(picture) for picture in thing)

@@ -26,13 +26,11 @@ from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, drawing, logarithmic, panels
 from dlrm_hybrid.report.charts import Line, draw
 from dlrm_hybrid.report.curves import Curve
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits, percent
 from dlrm_hybrid.report.palette import Style, style
 from dlrm_hybrid.report.runs import Run, read_runs
-from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ConfigError
 
 RUNNING_STEPS = 100
@@ -113,7 +111,7 @@ def figure(drawn: Sequence[Sequence[Thresholds]]) -> Figure:
 
 def steadiness(found: Sequence[Thresholds]) -> Table:
     """First and last threshold of each, and how far one is from the mean of those before it."""
-    return Table(COLUMNS, tuple(_steadiness(one) for one in found), num_texts=2)
+    return Table(COLUMNS, tuple(_steadiness(one) for one in found), align="llr")
 
 
 def deviations(curve: Curve) -> list[float]:
@@ -179,7 +177,7 @@ def main() -> None:
     found = [thresholds(runs, name) for name in arguments.names]
     axes.save(figure(found), arguments.output)
     shown = steadiness([one for panel in found for one in panel])
-    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+    print(shown.markdown(), end="")
 
 
 if __name__ == "__main__":

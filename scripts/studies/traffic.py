@@ -15,12 +15,10 @@ from matplotlib.figure import Figure
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.charts import by_part, stacked_twice
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.report.tables import bytes_by_class
-from dlrm_hybrid.telemetry import markdown
-from dlrm_hybrid.telemetry.markdown import MISSING
 from dlrm_hybrid.types import ConfigError
 
 ALL = "all"
@@ -47,7 +45,7 @@ def against_first(runs: Sequence[Run], labels: Sequence[str]) -> Table:
         )
         for name in first
     ]
-    return Table(("bytes per sample", *columns), tuple(rows), num_texts=1)
+    return Table(("bytes per sample", *columns), tuple(rows))
 
 
 def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
@@ -83,7 +81,7 @@ def main() -> None:
     names = labels(runs)
     axes.save(figure(runs, names), options.output)
     shown = against_first(runs, names)
-    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+    print(shown.markdown(), end="")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariable
 
 from dlrm_hybrid.checkpoint.folder import find, key_of, read
 from dlrm_hybrid.disk import plain_file
-from dlrm_hybrid.report.document import Table
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.report.runs import Run, read_runs
-from dlrm_hybrid.telemetry import markdown
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
@@ -58,7 +57,7 @@ def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 def table(found: Sequence[tuple[Run, Run]]) -> Table:
     """A row for each pair; what should be one value and is not is told twice."""
-    return Table(COLUMNS, tuple(_row(one, other) for one, other in found), num_texts=1)
+    return Table(COLUMNS, tuple(_row(one, other) for one, other in found))
 
 
 def differing(one: Path, other: Path) -> tuple[list[str], int]:
@@ -133,7 +132,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
     options = parser.parse_args()
     shown = table(pairs(read_runs(options.folders)))
-    print(markdown.table(shown.columns, shown.rows, shown.is_number), end="")
+    print(shown.markdown(), end="")
 
 
 if __name__ == "__main__":

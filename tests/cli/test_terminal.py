@@ -10,6 +10,7 @@ from rich.text import Text
 from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.terminal import Eta, Terminal
 from dlrm_hybrid.cli.view import LiveTraining, LiveWork
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.telemetry.events import Event, Kind
 
@@ -27,7 +28,7 @@ def test_a_table_shows_every_character_however_narrow_the_terminal() -> None:
     file = StringIO()
     columns = ["run", "cuts", *(f"figure {number}" for number in range(12))]
     row = ["one", "[bottom.1,top.1]", *(f"{number}.1234" for number in range(12))]
-    Terminal(Console(file=file, width=40, soft_wrap=True)).table("", columns, [row], num_texts=2)
+    Terminal(Console(file=file, width=40, soft_wrap=True)).table(Table(columns, [row], "llr"))
     _, head, _, body, _ = file.getvalue().splitlines()
     assert [cell.strip() for cell in head.split("┃")[1:-1]] == columns
     assert [cell.strip() for cell in body.split("│")[1:-1]] == row

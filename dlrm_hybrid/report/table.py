@@ -1,0 +1,89 @@
+"""A table of texts, as Markdown, as HTML and for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, final
+
+from dlrm_hybrid.telemetry.summary import COMPLETE
+from dlrm_hybrid.types import printable
+
+if TYPE_CHECKING:
+    import rich.table
+
+MISSING = "–"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as they are to be read.
+
+    Attributes:
+        columns: headings.
+        rows: as many cells each.
+        align: of each column, `l` for text and `r` for figures; the last one holds for the rest.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    align: str = "lr"
+
+    def markdown(self) -> str:
+        """The table as Markdown that is aligned as plain text too; its last line is ended."""
+        lines = [[_one_line(cell) for cell in line] for line in (self.columns, *self.rows)]
+        widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+        right = self._is_right()
+        rule = [
+            f"{'-' * (width - 1)}:" if is_right else "-" * width
+            for width, is_right in zip(widths, right, strict=True)
+        ]
+        texts: list[str] = []
+        for line in (lines[0], rule, *lines[1:]):
+            cells = zip(line, widths, right, strict=True)
+            padded = (cell.rjust(width) if at else cell.ljust(width) for cell, width, at in cells)
+            texts.append(f"| {' | '.join(padded)} |\n")
+        return "".join(texts)
+
+    def html(self) -> str:
+        """The table as HTML, escaped; a status that is not complete stands out."""
+        kinds = [' class="number"' if right else "" for right in self._is_right()]
+        head = "".join(
+            f'<th{kind} scope="col">{escape(column)}</th>'
+            for column, kind in zip(self.columns, kinds, strict=True)
+        )
+        status = self.columns.index("status") if "status" in self.columns else None
+        lines: list[str] = []
+        for row in self.rows:
+            own = list(kinds)
+            if status is not None and row[status] != COMPLETE:
+                own[status] = ' class="bad"'
+            cells = (f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, own, strict=True))
+            lines.append(f"<tr>{''.join(cells)}</tr>\n")
+        return (
+            '<div class="wide"><table>\n'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody>\n</table></div>"
+        )
+
+    def rich(self) -> rich.table.Table:
+        """The table for a terminal; control characters are escaped."""
+        import rich.table  # 0.1 s that a page does not need
+        from rich.text import Text
+
+        drawn = rich.table.Table()
+        for column, right in zip(self.columns, self._is_right(), strict=True):
+            drawn.add_column(Text(printable(column)), justify="right" if right else "left")
+        for row in self.rows:
+            drawn.add_row(*(Text(printable(cell)) for cell in row))
+        return drawn
+
+    def _is_right(self) -> list[bool]:
+        align = self.align.ljust(len(self.columns), self.align[-1])
+        return [letter == "r" for letter in align[: len(self.columns)]]
+
+
+def _one_line(cell: str) -> str:
+    """A cell that ends neither its line nor its column."""
+    return " ".join(cell.replace("|", "\\|").split())
