@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.engine import piece_groups

@@ -1,18 +1,21 @@
-"""Makes a checkpoint valid whose files all ranks have written, and drops those not to be kept.
+"""Makes a checkpoint valid once all ranks have written their files, and drops those not to be kept.
 
+First every rank writes and reports; when the last one has, and not before, the whole set becomes
+valid in one step. A rank that fails, or is gone, leaves everything as it was: this much is pure.
 The manifest comes last into the folder, then the folder gets its name, then `latest` and `best`
 move, then older ones go. Whenever this is cut short, `latest` names a complete checkpoint.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from dlrm_hybrid.checkpoint.folder import (
     BEST_FILE,
@@ -26,24 +29,111 @@ from dlrm_hybrid.checkpoint.folder import (
     step_of,
     unwritten,
 )
-from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, manifest_text, name
-from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
+from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, folder_name, manifest_text
 from dlrm_hybrid.durable import flush, replace_text
-from dlrm_hybrid.types import ConfigError, ResourceError
+from dlrm_hybrid.parallel.finite import key_of_rate
+from dlrm_hybrid.types import ConfigError, DivergedError, DlrmError, ResourceError
 
 SEEN_SECONDS = 60.0  # file systems of a network may know of a new file so much later
 POLL_SECONDS = 0.05
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """A checkpoint that is valid.
+class Shard:
+    """What one rank has written of a checkpoint, as JSON values.
+
+    Attributes:
+        files: bytes and xxh3 by name.
+        tensors: group, dtype, full shape and parts, by name; a part says its file, where it begins
+            in the tensor, and its shape.
+        seconds: time spent writing.
+        fault: why it could not be written; None if it was.
+        not_finite: name of a tensor with NaN or infinity, which is why nothing was written.
+    """
+
+    files: Mapping[str, Mapping[str, Any]]
+    tensors: Mapping[str, Mapping[str, Any]]
+    seconds: float
+    fault: str | None
+    not_finite: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparing:
+    """A checkpoint that ranks are still writing.
 
     Attributes:
         step: training steps done.
-        folder: where it lies.
+        owed: names, by number, of the ranks that have not reported yet.
+        shards: reports of the others, by name of the rank.
+    """
+
+    step: int
+    owed: Mapping[int, str]
+    shards: Mapping[str, Shard]
+
+    def took(self, rank: int, shard: Shard) -> Preparing:
+        """This checkpoint with the report of one more rank.
+
+        Raises:
+            ResourceError: it could not write; names it.
+            DivergedError: it holds a value that is not finite; names step, tensor and key.
+            DlrmError: it has reported before, or is none of those that write.
+        """
+        name = self.owed.get(rank)
+        if name is None:
+            raise DlrmError(f"rank {rank} has nothing to add to the checkpoint of step {self.step}")
+        if shard.fault is not None:
+            raise ResourceError(f"{name} (rank {rank}): {shard.fault}")
+        if shard.not_finite is not None:
+            raise DivergedError(
+                f"step {self.step}: {shard.not_finite} of {name} (rank {rank}) is not finite, so "
+                f"no checkpoint was saved; {key_of_rate(shard.not_finite)} may be too high"
+            )
+        owed = {one: title for one, title in self.owed.items() if one != rank}
+        return replace(self, owed=owed, shards={**self.shards, name: shard})
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all ranks have written their shards."""
+        return not self.owed
+
+    def contents(self) -> dict[str, Any]:
+        """`files` and `tensors` of all ranks, for the manifest.
+
+        Raises:
+            DlrmError: parts of a tensor are missing, or two ranks disagree about it.
+        """
+        files = {name: entry for one in self.shards.values() for name, entry in one.files.items()}
+        return {"files": files, "tensors": _merged(self.shards.values())}
+
+
+def _merged(shards: Iterable[Shard]) -> dict[str, dict[str, Any]]:
+    tensors: dict[str, dict[str, Any]] = {}
+    for shard in shards:
+        for name, entry in shard.tensors.items():
+            known = tensors.setdefault(name, {**entry, "parts": []})
+            if any(known[key] != entry[key] for key in ("group", "dtype", "shape")):
+                raise DlrmError(f"{name}: two ranks have saved it as different tensors")
+            known["parts"] += entry["parts"]
+    for name, known in tensors.items():
+        found = sum(math.prod(part["shape"]) for part in known["parts"])
+        if found != math.prod(known["shape"]):
+            raise DlrmError(f"{name}: {found} elements saved, its shape is {known['shape']}")
+    return tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A valid checkpoint.
+
+    Attributes:
+        step: training steps done.
+        folder: of the checkpoint.
         num_bytes: of all its files.
-        seconds: for which training stood still.
+        seconds: how long training paused.
         background_seconds: from then until it was valid.
     """
 
@@ -55,7 +145,7 @@ class Saved:
 
 
 def clean(root: Path) -> None:
-    """Remove what attempts have left that were cut short; none may be under way."""
+    """Remove what interrupted attempts have left; none may be in progress."""
     for folder in partial_folders(root):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -63,28 +153,28 @@ def clean(root: Path) -> None:
 def commit(
     root: Path, attempt: int, prepared: Preparing, facts: Mapping[str, Any], keep: RetentionPolicy
 ) -> tuple[Path, int]:
-    """Make it valid; its folder and the bytes of all files.
+    """Make a checkpoint valid; its folder, and the bytes of all its files.
 
     Args:
         root: the `checkpoints` folder of the run.
-        attempt: whose checkpoint it is.
+        attempt: that wrote it.
         prepared: what the ranks have written.
-        facts: whatever else a resumed run needs, as JSON values; under `test_loss` what the
-            checkpoint is worth, None where it was not evaluated.
-        keep: which checkpoints stay, this one included.
+        facts: whatever else a resumed run needs, as JSON values; under `test_loss` the loss on
+            the test part, None where it was not evaluated.
+        keep: which checkpoints are kept, this one included.
 
     Raises:
         ResourceError: the disk is full or not writable; older checkpoints are intact.
         ConfigError: a file cannot be seen here that another rank has written.
     """
-    folder = root / name(prepared.step)
+    folder = root / folder_name(prepared.step)
     partial = partial_folder(root, prepared.step, attempt)
     try:
         for rank, shard in prepared.shards.items():
             _await_files(partial, rank, shard)
         text = manifest_text({"step": prepared.step, **prepared.contents(), **facts})
         replace_text(partial / MANIFEST_FILE, text)
-        # Of a life that was cut short before `latest` moved, or while it was being removed.
+        # Left by an attempt that ended before `latest` moved, or while removing it.
         _remove(folder)
         partial.rename(folder)
         flush(root)
@@ -99,8 +189,8 @@ def commit(
 
 
 def amend(root: Path, step: int, facts: Mapping[str, Any], keep: RetentionPolicy) -> None:
-    """Let the checkpoint of a step say other facts, if it is here; raises ResourceError."""
-    folder = root / name(step)
+    """Change facts of the checkpoint of a step, if there is one; raises ResourceError."""
+    folder = root / folder_name(step)
     if not (folder / MANIFEST_FILE).exists():
         return  # the run began with a checkpoint of another
     try:
@@ -123,7 +213,7 @@ def _keep(root: Path, keep: RetentionPolicy) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The manifest first, so that no half folder looks whole."""
+    """The manifest goes first, so that no partial folder looks complete."""
     if folder.exists():
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Where checkpoints lie and what they say about themselves; free of torch, for the supervisor.
+"""The folders of checkpoints and how they are found; free of torch, for the supervisor.
 
 checkpoints/.step_00001024.0.partial/            of attempt 0, while ranks write; then renamed
 checkpoints/step_00001024/dense.server-0.safetensors …   one file per rank and group of tensors
@@ -19,8 +19,8 @@ from dlrm_hybrid.checkpoint.manifest import (
     MANIFEST_FILE,
     PREFIX,
     Manifest,
-    is_name,
-    name,
+    folder_name,
+    is_folder_name,
     read_manifest,
 )
 from dlrm_hybrid.disk import read_text
@@ -38,11 +38,11 @@ CHECKPOINTS = "checkpoints"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Which complete checkpoints stay.
+    """Which complete checkpoints are kept.
 
     Attributes:
-        newest: so many.
-        best: besides, of those that were evaluated, the one with the lowest loss.
+        newest: how many of the newest.
+        best: also keep, of those that were evaluated, the one with the lowest loss.
     """
 
     newest: int
@@ -50,7 +50,7 @@ class RetentionPolicy:
 
 
 def lost_latest(run_folder: Path) -> str | None:
-    """What to tell where `latest` of a run names no checkpoint, and another takes its place."""
+    """A warning where `latest` of a run names no checkpoint and another takes its place."""
     root = run_folder / CHECKPOINTS
     if not complete(root) or pointed(root / LATEST_FILE) is not None:
         return None
@@ -69,8 +69,8 @@ def has_checkpoint(run_folder: Path) -> bool:
 def find(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest of a run folder.
 
-    The files `latest` and `best` mean what they name. Where `latest` is not there, or names none
-    that is there, it is the newest checkpoint whose manifest can be believed.
+    The files `latest` and `best` mean the checkpoint they name. Where `latest` is missing or names
+    none that exists, it is the newest checkpoint with a valid manifest.
 
     Raises:
         DataError: there is none; the message lists the ones that exist.
@@ -88,7 +88,7 @@ def find(path: Path) -> Path:
 
 
 def _root(path: Path) -> Path:
-    """Where checkpoints lie: `path` may also be a run folder, or the file `latest`."""
+    """The folder of all checkpoints: `path`, or that of the run or file `latest` it names."""
     if path.name == LATEST_FILE and not path.is_dir():
         return path.parent
     is_root = (path / LATEST_FILE).is_file() or complete(path)
@@ -112,23 +112,26 @@ def _newest(path: Path, root: Path) -> Path:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """The checkpoint that `latest` or `best` names; None if it names none that is there."""
+    """The checkpoint that `latest` or `best` names; None if it names none that exists."""
     try:
         title = read_text(pointer.parent, pointer.name, POINTER_BYTES).strip()
     except DataError:
         return None
     folder = pointer.parent / title
-    is_there = is_name(title) and (folder / MANIFEST_FILE).exists() and not folder.is_symlink()
-    return folder if is_there else None
+    return folder if is_folder_name(title) and _is_complete(folder) else None
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / MANIFEST_FILE).exists() and not folder.is_symlink()
 
 
 def partial_folder(root: Path, step: int, attempt: int) -> Path:
-    """Where the ranks of an attempt write the checkpoint of a step; none of another finds it."""
-    return root / f".{name(step)}.{attempt}{PARTIAL}"
+    """The folder into which the ranks of an attempt write the checkpoint of a step."""
+    return root / f".{folder_name(step)}.{attempt}{PARTIAL}"
 
 
 def partial_folders(root: Path) -> list[Path]:
-    """All that have not become checkpoints."""
+    """The folders of checkpoints that were never committed."""
     return list(root.glob(f".{PREFIX}*{PARTIAL}"))
 
 
@@ -138,7 +141,7 @@ def key_of(name: str, begin: Sequence[int], is_whole: bool) -> str:
 
 
 def unwritten(root: Path, path: Path, error: OSError) -> str:
-    """Says which file of a checkpoint there is no room for, or no right."""
+    """The message for a checkpoint that the disk or its permissions refuse."""
     cause = error.strerror or str(error)
     return (
         f"{error.filename or path}: the checkpoint cannot be written: {cause} "
@@ -149,14 +152,10 @@ def unwritten(root: Path, path: Path, error: OSError) -> str:
 def complete(root: Path) -> list[Path]:
     """The complete checkpoints below the `checkpoints` folder of a run, oldest first.
 
-    What else lies there is not the program's: copies under other names, links.
+    Copies under other names and links are not the program's own.
     """
-    found = [
-        path.parent
-        for path in root.glob(f"{PREFIX}*/{MANIFEST_FILE}")
-        if is_name(path.parent.name) and not path.parent.is_symlink()
-    ]
-    return sorted(found, key=step_of)
+    found = [folder for folder in root.glob(f"{PREFIX}*") if is_folder_name(folder.name)]
+    return sorted(filter(_is_complete, found), key=step_of)
 
 
 def step_of(folder: Path) -> int:
@@ -177,16 +176,14 @@ def best(root: Path) -> Path | None:
 
 def instead_of(folder: Path) -> str:
     """What to do where this checkpoint is damaged, as the end of a message."""
-    if not is_name(folder.name) or not folder.parent.is_dir():
+    if not is_folder_name(folder.name):
         return ""
     older = [one for one in complete(folder.parent) if step_of(one) < step_of(folder)]
-    if not older:
-        return ""
-    return f"; to resume from the one before, {older[-1]}, remove {folder}"
+    return f"; to resume from the one before, {older[-1]}, remove {folder}" if older else ""
 
 
 def saved_step(path: Path | None) -> int:
-    """The step after which a run goes on from this run folder or checkpoint; 0 without one.
+    """The step at which a run resumes from this run folder or checkpoint; 0 without one.
 
     Raises:
         DataError: as `find` and `read`.
@@ -200,7 +197,7 @@ def read(folder: Path) -> Manifest:
 
 
 def read_facts(folder: Path) -> Mapping[str, Any]:
-    """What a checkpoint of a run says: `step` and the facts given to `commit`.
+    """The manifest's values: `step` and the facts given to `commit`.
 
     Raises:
         DataError: as `read`, or it does not say what a run needs to resume from it.

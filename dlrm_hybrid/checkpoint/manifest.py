@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself, checked as if a stranger had written it; free of torch.
+"""The manifest of a checkpoint, never trusted when it is read; free of torch.
 
-A checksum is no signature: a manifest that is whole may still name files elsewhere, parts that
-overlap, or more elements than its files have. Nothing is opened or allocated for one that does.
+A checksum is no signature: an intact manifest may still name files elsewhere, parts that overlap,
+or more elements than its files have. Nothing is opened or allocated for one that does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dlrm_hybrid.bounds import STRICT
 from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError
 
@@ -33,7 +34,6 @@ ELEMENT_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
 }
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 OPEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -54,7 +54,7 @@ class FileEntry:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Part:
-    """A box of a tensor: the file that holds it, where it begins in the whole, its shape."""
+    """A box of a tensor: the file that holds it, where it begins in the tensor, its shape."""
 
     file: FileName
     begin: Shape
@@ -73,7 +73,7 @@ class TensorEntry:
 
 @dataclass(config=OPEN, frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """What a checkpoint contains, and what a run needs to resume from it.
 
     Attributes:
         step: training steps done.
@@ -82,12 +82,12 @@ class Manifest:
         progress: see `train.parts.Progress`; None, as below, in a checkpoint that no run can
             resume from.
         config: of the run.
-        config_hash: a name for the weights it leads to.
+        config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.
         test_loss: of an evaluation at this step, if there was one.
-        arithmetic: what the bits of the weights depend on besides; empty if not known.
-        vocabulary: what the ids of the rows mean; empty if not known.
-        values: all of the above, and what else a run has noted, as JSON values.
+        arithmetic: what else decides the bits of the weights; empty if unknown.
+        vocabulary: what the ids of the rows mean; empty if unknown.
+        values: all of the above, and any other facts of the run, as JSON values.
     """
 
     step: Count
@@ -106,32 +106,32 @@ class Manifest:
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def name(step: int) -> str:
-    """Of the folder of a step."""
+def folder_name(step: int) -> str:
+    """The name of the folder of a step."""
     return f"{PREFIX}{step:08d}"
 
 
-def is_name(text: str) -> bool:
-    """Whether this is what the folder of a step is called; what others have copied is not."""
+def is_folder_name(text: str) -> bool:
+    """Whether the folder of some step has this name; copies under other names do not."""
     digits = text.removeprefix(PREFIX)
-    return re.fullmatch(r"[0-9]{8,18}", digits) is not None and text == name(int(digits))
+    return re.fullmatch(r"[0-9]{8,18}", digits) is not None and text == folder_name(int(digits))
 
 
 def manifest_text(values: Mapping[str, Any]) -> str:
-    """A manifest that says this; its last value is the checksum of all before it."""
+    """These values as a manifest, which ends with the checksum of all before it."""
     text = json.dumps({"format": FORMAT, **values})[:-1]
     return f'{text}{SEAL}{_digest(text)}"}}'
 
 
 def read_manifest(folder: Path, instead: str = "") -> Manifest:
-    """The manifest of a checkpoint, checked.
+    """Read and check the manifest of a checkpoint.
 
     Args:
         folder: of the checkpoint.
         instead: ends each message.
 
     Raises:
-        DataError: it is missing, changed, not one of ours, or says what cannot be; names the field.
+        DataError: it is missing, changed, foreign or contradicts itself; names the field.
     """
     path = folder / MANIFEST_FILE
     text = read_text(folder, MANIFEST_FILE, MOST_BYTES, instead)
@@ -148,7 +148,7 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
 
 
 def _sealed(path: Path, text: str, instead: str) -> dict[str, Any]:
-    """The values of a manifest that is as it was written."""
+    """The values of a manifest whose checksum is right."""
     try:
         found: Any = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -179,8 +179,8 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """What each value alone does not show."""
-    if is_name(folder.name) and folder.name != name(manifest.step):
+    """Contradictions between values."""
+    if is_folder_name(folder.name) and folder.name != folder_name(manifest.step):
         yield f"step = {manifest.step}: the folder is {folder.name}"
     held: defaultdict[str, int] = defaultdict(int)
     for title, tensor in manifest.tensors.items():

@@ -1,4 +1,4 @@
-"""Reads the tensors of checkpoints, however they lie in their files; writing is `shard_writer`."""
+"""Reads the tensors of checkpoints, however they lie in their files; writing is `writer`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import instead_of, key_of, read
 from dlrm_hybrid.checkpoint.manifest import Manifest, Part, TensorEntry
-from dlrm_hybrid.checkpoint.tensor_file import DTYPES
+from dlrm_hybrid.checkpoint.writer import DTYPES
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.durable import Content, content
 from dlrm_hybrid.model.tensors import Piece, whole
@@ -32,12 +32,12 @@ def _nothing(done: int, total: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint; a file is checked before anything of it is used.
+    """A complete checkpoint; each file is verified before anything of it is used.
 
     Attributes:
-        folder: where it lies.
-        manifest: what it says of itself.
-        tell: hears how far the check of a file is.
+        folder: of the checkpoint.
+        manifest: of the checkpoint.
+        tell: is called with the progress of verifying a file.
     """
 
     folder: Path
@@ -46,15 +46,15 @@ class Checkpoint:
     _checked: set[str] = field(default_factory=set[str], repr=False)
 
     def names(self, group: str) -> list[str]:
-        """Of the tensors of a group; none if it has no such group."""
-        return [name for name, told in self.manifest.tensors.items() if told.group == group]
+        """Names of the tensors of a group; none if there is no such group."""
+        return [name for name, entry in self.manifest.tensors.items() if entry.group == group]
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor in memory of its own; raises DataError as `fill`."""
-        told = self.manifest.tensors[name]
-        for part in told.parts:
-            self._check(part.file)  # before memory is taken for what it may not have
-        tensor = torch.empty(told.shape, dtype=TYPES[told.dtype])
+        entry = self.manifest.tensors[name]
+        for part in entry.parts:
+            self._check(part.file)  # before memory is allocated for what it may not hold
+        tensor = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
         self.fill(whole({name: tensor}))
         return tensor
 
@@ -69,21 +69,21 @@ class Checkpoint:
             self._fill(piece)
 
     def _fill(self, piece: Piece) -> None:
-        told = self.manifest.tensors.get(piece.name)
-        if told is None:
+        entry = self.manifest.tensors.get(piece.name)
+        if entry is None:
             raise DataError(f"{self.folder}: no tensor {piece.name} in this checkpoint")
-        dtype = TYPES[told.dtype]
-        if told.shape != piece.shape or dtype != piece.view.dtype:
+        dtype = TYPES[entry.dtype]
+        if entry.shape != piece.shape or dtype != piece.view.dtype:
             raise DataError(
-                f"{self.folder}: {piece.name} is {dtype} {list(told.shape)}, "
+                f"{self.folder}: {piece.name} is {dtype} {list(entry.shape)}, "
                 f"the model's is {piece.view.dtype} {list(piece.shape)}"
             )
-        for part in told.parts:
+        for part in entry.parts:
             overlap = _overlap(piece, part)
             if overlap is not None:
                 theirs, ours = overlap
-                key = key_of(piece.name, part.begin, part.shape == told.shape)
-                values = self._read(told, part, key, theirs)
+                key = key_of(piece.name, part.begin, part.shape == entry.shape)
+                values = self._read(entry, part, key, theirs)
                 if first_not_finite([(piece.name, values)]) is not None:
                     raise DataError(
                         f"{self.folder / part.file}: {piece.name} holds values that are not "
@@ -91,24 +91,24 @@ class Checkpoint:
                     )
                 piece.view[ours].copy_(values)
 
-    def _read(self, told: TensorEntry, part: Part, key: str, place: tuple[slice, ...]) -> Tensor:
+    def _read(self, entry: TensorEntry, part: Part, key: str, box: tuple[slice, ...]) -> Tensor:
         path = self._check(part.file)
         try:
             with cast(Any, safetensors.safe_open)(path, framework="pt") as opened:
                 found = opened.get_slice(key)
                 dtype, shape = found.get_dtype(), tuple(found.get_shape())
-                if (dtype, shape) != (told.dtype, part.shape):
+                if (dtype, shape) != (entry.dtype, part.shape):
                     raise DataError(
-                        f"{path}: {key} is {dtype} {list(shape)}, the manifest says {told.dtype} "
+                        f"{path}: {key} is {dtype} {list(shape)}, the manifest says {entry.dtype} "
                         f"{list(part.shape)}"
                     )
                 # A scalar has no slices.
-                return found[place] if place else opened.get_tensor(key)
+                return found[box] if box else opened.get_tensor(key)
         except safetensors.SafetensorError as error:
             raise DataError(f"{path}: {key}: {error}") from error
 
     def _check(self, file: str) -> Path:
-        """Compare a file with what the manifest says of it, once; returns its path."""
+        """The path of a file, whose size and checksum are compared with the manifest's once."""
         path = self.folder / file
         if file in self._checked:
             return path
@@ -156,26 +156,24 @@ def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], tell: Tell = 
 
 
 def read_all(folder: Path, groups: Sequence[str]) -> dict[str, Tensor]:
-    """All tensors of those of the groups that a checkpoint has; raises DataError as `load`."""
+    """All tensors of groups, where a checkpoint has them; raises DataError as `load`."""
     checkpoint = open_checkpoint(folder)
     return {name: checkpoint.tensor(name) for group in groups for name in checkpoint.names(group)}
 
 
 def read_some(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Those of these tensors that a checkpoint has; raises DataError as `load`."""
+    """Tensors by name, where a checkpoint has them; raises DataError as `load`."""
     checkpoint = open_checkpoint(folder)
     return {name: checkpoint.tensor(name) for name in names if name in checkpoint.manifest.tensors}
 
 
 def _overlap(piece: Piece, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """What a piece and a part have in common: where in the part, and where in the piece."""
+    """The intersection of a piece and a part: its place in the part, and in the piece."""
     theirs: list[slice] = []
     ours: list[slice] = []
     for dim, (begin, length) in enumerate(zip(piece.begin, piece.view.shape, strict=True)):
-        part_begin: int = part.begin[dim]
-        part_length: int = part.shape[dim]
-        first = max(begin, part_begin)
-        last = min(begin + length, part_begin + part_length)
+        part_begin = part.begin[dim]
+        first, last = max(begin, part_begin), min(begin + length, part_begin + part.shape[dim])
         if first >= last and length:
             return None
         theirs.append(slice(first - part_begin, last - part_begin))

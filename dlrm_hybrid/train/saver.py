@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from dlrm_hybrid.checkpoint.background import in_background, outcome
-from dlrm_hybrid.checkpoint.commit import Saved, amend, commit
+from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
-from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
+from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.types import ResourceError
 

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.dense.service import Handle

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from dlrm_hybrid.checkpoint.commit import Saved
-from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
-from dlrm_hybrid.checkpoint.two_phase import Shard
+from dlrm_hybrid.checkpoint.commit import Saved, Shard
+from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter
 from dlrm_hybrid.parallel.messages import Topic
 from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.parts import Progress

@@ -15,11 +15,9 @@ from torch import Tensor
 from dlrm_hybrid import durable
 from dlrm_hybrid.checkpoint import commit as checkpoint_commit
 from dlrm_hybrid.checkpoint import reader as checkpoint
-from dlrm_hybrid.checkpoint.commit import amend, clean, commit
+from dlrm_hybrid.checkpoint.commit import Preparing, amend, clean, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy, complete, find, partial_folder, read
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.checkpoint.tensor_file import write_tensors
-from dlrm_hybrid.checkpoint.two_phase import Preparing
+from dlrm_hybrid.checkpoint.writer import ShardWriter, write_tensors
 from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
 
@@ -289,7 +287,7 @@ def test_a_disk_that_is_full_leaves_the_old_checkpoint(
             raise OSError(28, "No space left on device", str(path))
         return real(path, parts)
 
-    monkeypatch.setattr("dlrm_hybrid.checkpoint.tensor_file.write", full)
+    monkeypatch.setattr("dlrm_hybrid.checkpoint.writer.write", full)
     monkeypatch.setattr(durable, "write", full)
     with pytest.raises(ResourceError) as caught:
         save(root, 2, groups(2.0), ONE)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_hybrid.checkpoint import reader as checkpoint
-from dlrm_hybrid.checkpoint.commit import commit
+from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import (
     RetentionPolicy,
     complete,
@@ -25,8 +25,7 @@ from dlrm_hybrid.checkpoint.folder import (
     read_facts,
 )
 from dlrm_hybrid.checkpoint.manifest import manifest_text
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.checkpoint.two_phase import Preparing
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.rank.facts import resumed
 from dlrm_hybrid.run.request import TrainTask

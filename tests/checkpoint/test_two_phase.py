@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from saver_kills import strike_at, tensors
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint.commit import clean, commit
+from dlrm_hybrid.checkpoint.commit import Preparing, Shard, clean, commit
 from dlrm_hybrid.checkpoint.folder import LATEST_FILE, RetentionPolicy, find, partial_folders
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
-from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError

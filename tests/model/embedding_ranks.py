@@ -17,7 +17,7 @@ from torch import distributed as dist
 
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.comm.meeting import FolderMeeting
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from embedding_runs import run
 
-from dlrm_hybrid.checkpoint.commit import commit
+from dlrm_hybrid.checkpoint.commit import Preparing, Shard, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.types import ConfigError
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dlrm_hybrid.checkpoint import shard_writer, tensor_file
+from dlrm_hybrid.checkpoint import writer
 from dlrm_hybrid.checkpoint.folder import find
-from dlrm_hybrid.checkpoint.shard_writer import Groups, ShardWriter
+from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter
 from dlrm_hybrid.durable import Content
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.run.rank.world import world_rank
@@ -22,14 +22,14 @@ from dlrm_hybrid.train.single import SingleEngine
 def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world in which the server finds no room at step 20, the first time."""
     task = json.loads(argument)
-    real = tensor_file.write
+    real = writer.write
 
     def write(path: Path, parts: object) -> Content:
         if "server" in path.name and "step_00000020.0" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, parts)
 
-    tensor_file.write = write
+    writer.write = write
     world_rank(json.dumps(task), report, stop)
 
 
@@ -87,5 +87,5 @@ def unchecked_rank(argument: str, report, stop: StopRequest) -> None:
         real(writer, step, groups)
 
     ShardWriter.begin = begin
-    shard_writer.first_not_finite = lambda _: None
+    writer.first_not_finite = lambda _: None
     train_rank(argument, report, stop)

@@ -8,10 +8,10 @@ import torch
 from saver_kills import saver, tensors
 from world_runs import Train, summary
 
-from dlrm_hybrid.checkpoint import shard_writer
+from dlrm_hybrid.checkpoint import writer
+from dlrm_hybrid.checkpoint.commit import Preparing, Shard
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.checkpoint.two_phase import Preparing, Shard
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.finite import is_finite
 from dlrm_hybrid.run import training
@@ -96,7 +96,7 @@ def unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
         held = tensors(1)
         held[name] = torch.tensor([1.0, NAN])
         with monkeypatch.context() as patch:
-            patch.setattr(shard_writer, "first_not_finite", lambda _: None)
+            patch.setattr(writer, "first_not_finite", lambda _: None)
             local = saver(tmp_path, held)
             local.save(Progress(step=1))
             assert local.finish() is not None

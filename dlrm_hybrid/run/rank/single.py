@@ -17,7 +17,7 @@ from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.reshard import remembered
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.zmq.strangers import Strangers
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate

@@ -13,7 +13,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
-from dlrm_hybrid.checkpoint.shard_writer import ShardWriter
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config

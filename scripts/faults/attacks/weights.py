@@ -18,7 +18,7 @@ import torch
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.manifest import manifest_text
-from dlrm_hybrid.checkpoint.tensor_file import write_tensors
+from dlrm_hybrid.checkpoint.writer import write_tensors
 
 from .base import SMALL, TIMEOUT_SECONDS, Attack, expect, program, start, wait, wait_gone
 

@@ -1,26 +1,47 @@
-"""Writes what one rank holds of a checkpoint, while the rank goes on."""
+"""Writes what one rank holds of a checkpoint, in a thread while the rank goes on.
+
+Files of tensors are as safetensors has them, written without a copy of the bytes in memory: the
+length of a header in 8 bytes, the header as JSON, the elements of all tensors, concatenated
+(github.com/huggingface/safetensors, "Format"). What that library writes it copies before.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, final
+from threading import Thread
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint.background import in_background, outcome
+from dlrm_hybrid.checkpoint.commit import Shard
 from dlrm_hybrid.checkpoint.folder import key_of, partial_folder, unwritten
-from dlrm_hybrid.checkpoint.tensor_file import DTYPES, SUFFIX, write_tensors
-from dlrm_hybrid.checkpoint.two_phase import Shard
+from dlrm_hybrid.durable import Content, write
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DlrmError
 
+T = TypeVar("T")
 Groups = Mapping[str, Sequence[Piece]]
+
+SUFFIX = ".safetensors"
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @final
@@ -77,32 +98,35 @@ class ShardWriter:
     def _write(self, folder: Path, groups: Groups) -> Shard:
         begun = time.perf_counter()
         not_finite = first_not_finite((one.name, one.view) for one in _all(groups))
-        if not_finite is not None:
-            seconds = time.perf_counter() - begun
-            return Shard(files={}, tensors={}, seconds=seconds, fault=None, not_finite=not_finite)
         files: dict[str, dict[str, Any]] = {}
         tensors: dict[str, dict[str, Any]] = {}
         fault: str | None = None
         path = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for group, pieces in groups.items():
+            if not_finite is None:
+                folder.mkdir(parents=True, exist_ok=True)
+            for group, pieces in groups.items() if not_finite is None else ():
                 path = folder / f"{group}.{self.rank}{SUFFIX}"
                 held = {key_of(one.name, one.begin, one.is_whole): one.view for one in pieces}
                 files[path.name] = asdict(write_tensors(path, held))
                 for piece in pieces:
-                    _note(tensors, group, path.name, piece)
+                    _add_part(tensors, group, path.name, piece)
         except OSError as error:
             fault = unwritten(self.root, path, error)
-        seconds = time.perf_counter() - begun
-        return Shard(files=files, tensors=tensors, seconds=seconds, fault=fault)
+        return Shard(
+            files=files,
+            tensors=tensors,
+            seconds=time.perf_counter() - begun,
+            fault=fault,
+            not_finite=not_finite,
+        )
 
 
 def _all(groups: Groups) -> list[Piece]:
     return [piece for pieces in groups.values() for piece in pieces]
 
 
-def _note(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: Piece) -> None:
+def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: Piece) -> None:
     whole: dict[str, Any] = {
         "group": group,
         "dtype": DTYPES[piece.view.dtype],
@@ -111,3 +135,50 @@ def _note(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: Piec
     }
     part = {"file": file, "begin": list(piece.begin), "shape": list(piece.view.shape)}
     tensors.setdefault(piece.name, whole)["parts"].append(part)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Content:
+    """Make a file of contiguous tensors, and make it durable.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # Wide elements first: so all of them are aligned.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    return write(path, _file_of({name: tensors[name] for name in order}))
+
+
+def _file_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    header: dict[str, dict[str, object]] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        yield tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Do it in a thread that nobody waits for when the process ends."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True, name="checkpoint").start()
+    return future
+
+
+def outcome(future: Future[T], wait_seconds: float) -> T | None:
+    """What came of it, or None if it is not done after so long; raises what the work raised."""
+    return future.result() if wait([future], wait_seconds).done else None
