@@ -13,15 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.format import RECORD_BYTES, VOCABULARY_FOLDER
+from dlrm_hybrid.data.format import RECORD_BYTES, VOCABULARY_FOLDER, Spill
 from dlrm_hybrid.data.manifest import (
     MANIFEST_FILE,
-    UNFINISHED_FILE,
+    UNFINISHED_FILES,
     Manifest,
     Semantics,
     SourceFile,
 )
-from dlrm_hybrid.data.spill import Spill
 from dlrm_hybrid.disk import HeldError, locked
 from dlrm_hybrid.durable import flush
 from dlrm_hybrid.types import DataError, ResourceError
@@ -30,7 +29,7 @@ QUARANTINE_FILE = "bad_rows.txt"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
     rf"day_[0-9]+\.bin|{VOCABULARY_FOLDER}|"
-    + "|".join(map(re.escape, (MANIFEST_FILE, UNFINISHED_FILE, QUARANTINE_FILE)))
+    + "|".join(map(re.escape, (MANIFEST_FILE, *UNFINISHED_FILES, QUARANTINE_FILE)))
 )
 _MOST_COPIES = 16
 Say = Callable[[str], None]
@@ -59,7 +58,7 @@ class PrepareOptions:
     Attributes:
         semantics: what the rows mean.
         max_bad_rows: bad rows to leave out at most, unless each is an error.
-        processes: workers; 1 runs everything in the caller's process.
+        processes: threads that parse, number the categories and write shards.
         block_bytes: text parsed at a time.
         overwrite: replace an output that was made from something else.
         advice: what to do about such an output, for a person; the end of a message.

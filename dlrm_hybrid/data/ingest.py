@@ -1,9 +1,8 @@
 """First stage of prepare: raw files to spilled columns, each byte read and parsed once.
 
-The caller's process reads and decompresses; blocks of text pass to the workers through a ring of
-slots, temporary files that need no shared memory and vanish with their folder. A kernel decides
-whether a row is good; `read_row`, the slow and obvious reading of one line, explains what the
-kernel refused, and it is an error of this program if the two disagree.
+The caller's thread reads and decompresses; threads parse. A kernel decides whether a row is good;
+`read_row`, the slow and obvious reading of one line, explains what the kernel refused, and it is an
+error of this program if the two disagree.
 
 Shapes: R rows, D = 14 words (label, 13 integers), F = 26 categorical features.
 """
@@ -13,12 +12,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,183 +28,15 @@ from dlrm_hybrid.data.format import (
     MISSING_KEY,
     NUM_CATEGORICAL,
     NUM_COLUMNS,
+    Segment,
+    Spill,
+    joined,
 )
-from dlrm_hybrid.data.spill import Segment, Spill, joined, opened, read_at, write_at
-from dlrm_hybrid.data.workers import Report, Workers
 from dlrm_hybrid.kernels.parse import count_lines, fill_log_table, parse_rows
+from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError, DlrmError
 
-_WINDOW_PER_WORKER = 3
-_QUEUED_PER_WORKER = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BadRowPolicy:
-    """What happens to bad rows.
-
-    Attributes:
-        stop: the first one is an error.
-        max_rows: more are an error even when they are left out.
-        quarantine: file that takes the ones left out, if any.
-    """
-
-    stop: bool
-    max_rows: int
-    quarantine: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ingested:
-    """What lies in the spill, in file order; good rows and checksum of each raw file; counts."""
-
-    segments: tuple[Segment, ...]
-    file_rows: tuple[int, ...]
-    file_xxh3: tuple[str, ...]
-    bad_rows: int
-    zero_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A block of text in a slot, and the position of its first line in the spill."""
-
-    slot: Path
-    num_bytes: int
-    spill: Spill
-    position: int
-    max_bad_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    rows: int
-    bad: tuple[BadRow, ...]
-    zero_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where a block came from; stays with the reading process."""
-
-    file: int
-    first_line: int
-    position: int
-    raw_bytes: int
-
-
-def ingest(
-    raw: Sequence[Path],
-    spill: Spill,
-    block_bytes: int,
-    policy: BadRowPolicy,
-    workers: Workers,
-    on_bytes: Callable[[int], None],
-) -> Ingested:
-    """Read and parse all raw files into the spill.
-
-    Args:
-        on_bytes: called with the bytes of the raw files that are done, as they lie on the disk.
-
-    Raises:
-        DataError: a file is damaged; a bad row under `policy`: always the first in file order.
-    """
-    limit = 1 if policy.stop else policy.max_rows + 1
-    window = _WINDOW_PER_WORKER * workers.processes
-    origins: deque[_Origin] = deque()
-    digests = [xxhash.xxh3_128() for _ in raw]
-    blocks = reader.blocks(raw, block_bytes, digests)
-    tasks = _tasks(blocks, spill, window, limit, origins)
-    segments: list[Segment] = []
-    file_rows = [0] * len(raw)
-    zero_keys = 0
-    with _BadRows(raw, policy) as bad_rows:
-        parsed = workers.run(_parse, tasks, _ignore, window=window, queued=_QUEUED_PER_WORKER)
-        for result in parsed:
-            origin = origins.popleft()
-            for bad in result.bad:
-                bad_rows.add(origin, bad)
-            segments.append(Segment(origin.position, result.rows))
-            file_rows[origin.file] += result.rows
-            zero_keys += result.zero_keys
-            on_bytes(origin.raw_bytes)
-    return Ingested(
-        segments=joined(segments),
-        file_rows=tuple(file_rows),
-        file_xxh3=tuple(digest.hexdigest() for digest in digests),
-        bad_rows=bad_rows.count,
-        zero_keys=zero_keys,
-    )
-
-
-def _tasks(
-    blocks: Iterator[reader.Block], spill: Spill, slots: int, limit: int, origins: deque[_Origin]
-) -> Iterator[_Task]:
-    """Copy each block into its slot; slot i is free again when block i + `slots` is asked for."""
-    position = 0
-    for index, block in enumerate(blocks):
-        slot = spill.folder / f"slot_{index % slots}"
-        with opened(slot, os.O_WRONLY | os.O_CREAT) as fd:
-            write_at(fd, block.text, 0)
-        origins.append(_Origin(block.file, block.first_line, position, block.raw_bytes))
-        yield _Task(slot, block.text.size, spill, position, limit)
-        position += block.lines
-
-
-def _parse(task: _Task, _: Report) -> _Parsed:
-    text = np.empty(task.num_bytes, np.uint8)
-    with opened(task.slot, os.O_RDONLY) as fd:
-        read_at(fd, text, 0)
-    columns = parse(text, task.max_bad_rows)
-    rows = columns.words_RD.shape[0]
-    if rows:
-        task.spill.write(task.position, columns.words_RD, columns.keys_FR)
-    return _Parsed(rows, columns.bad, columns.zero_keys)
-
-
-def _ignore(rows: int) -> None:
-    """Blocks report nothing on their way: their results do."""
-
-
-@dataclass(slots=True)
-class _BadRows:
-    """Applies the policy to bad rows in file order."""
-
-    raw: Sequence[Path]
-    policy: BadRowPolicy
-    count: int = 0
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _file: BinaryIO | None = None
-
-    def __enter__(self) -> _BadRows:
-        if self.policy.quarantine is not None:
-            self._file = self._stack.enter_context(self.policy.quarantine.open("wb"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._stack.close()
-
-    def add(self, origin: _Origin, bad: BadRow) -> None:
-        """Count, keep or refuse one bad row."""
-        path = self.raw[origin.file]
-        line = origin.first_line + bad.line
-        if len(bad.raw) > reader.MAX_LINE_BYTES:
-            raise reader.long_line(path, line)
-        name = column_name(bad.column)
-        reason = f"{line}:{bad.column}: {name}{': ' if name else ''}{bad.reason}"
-        self.count += 1
-        if self.policy.stop:
-            raise DataError(f"{path}:{reason} (data.on_bad_row=error)")
-        if self.count > self.policy.max_rows:
-            raise DataError(
-                f"more than {self.policy.max_rows} bad rows (data.max_bad_rows); {path}:{reason}"
-            )
-        if self._file is not None:
-            self._file.write(f"{path.name}:{reason}\t".encode() + bad.raw + b"\n")
-
-
+_WINDOW_PER_THREAD = 3
 _LOG_TABLE_SIZE = 1 << 14
 _SHOWN_CHARACTERS = 40
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -379,3 +208,145 @@ def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> Columns:
     if end < text.size:
         bad.append(_explain(text[end:].tobytes(), lines))
     return Columns(words_LD[:rows], keys_FL[:, :rows], tuple(bad[:max_bad_rows]), zero_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRowPolicy:
+    """What happens to bad rows.
+
+    Attributes:
+        stop: the first one is an error.
+        max_rows: more are an error even when they are left out.
+        quarantine: file that takes the ones left out, if any.
+    """
+
+    stop: bool
+    max_rows: int
+    quarantine: Path | None
+
+    def check(self, number: int, where: str) -> None:
+        """Raise DataError if bad row `number`, from 1, is one too many; `where` describes it."""
+        if self.stop:
+            raise DataError(f"{where} (data.on_bad_row=error)")
+        if number > self.max_rows:
+            raise DataError(f"more than {self.max_rows} bad rows (data.max_bad_rows); {where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What lies in the spill, in file order; good rows and checksum of each raw file; counts."""
+
+    segments: tuple[Segment, ...]
+    file_rows: tuple[int, ...]
+    file_xxh3: tuple[str, ...]
+    bad_rows: int
+    zero_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """What became of a block of file `file`, whose first line has this number and position."""
+
+    file: int
+    first_line: int
+    position: int
+    raw_bytes: int
+    rows: int
+    bad: tuple[BadRow, ...]
+    zero_keys: int
+
+
+def ingest(
+    raw: Sequence[Path],
+    spill: Spill,
+    block_bytes: int,
+    policy: BadRowPolicy,
+    threads: Threads,
+    on_bytes: Callable[[int], None],
+) -> Ingested:
+    """Read and parse all raw files into the spill.
+
+    Args:
+        raw: the files.
+        spill: takes the columns.
+        block_bytes: of text, parsed at a time; each thread has up to three blocks in memory.
+        policy: what happens to bad rows.
+        threads: that parse.
+        on_bytes: called with the bytes of the raw files that are done, as they lie on the disk.
+
+    Raises:
+        DataError: a file is damaged; a bad row under `policy`: always the first in file order.
+    """
+    most_bad_rows = 1 if policy.stop else policy.max_rows + 1
+    digests = [xxhash.xxh3_128() for _ in raw]
+
+    parse_block = functools.partial(_parse_block, spill, most_bad_rows)
+    spill.create()
+    segments: list[Segment] = []
+    file_rows = [0] * len(raw)
+    bad_rows = zero_keys = 0
+    blocks = _with_positions(reader.blocks(raw, block_bytes, digests))
+    with ExitStack() as stack:
+        quarantine = policy.quarantine and stack.enter_context(policy.quarantine.open("wb"))
+        window = _WINDOW_PER_THREAD * threads.count
+        for parsed in threads.run(parse_block, blocks, _ignore, window=window):
+            path = raw[parsed.file]
+            for bad in parsed.bad:
+                bad_rows += 1
+                where = _where(path, parsed.first_line + bad.line, bad)
+                policy.check(bad_rows, f"{path}:{where}")
+                if quarantine:
+                    quarantine.write(f"{path.name}:{where}\t".encode() + bad.raw + b"\n")
+            segments.append(Segment(parsed.position, parsed.rows))
+            file_rows[parsed.file] += parsed.rows
+            zero_keys += parsed.zero_keys
+            on_bytes(parsed.raw_bytes)
+        if quarantine:
+            quarantine.flush()
+            os.fsync(quarantine.fileno())
+    return Ingested(
+        segments=joined(segments),
+        file_rows=tuple(file_rows),
+        file_xxh3=tuple(digest.hexdigest() for digest in digests),
+        bad_rows=bad_rows,
+        zero_keys=zero_keys,
+    )
+
+
+def _parse_block(
+    spill: Spill, most_bad_rows: int, task: tuple[int, reader.Block], _: Report
+) -> _Parsed:
+    position, block = task
+    columns = parse(block.text, most_bad_rows)
+    rows = len(columns.words_RD)
+    if rows:
+        spill.write(position, columns.words_RD, columns.keys_FR)
+    return _Parsed(
+        file=block.file,
+        first_line=block.first_line,
+        position=position,
+        raw_bytes=block.raw_bytes,
+        rows=rows,
+        bad=columns.bad,
+        zero_keys=columns.zero_keys,
+    )
+
+
+def _with_positions(blocks: Iterator[reader.Block]) -> Iterator[tuple[int, reader.Block]]:
+    """Each block with the position of its first line in the spill."""
+    position = 0
+    for block in blocks:
+        yield position, block
+        position += block.lines
+
+
+def _where(path: Path, line: int, bad: BadRow) -> str:
+    """`<line>:<column>: <name>: <reason>`, for a message after the path."""
+    if len(bad.raw) > reader.MAX_LINE_BYTES:
+        raise reader.long_line(path, line)
+    name = column_name(bad.column)
+    return f"{line}:{bad.column}: {name}{': ' if name else ''}{bad.reason}"
+
+
+def _ignore(rows: int) -> None:
+    """Blocks report nothing on their way: their results do."""

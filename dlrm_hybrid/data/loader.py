@@ -16,11 +16,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS, Batch
+from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS
 from dlrm_hybrid.data.shards import Shards, Words
 from dlrm_hybrid.kernels.gather import gather
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows ready for the model; the arrays belong to the receiver.
+
+    Attributes:
+        dense_BI: float32, log(x + 1) of the integer features, negatives taken as 0.
+        ids_FB: int64, feature-major and contiguous, row numbers of the embedding tables.
+        label_B: float32, 0 or 1.
+    """
+
+    dense_BI: npt.NDArray[np.float32]
+    ids_FB: npt.NDArray[np.int64]
+    label_B: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
+from dlrm_hybrid import durable
 from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL
-from dlrm_hybrid.durable import content
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
-UNFINISHED_FILE = "manifest.new"  # left where its writer was killed
+# What a killed writer of a manifest has left; the second name is that of older versions.
+UNFINISHED_FILES = (f".{MANIFEST_FILE}.partial", "manifest.new")
 FORMAT: Final = 2
 MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of block checksums
 Words = npt.NDArray[np.uint32]
@@ -157,14 +158,8 @@ class Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json` into `folder`, whole or not at all, and flush it to the disk."""
-    path = folder / MANIFEST_FILE
-    unfinished = folder / UNFINISHED_FILE
-    with unfinished.open("w", encoding="utf-8") as file:
-        json.dump(asdict(manifest), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    """Write `manifest.json` into `folder`, complete and on the disk or not at all."""
+    durable.replace_text(folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=1))
 
 
 def read(folder: Path) -> Manifest:
@@ -232,43 +227,6 @@ _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
-class ShardChecksums:
-    """Adds up the checksums of a shard while its rows are written."""
-
-    def __init__(self) -> None:
-        self._file = xxhash.xxh3_128()
-        self._block = xxhash.xxh3_64()
-        self._blocks: list[str] = []
-        self._rows = 0
-
-    def update(self, records_RW: Words) -> None:
-        """The next rows of the shard; the array is contiguous."""
-        self._file.update(records_RW.data)
-        while len(records_RW):
-            head_RW = records_RW[: BLOCK_ROWS - self._rows % BLOCK_ROWS]
-            self._block.update(head_RW.data)
-            self._rows += len(head_RW)
-            records_RW = records_RW[len(head_RW) :]
-            if self._rows % BLOCK_ROWS == 0:
-                self._end_block()
-
-    def shard(self, file: str, clicks: int) -> Shard:
-        """What the manifest says of the shard; call it once, after the last rows."""
-        if self._rows % BLOCK_ROWS:
-            self._end_block()
-        return Shard(
-            file=file,
-            rows=self._rows,
-            clicks=clicks,
-            xxh3=self._file.hexdigest(),
-            blocks=tuple(self._blocks),
-        )
-
-    def _end_block(self) -> None:
-        self._blocks.append(self._block.hexdigest())
-        self._block.reset()
-
-
 def stamp(path: Path) -> FileStamp:
     """What tells a raw file from another one without reading all of it.
 
@@ -306,6 +264,6 @@ def file_xxh3(path: Path) -> str:
         DataError: it cannot be read.
     """
     try:
-        return content(path).xxh3
+        return durable.content(path).xxh3
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error

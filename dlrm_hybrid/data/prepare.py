@@ -3,16 +3,15 @@
     raw files ──parse──▶ spilled columns ──vocabulary──▶ ids in their place ──assemble──▶ shards
 
 Everything is made in `<output>.partial` and renamed at the end; the manifest is the last file. The
-result depends on the raw bytes and `Semantics` only, on no block size and no number of processes.
+result depends on the raw bytes and `Semantics` only, on no block size and no number of threads.
 
 Shapes: R rows of a piece, W = 40 words of a record.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,36 +19,25 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from dlrm_hybrid import durable
 from dlrm_hybrid.data import folder, manifest, reader
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
 from dlrm_hybrid.data.format import (
+    BLOCK_ROWS,
     FIRST_ID_WORD,
     NUM_CATEGORICAL,
     RECORD_BYTES,
     RECORD_WORDS,
-)
-from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
-from dlrm_hybrid.data.manifest import (
-    FileStamp,
-    Manifest,
-    Semantics,
-    Shard,
-    ShardChecksums,
-    SourceFile,
-)
-from dlrm_hybrid.data.spill import (
-    WORD_BYTES,
     Segment,
     Spill,
     cut,
-    opened,
-    pieces,
-    read_at,
-    write_at,
+    read_rows,
 )
+from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
+from dlrm_hybrid.data.manifest import FileStamp, Manifest, Semantics, Shard, SourceFile, Words
 from dlrm_hybrid.data.vocabulary import number_columns, shares_id
-from dlrm_hybrid.data.workers import Report, Workers
 from dlrm_hybrid.kernels.assemble import interleave
+from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import ConfigError, DataError
 
 _SPILL_AND_SHARD_BYTES = 2 * RECORD_BYTES
@@ -118,16 +106,20 @@ def _make(
         raw = (path,)
     stamps = [manifest.stamp(path) for path in raw]
     folder.check_space(partial.result, _needed_bytes(raw, stamps))
-    with Workers(options.processes) as workers:
-        ingested = _parse(raw, stamps, partial, options, workers, progress)
+    with Threads(options.processes) as threads:
+        ingested = _parse(raw, stamps, partial, options, threads, progress)
         if generated:
             raw[0].unlink()  # the same bytes can be made again
         days = cut(ingested.segments, _day_rows(ingested, raw, semantics))
         rows = sum(ingested.file_rows)
         report = _counter(progress, "vocabulary", NUM_CATEGORICAL * rows)
-        columns = number_columns(partial.spill, partial.result, days, semantics, workers, report)
+        columns = number_columns(partial.spill, partial.result, days, semantics, threads, report)
         report = _counter(progress, "assemble", rows)
-        shards = assemble_days(partial.spill, partial.result, days, workers, report)
+        tasks = [
+            ShardTask(partial.spill, segments, partial.result / f"day_{day}.bin")
+            for day, segments in enumerate(days)
+        ]
+        shards = tuple(threads.run(assemble, tasks, report, window=len(tasks)))
     made = Manifest(
         format=manifest.FORMAT,
         semantics=semantics,
@@ -135,7 +127,7 @@ def _make(
             SourceFile(stamp=stamp, xxh3=xxh3)
             for stamp, xxh3 in zip(stamps, ingested.file_xxh3, strict=True)
         ),
-        days=tuple(shards),
+        days=shards,
         table_rows=tuple(column.table_rows for column in columns),
         out_of_vocabulary=shares_id(semantics),
         vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(column.digest for column in columns)),
@@ -181,7 +173,7 @@ def _parse(
     stamps: Sequence[FileStamp],
     partial: folder.Partial,
     options: PrepareOptions,
-    workers: Workers,
+    threads: Threads,
     progress: Progress,
 ) -> Ingested:
     on_bad_row = options.semantics.on_bad_row
@@ -193,7 +185,7 @@ def _parse(
         progress("parse", done, total)
 
     on_bytes(0)
-    ingested = ingest(raw, partial.spill, options.block_bytes, policy, workers, on_bytes)
+    ingested = ingest(raw, partial.spill, options.block_bytes, policy, threads, on_bytes)
     on_bytes(total)
     for path, before in zip(raw, stamps, strict=True):
         if (now := manifest.stamp(path)) != before:
@@ -233,9 +225,6 @@ def _counter(progress: Progress, stage: str, total: int) -> Callable[[int], None
     return report
 
 
-_PIECE_ROWS = 1 << 13
-
-
 @dataclass(frozen=True, slots=True)
 class ShardTask:
     """One day: its rows in the spill, and the file to write."""
@@ -245,43 +234,47 @@ class ShardTask:
     shard: Path
 
 
-def assemble_days(
-    spill: Spill,
-    folder: Path,
-    days: Sequence[tuple[Segment, ...]],
-    workers: Workers,
-    report: Report,
-) -> list[Shard]:
-    """Write `folder/day_0.bin` …, one task each: its checksum runs with the writing."""
-    tasks = [
-        ShardTask(spill, segments, folder / f"day_{day}.bin") for day, segments in enumerate(days)
-    ]
-    return list(workers.run(assemble, tasks, report, window=len(tasks), queued=1))
-
-
 def assemble(task: ShardTask, report: Report) -> Shard:
     """Write the records of one day and flush them to the disk."""
-    words = np.empty((_PIECE_ROWS, FIRST_ID_WORD), np.uint32)
-    ids = np.empty((NUM_CATEGORICAL, _PIECE_ROWS), np.uint32)
-    records = np.empty((_PIECE_ROWS, RECORD_WORDS), np.uint32)
-    checksums = ShardChecksums()
     rows = clicks = 0
+    blocks: list[str] = []
+
+    def parts() -> Iterator[memoryview]:
+        nonlocal rows, clicks
+        for records_RW in _records(task):
+            part = records_RW.reshape(-1).view(np.uint8).data
+            rows += len(records_RW)
+            clicks += int(np.count_nonzero(records_RW[:, 0]))
+            blocks.append(xxhash.xxh3_64_hexdigest(part))
+            report(len(records_RW))
+            yield part
+
+    written = durable.write(task.shard, parts())
+    return Shard(
+        file=task.shard.name, rows=rows, clicks=clicks, xxh3=written.xxh3, blocks=tuple(blocks)
+    )
+
+
+def _records(task: ShardTask) -> Iterator[Words]:
+    """The records of a day, block after block; each is valid until the next is asked for."""
+    words = np.empty((BLOCK_ROWS, FIRST_ID_WORD), np.uint32)
+    ids = np.empty((NUM_CATEGORICAL, BLOCK_ROWS), np.uint32)
+    records = np.empty((BLOCK_ROWS, RECORD_WORDS), np.uint32)
+    num_rows = sum(segment.rows for segment in task.segments)
+    block_rows = [min(BLOCK_ROWS, num_rows - first) for first in range(0, num_rows, BLOCK_ROWS)]
     with ExitStack() as stack:
-        columns = [
-            stack.enter_context(opened(task.spill.column(column), os.O_RDONLY))
+        words_file = stack.enter_context(task.spill.words.open("rb"))
+        ids_files = [
+            stack.enter_context(task.spill.column(column).open("rb"))
             for column in range(NUM_CATEGORICAL)
         ]
-        words_fd = stack.enter_context(opened(task.spill.words, os.O_RDONLY))
-        shard_fd = stack.enter_context(opened(task.shard, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
-        for piece in pieces(task.segments, _PIECE_ROWS):
-            read_at(words_fd, words[: piece.rows], piece.first * FIRST_ID_WORD * WORD_BYTES)
-            for column, fd in enumerate(columns):
-                read_at(fd, ids[column, : piece.rows], piece.first * WORD_BYTES)
-            records_RW = records[: piece.rows]
-            clicks += interleave(words, ids, records_RW)
-            write_at(shard_fd, records_RW, rows * RECORD_BYTES)
-            checksums.update(records_RW)
-            rows += piece.rows
-            report(piece.rows)
-        os.fsync(shard_fd)
-    return checksums.shard(task.shard.name, clicks)
+        for segments, rows in zip(cut(task.segments, block_rows), block_rows, strict=True):
+            filled = 0
+            for segment in segments:
+                part = slice(filled, filled + segment.rows)
+                read_rows(words_file, segment.first, words[part])
+                for file, ids_R in zip(ids_files, ids, strict=True):
+                    read_rows(file, segment.first, ids_R[part])
+                filled += segment.rows
+            interleave(words, ids, records[:rows])
+            yield records[:rows]

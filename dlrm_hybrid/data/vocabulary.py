@@ -9,31 +9,28 @@ Shapes: N rows of a block, V categories.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, VOCABULARY_FOLDER
-from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.data.spill import (
-    WORD_BYTES,
+from dlrm_hybrid import durable
+from dlrm_hybrid.data.format import (
+    NUM_CATEGORICAL,
+    VOCABULARY_FOLDER,
     Segment,
     Spill,
-    bytes_of,
     joined,
-    opened,
     pieces,
-    read_at,
-    write_at,
+    read_rows,
+    write_rows,
 )
-from dlrm_hybrid.data.workers import Report, Workers
-from dlrm_hybrid.durable import flush
+from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.kernels.vocabulary import count, insert, keys_by_number, lookup, rehash
+from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
 
 Keys = npt.NDArray[np.uint32]
@@ -114,7 +111,7 @@ def number_columns(
     folder: Path,
     days: Sequence[tuple[Segment, ...]],
     semantics: Semantics,
-    workers: Workers,
+    threads: Threads,
     report: Report,
 ) -> list[ColumnResult]:
     """Encode all columns, one task each; writes `folder/vocabulary/C01.bin` …"""
@@ -133,13 +130,12 @@ def number_columns(
         )
         for column in range(NUM_CATEGORICAL)
     ]
-    # The long columns first, so that no worker is left alone with one at the end.
+    # The long columns first, so that no thread is left alone with one at the end.
     order = sorted(range(NUM_CATEGORICAL), key=lambda column: -_distinct_in_head(tasks[column]))
-    results = workers.run(
-        encode, [tasks[column] for column in order], report, window=len(order), queued=1
-    )
+    by_length = [tasks[column] for column in order]
+    results = threads.run(encode, by_length, report, window=len(order))
     by_column = dict(zip(order, results, strict=True))
-    flush(vocabulary)
+    durable.flush(vocabulary)
     return [by_column[column] for column in range(NUM_CATEGORICAL)]
 
 
@@ -147,28 +143,26 @@ def _distinct_in_head(task: ColumnTask) -> int:
     """Distinct keys in the first block: a guess how long a column takes."""
     piece = next(pieces(task.known, _HEAD_ROWS))
     keys_N = np.empty(piece.rows, np.uint32)
-    with opened(task.spilled, os.O_RDONLY) as fd:
-        read_at(fd, keys_N, piece.first * WORD_BYTES)
+    with task.spilled.open("rb") as file:
+        read_rows(file, piece.first, keys_N)
     return np.unique(keys_N).size
 
 
 def encode(task: ColumnTask, report: Report) -> ColumnResult:
     """Replace the keys of a column by ids and write its vocabulary."""
-    with opened(task.spilled, os.O_RDWR) as fd:
-        table, counts_V = _number(task, fd, report)
+    with task.spilled.open("r+b") as file:
+        table, counts_V = _number(task, file, report)
         keys_V = table.keys()
         del table  # the remapping below needs room of its own
         if counts_V is not None:
             kept_V = counts_V[: keys_V.size] >= task.min_count
             keys_V = keys_V[kept_V]
-            _remap(task, fd, kept_V)
-    with opened(task.keys, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
-        write_at(fd, keys_V, 0)
-        os.fsync(fd)
-    return ColumnResult(keys_V.size + task.shared_id, xxhash.xxh3_128_digest(bytes_of(keys_V)))
+            _remap(task, file, kept_V)
+    written = durable.write(task.keys, [keys_V.view(np.uint8).data])
+    return ColumnResult(keys_V.size + task.shared_id, bytes.fromhex(written.xxh3))
 
 
-def _number(task: ColumnTask, fd: int, report: Report) -> tuple[Table, Keys | None]:
+def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Table, Keys | None]:
     """First pass: numbers by first appearance, and how often each was seen if that matters."""
     table = Table()
     counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if task.min_count > 1 else None
@@ -177,7 +171,7 @@ def _number(task: ColumnTask, fd: int, report: Report) -> tuple[Table, Keys | No
     for segments, known in ((task.known, True), (task.others, False)):
         for piece in pieces(segments, _BLOCK_ROWS):
             keys_N = buffer[: piece.rows]
-            read_at(fd, keys_N, piece.first * WORD_BYTES)
+            read_rows(file, piece.first, keys_N)
             if 0 < task.max_ind_range <= 0xFFFFFFFF:
                 keys_N %= np.uint32(task.max_ind_range)
             if known:
@@ -190,12 +184,12 @@ def _number(task: ColumnTask, fd: int, report: Report) -> tuple[Table, Keys | No
                     grown[: counts_V.size] = counts_V
                     counts_V = grown
                 count(keys_N, counts_V, first_id)
-            write_at(fd, keys_N, piece.first * WORD_BYTES)
+            write_rows(file, piece.first, keys_N)
             report(piece.rows)
     return table, counts_V
 
 
-def _remap(task: ColumnTask, fd: int, kept_V: npt.NDArray[np.bool_]) -> None:
+def _remap(task: ColumnTask, file: BufferedRandom, kept_V: npt.NDArray[np.bool_]) -> None:
     """Second pass: the kept numbers close up behind the shared id 0."""
     new_ids = np.zeros(kept_V.size + 1, np.uint32)
     np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
@@ -203,5 +197,5 @@ def _remap(task: ColumnTask, fd: int, kept_V: npt.NDArray[np.bool_]) -> None:
     buffer = np.empty(_BLOCK_ROWS, np.uint32)
     for piece in pieces((*task.known, *task.others), _BLOCK_ROWS):
         ids_N = buffer[: piece.rows]
-        read_at(fd, ids_N, piece.first * WORD_BYTES)
-        write_at(fd, new_ids[ids_N], piece.first * WORD_BYTES)
+        read_rows(file, piece.first, ids_N)
+        write_rows(file, piece.first, new_ids[ids_N])

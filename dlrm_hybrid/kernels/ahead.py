@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -65,12 +65,19 @@ def look(folder: Path, names: Iterable[str]) -> State:
     return State(tuple(missing), compiled, kernels, num_bytes, tuple(damaged))
 
 
-def compile_file(name: str, report: Callable[[int], None]) -> None:
-    """Compile what is not yet compiled of one file, keep it, and report 1 file."""
+def compile_file(name: str) -> None:
+    """Compile what is not yet compiled of one file, and keep it."""
     import_numba()
     for _, function in _kernels(name):
         function.compile(argument_types(function.py_func))
-    report(1)
+
+
+def serve() -> None:
+    """Body of a process: compile each file that a line of stdin names, and repeat the line."""
+    for line in sys.stdin:
+        compile_file(line.strip())
+        sys.stdout.write(line)
+        sys.stdout.flush()
 
 
 def unforeseen(names: Collection[str]) -> list[str]:

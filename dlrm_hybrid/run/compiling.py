@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.workers import Workers
 from dlrm_hybrid.disk import locked
 from dlrm_hybrid.kernels import ahead
 from dlrm_hybrid.kernels.cache import kernel_folder
+from dlrm_hybrid.process import masked, tie_to
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.threads import Report, Threads
+from dlrm_hybrid.types import ResourceError
 
 MOST_PROCESSES = 8  # each takes 200 MB; with more of them the longest file decides
 LOCK_FILE = "compiling.lock"
+Compiler = subprocess.Popen[str]
 
 
 def compile_for(config: Config, display: Display, *, trains: bool = True) -> None:
@@ -64,14 +71,88 @@ def _compile(folder: Path, missing: tuple[str, ...], display: Display) -> None:
     cores = "1 core" if processes == 1 else f"{processes} cores"
     display.line(f"compiling kernels for this processor on {cores}, once; cached in {folder}")
     done = 0
-    with display.bar("compile") as bar, Workers(processes) as workers:
+    idle: SimpleQueue[Compiler] = SimpleQueue()
+
+    def compile_file(name: str, report: Report) -> None:
+        compiler = idle.get()
+        _compile_in(compiler, name)
+        idle.put(compiler)
+        report(1)
+
+    with (
+        display.bar("compile") as bar,
+        Threads(processes) as threads,
+        _compilers(processes) as compilers,
+    ):
 
         def report(count: int) -> None:
             nonlocal done
             done += count
             bar.update(done, len(missing), f"{done} of {len(missing)} files")
 
+        for compiler in compilers:
+            idle.put(compiler)
         report(0)
         # Results come in order, reports at once: so all tasks may be drawn.
-        for _ in workers.run(ahead.compile_file, missing, report, window=len(missing), queued=1):
+        for _ in threads.run(compile_file, missing, report, window=len(missing)):
             pass
+
+
+@contextmanager
+def _compilers(count: int) -> Generator[list[Compiler], None, None]:
+    """Processes that compile, since numba holds the interpreter lock; they end with this one.
+
+    Each is a process group of its own, so that what a terminal sends reaches only their parent.
+
+    Raises:
+        ResourceError: one cannot be started.
+    """
+    compilers: list[Compiler] = []
+    try:
+        for _ in range(count):
+            compilers.append(_start())
+        yield compilers
+    finally:
+        for compiler in compilers:
+            compiler.kill()
+        for compiler in compilers:
+            with compiler:  # closes its pipes, and waits
+                pass
+
+
+def _start() -> Compiler:
+    # It must find the package, and kernels of it, where this process has found them.
+    path = os.pathsep.join(folder or os.curdir for folder in sys.path)
+    with masked():
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-c", "from dlrm_hybrid.kernels.ahead import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                process_group=0,
+                preexec_fn=tie_to(os.getpid()),
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except OSError as error:
+            raise ResourceError(f"cannot start a compiler process: {error.strerror}") from error
+
+
+def _compile_in(compiler: Compiler, name: str) -> None:
+    assert compiler.stdin is not None
+    assert compiler.stdout is not None
+    try:
+        compiler.stdin.write(f"{name}\n")
+        compiler.stdin.flush()
+        answer = compiler.stdout.readline()
+    except OSError:
+        answer = ""
+    if answer.strip() == name:
+        return
+    code = compiler.wait()
+    ended = (
+        f"was killed by signal {-code}; too little memory is the usual reason"
+        if code < 0
+        else f"ended with code {code}"
+    )
+    raise ResourceError(f"compiler process {compiler.pid} {ended} while it compiled {name}")

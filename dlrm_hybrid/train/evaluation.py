@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dlrm_hybrid.data.format import Batch
-from dlrm_hybrid.data.loader import sequential_batches
+from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.step import predict

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.data.format import Batch
-from dlrm_hybrid.data.loader import LoaderState, Read
+from dlrm_hybrid.data.loader import Batch, LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.compression import Compression

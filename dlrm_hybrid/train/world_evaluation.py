@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, Batch
+from dlrm_hybrid.data.format import NUM_CATEGORICAL
+from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.parallel.drive import Surroundings
 from dlrm_hybrid.parallel.effects import Lookup
 from dlrm_hybrid.parallel.messages import Topic

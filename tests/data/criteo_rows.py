@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.folder import PrepareOptions
@@ -111,9 +110,3 @@ def stored(folder: Path) -> np.ndarray:
     parts = [np.fromfile(folder / day.file, np.uint32).reshape(-1, 40) for day in days]
     assert [len(part) for part in parts] == [day.rows for day in days]
     return np.concatenate(parts)
-
-
-def worker_processes() -> list[psutil.Process]:
-    """Workers that this process has started and that are still there."""
-    children = psutil.Process().children()
-    return [child for child in children if "dlrm_hybrid.data.workers" in " ".join(child.cmdline())]

@@ -1,15 +1,13 @@
 """A process that prepares and halts at a stage, so that a test can kill it there.
 
-Arguments: raw file, output folder, processes, stage to halt in. At the first progress of that stage
-it writes the process ids of its workers and waits for a line.
+Arguments: raw file, output folder, threads, stage to halt in. At the first progress of that stage
+it writes a line and waits for one.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-
-import psutil
 
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
@@ -18,15 +16,14 @@ from dlrm_hybrid.types import DlrmError
 
 
 def main() -> int:
-    raw, output, processes, halt_in = sys.argv[1:]
+    raw, output, threads, halt_in = sys.argv[1:]
     halted = False
 
     def progress(stage: str, done: int, total: int | None) -> None:
         nonlocal halted
         if stage == halt_in and done and not halted:
             halted = True
-            pids = " ".join(str(child.pid) for child in psutil.Process().children())
-            sys.stdout.write(f"{pids}\n")
+            sys.stdout.write("halted\n")
             sys.stdout.flush()
             sys.stdin.readline()
 
@@ -41,7 +38,7 @@ def main() -> int:
     options = PrepareOptions(
         semantics=semantics,
         max_bad_rows=0,
-        processes=int(processes),
+        processes=int(threads),
         block_bytes=20_000,
         overwrite=False,
         advice="",

@@ -8,8 +8,14 @@ import numpy as np
 import xxhash
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.format import FIRST_DENSE_WORD, FIRST_ID_WORD, RECORD_WORDS, VOCABULARY_FOLDER
-from dlrm_hybrid.data.manifest import Manifest, Semantics, ShardChecksums
+from dlrm_hybrid.data.format import (
+    BLOCK_ROWS,
+    FIRST_DENSE_WORD,
+    FIRST_ID_WORD,
+    RECORD_WORDS,
+    VOCABULARY_FOLDER,
+)
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
 
 SEMANTICS = Semantics(
     days=3,
@@ -52,10 +58,16 @@ def write_records(
     for day, part in enumerate(np.split(records, np.cumsum(day_rows)[:-1])):
         name = f"day_{day}.bin"
         (folder / name).write_bytes(part.tobytes())
-        clicks = int(np.count_nonzero(part[:, 0]))
-        checksums = ShardChecksums()
-        checksums.update(part)
-        shards.append(checksums.shard(name, clicks))
+        firsts = range(0, len(part), BLOCK_ROWS)
+        blocks = [part[first : first + BLOCK_ROWS].tobytes() for first in firsts]
+        shard = Shard(
+            file=name,
+            rows=len(part),
+            clicks=int(np.count_nonzero(part[:, 0])),
+            xxh3=xxhash.xxh3_128_hexdigest(part.tobytes()),
+            blocks=tuple(xxhash.xxh3_64_hexdigest(block) for block in blocks),
+        )
+        shards.append(shard)
     manifest = Manifest(
         format=manifests.FORMAT,
         semantics=replace(semantics, days=len(day_rows)),

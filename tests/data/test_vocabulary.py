@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.data import vocabulary
-from dlrm_hybrid.data.spill import Segment
+from dlrm_hybrid.data.format import Segment
 from dlrm_hybrid.data.vocabulary import ColumnResult, ColumnTask, Table, encode
 
 # Few values, neighbours, and the ends of the range: hits, clusters and the key 0 all occur.

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.format import Batch
-from dlrm_hybrid.data.loader import START
+from dlrm_hybrid.data.loader import START, Batch
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.spec import Partition

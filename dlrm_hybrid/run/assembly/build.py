@@ -22,8 +22,6 @@ RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
 PROFILE = "criteo_kaggle"
 # Below these one process is faster: two workers take a second to start.
-SMALL_RAW_BYTES = 256_000_000
-SMALL_ROWS = 1_000_000
 
 
 def semantics(config: Config) -> Semantics:
@@ -52,21 +50,11 @@ def prepare_options(config: Config, advice: str) -> PrepareOptions:
     return PrepareOptions(
         semantics=semantics(config),
         max_bad_rows=data.max_bad_rows,
-        processes=data.processes or _processes(config),
+        processes=data.processes or len(os.sched_getaffinity(0)),
         block_bytes=data.block_bytes,
         overwrite=config.prepare.overwrite or has_own_name,
         advice=advice,
     )
-
-
-def _processes(config: Config) -> int:
-    """One worker per core, or none for files that are done before workers have started."""
-    if config.data.name == "synthetic":
-        small = (config.data.rows or 0) < SMALL_ROWS
-    else:
-        sizes = [path.stat().st_size for path in raw_paths(config) if path.is_file()]
-        small = sum(sizes) < SMALL_RAW_BYTES
-    return 1 if small else len(os.sched_getaffinity(0))
 
 
 def many_processes(config: Config) -> bool:

@@ -1,0 +1,70 @@
+"""Processes that compile kernels: one that is killed is noticed, and none outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlrm_hybrid.run import compiling
+from dlrm_hybrid.types import ResourceError
+
+DEADLINE_SECONDS = 30
+
+STOPPED_WHILE_STARTING = """
+import signal
+from dlrm_hybrid.run import compiling
+with compiling._compilers(2) as compilers:
+    for compiler in compilers:
+        compiler.send_signal(signal.SIGSTOP)
+    print(*(compiler.pid for compiler in compilers), flush=True)
+    signal.pause()
+"""
+
+
+def test_a_killed_compiler_is_an_error_and_all_end() -> None:
+    with (
+        pytest.raises(ResourceError, match=r"killed by signal 9.* it compiled sample"),
+        compiling._compilers(2) as compilers,
+    ):
+        compilers[0].kill()
+        compiling._compile_in(compilers[0], "sample")
+    assert not psutil.Process().children()
+
+
+def test_a_compiler_that_fails_is_an_error() -> None:
+    with (
+        pytest.raises(ResourceError, match="ended with code 1 while it compiled nothing"),
+        compiling._compilers(1) as compilers,
+    ):
+        compiling._compile_in(compilers[0], "nothing")
+
+
+def test_compilers_stopped_while_they_start_do_not_outlive_their_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_WHILE_STARTING],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.communicate(timeout=DEADLINE_SECONDS)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        assert len(pids) == 2
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            assert time.monotonic() < deadline, f"still alive: {pids}"
+            os.sched_yield()
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
