@@ -58,5 +58,5 @@ def test_stopped_runs_end_equal(tmp_path: Path) -> None:
 def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) -> None:
     options = ("--parallel", parallel, "--runs", "1", "--kills", "4")
     *rows, last = lines("kill_saving.py", tmp_path / "runs", *options)
-    assert rows[0].split("|")[1].strip() == "supervisor"
+    assert "supervisor" in [row.split("|")[1].strip() for row in rows]
     assert last.split("|")[3].strip() == "4"
