@@ -80,12 +80,11 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
         return _run_launched(launch, given)
-    if given.is_sweep and verb != "train":
-        given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
-    elif given.is_sweep and given.cfg is None:
-        return _run_sweep(
-            compose.sweep_of(given.overrides, given.faults), _Jobs(verb, launch, stop)
-        )
+    if given.is_sweep:
+        if verb != "train":
+            given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
+        points = compose.sweep_of(given.overrides, given.faults)
+        return _run_sweep(points, _Jobs(verb, launch, stop))
     job = compose.job_of(given.overrides, given.faults)
     if given.cfg is not None:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
@@ -96,7 +95,7 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
 def _run_launched(launch: Launch, given: Arguments) -> int:
     """Be one of the ranks that a launcher has started; only rank 0 shows the preparations."""
     from dlrm_hybrid.cli.terminal import Terminal, quiet
-    from dlrm_hybrid.cli.view import TerminalView
+    from dlrm_hybrid.cli.train import TerminalView
     from dlrm_hybrid.run.launch.member import run as run_launched  # imports torch
 
     terminal = Terminal()

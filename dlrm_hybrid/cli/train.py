@@ -1,14 +1,283 @@
-"""The verb `train` where no launcher has started this process."""
+"""The verb `train`: a run's events as a bar and lines, then tables of what it reached."""
 
 from __future__ import annotations
 
-from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.view import TerminalView
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, final
+
+from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.training import train
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.summary import role_of, role_order
+
+FEW_REPEATS = 5  # the best of so few may be a bad one
+SAVES_FROM = 1.05  # below, the ratio would read 1.0
+WIDE = 100  # columns; fewer have no room for every span
+NARROW_SPANS = (Span.COMPUTE, Span.EMBEDDING, Span.ENCODE, Span.DECODE, Span.WAIT)
+SHORT = {Span.EMBEDDING: "embed"}
+
+Values = Mapping[str, Any]
 
 
 def run(request: Request) -> int:
     """Train as configured; returns the exit code of the run."""
     terminal = Terminal()
     return train(request, terminal, TerminalView(terminal))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TerminalView:
+    """Shows one training run in a terminal; see `TrainingView`."""
+
+    terminal: Terminal
+
+    @contextmanager
+    def live(self) -> Generator[Callable[[Event], None], None, None]:
+        """Show events inside a `with`."""
+        with LiveTraining(self.terminal) as live:
+            yield live.show
+
+    def result(self, path: Path, summary: Values, teacher: Values | None) -> None:
+        """Show scores, time by role, bytes by class and speed."""
+        show_scores(self.terminal, "test part", summary["test"], teacher)
+        show_run(self.terminal, summary)
+        self.terminal.line(f"summary {path}")
+
+
+@final
+class LiveWork:
+    """Shows how far something is that a rank works at for a while; used inside a `with`."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._stack = ExitStack()
+        self._task = ""
+        self._count: Count | None = None
+
+    def __enter__(self) -> LiveWork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, event: Event) -> None:
+        """Take one event; one of another kind than WORKING says that the work is over."""
+        values = event.values
+        if event.kind is not Kind.WORKING or values["task"] != self._task:
+            self._stack.close()
+            self._task, self._count = "", None
+        if event.kind is not Kind.WORKING:
+            return
+        if self._count is None:
+            self._task = values["task"]
+            self._count = self._stack.enter_context(
+                self._terminal.counter(self._task, values["unit"], is_late=True)
+            )
+        self._count(values["done"], values["total"])
+
+
+@final
+class LiveTraining:
+    """Shows each event of a run as it comes; used inside a `with`."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._stack = ExitStack()
+        self._attempt = ExitStack()  # closed where the next one starts
+        self._work = LiveWork(terminal)
+        self._bar: Bar | None = None
+        self._steps_total = 0
+        self._before: tuple[float, int] | None = None
+        self._speed = 0.0
+        self._sent: tuple[float, float] | None = None
+
+    def __enter__(self) -> LiveTraining:
+        self._stack.enter_context(self._attempt)
+        self._stack.enter_context(self._work)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, event: Event) -> None:
+        """Take one event."""
+        self._work.show(event)
+        values = event.values
+        if event.kind is Kind.STARTED:
+            self._start(event)
+        elif event.kind is Kind.STOPPING:
+            self._terminal.line(
+                f"stopping: saving a checkpoint at step {event.step:,} "
+                "(Ctrl-C again to quit without saving)"
+            )
+        elif event.kind in (Kind.PROGRESS, Kind.TICK):
+            self._progress(event)
+        elif event.kind is Kind.EVALUATED:
+            auc = MISSING if values["auc"] is None else f"{values['auc']:.4f}"
+            self._terminal.line(
+                f"step {event.step:,}: test log-loss {values['log_loss']:.4f}, AUC {auc}, "
+                f"accuracy {values['accuracy']:.2%} (base rate {values['base_rate']:.2%})"
+            )
+
+    def _start(self, event: Event) -> None:
+        values = event.values
+        self._attempt.close()
+        self._before, self._speed, self._sent = None, 0.0, None
+        self._steps_total = values["steps_total"]
+        self._bar = self._attempt.enter_context(self._terminal.bar("train"))
+        self._terminal.line(
+            f"{values['train_rows']:,} training rows, {values['test_rows']:,} test rows, "
+            f"{values['steps_total']:,} steps of {values['samples_per_step']} samples"
+            + (f", from step {event.step:,}" if event.step else "")
+        )
+        speed, repeats = values.get("bfloat16_speed"), values.get("bfloat16_repeats")
+        if speed is not None and speed < 1:
+            is_rough = repeats and repeats < FEW_REPEATS
+            few = f" (best of {repeats}: a rough figure)" if is_rough else ""
+            self._terminal.line(
+                f"precision=bfloat16: its matrix products run at {speed:.2f} times the speed "
+                f"of float32 here{few}; precision=float32 is faster"
+            )
+        if changed := values.get("changed_arithmetic"):
+            self._terminal.line(
+                f"no longer bit-identical to an uninterrupted run: {', '.join(changed)}"
+            )
+        if event.step >= values["steps_total"]:
+            self._terminal.line("all steps are already trained; only evaluating")
+
+    def _progress(self, event: Event) -> None:
+        samples = event.values["samples"]
+        if self._before is not None and event.time_seconds > self._before[0]:
+            seconds, rows = event.time_seconds - self._before[0], samples - self._before[1]
+            # A moving mean: one slow moment does not make the figure jump.
+            self._speed += (rows / seconds - self._speed) * (0.3 if self._speed else 1.0)
+        self._before = (event.time_seconds, samples)
+        if event.values["sent_bytes"]:
+            sent, dense = event.values["sent_bytes"], event.values["dense_equivalent_bytes"]
+            self._sent = (sent / event.values["sent_rows"], dense / sent)
+        if self._bar is not None:
+            self._bar.update(event.step, self._steps_total, self._text(event))
+
+    def _text(self, event: Event) -> str:
+        """Fits beside a bar in 80 columns; in 100 every figure is there, in 120 with its unit."""
+        room, full = self._terminal.has_room, self._terminal.is_full
+        of_total = f"/{self._steps_total:,}" if full else ""
+        parts = [f"{'step ' if room else ''}{event.step:,}{of_total}"]
+        parts.append(f"loss {event.values['loss']:.4f}")
+        if full:
+            parts.append(f"{'accuracy' if room else 'acc'} {event.values['accuracy']:.2%}")
+        parts.append(f"{self._speed:,.0f}{' samples' if room else ''}/s")
+        if self._sent is not None and self._speed:
+            bytes_per_sample, ratio = self._sent
+            rate = f"{quantity(bytes_per_sample * self._speed)}B/s"
+            saved = f" {ratio:.1f}×{' less' if room else ''}"
+            parts.append(rate + (saved if ratio >= SAVES_FROM else ""))
+        return "  ".join(parts)
+
+
+def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values | None) -> None:
+    """A table of test scores: the model's and, for synthetic rows, the best possible ones."""
+
+    def cell(value: float | None) -> str:
+        return MISSING if value is None else f"{value:.4f}"
+
+    names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate")
+    rows = [["model", *(cell(scores[name]) for name in names)]]
+    if teacher is not None:
+        rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])
+    columns = (title, "log-loss", "AUC", "accuracy", "norm. entropy", "base rate")
+    terminal.table(Table(columns, rows))
+
+
+def show_run(terminal: Terminal, summary: Values) -> None:
+    """Time by role, bytes by class, speed; whatever was measured."""
+    show_roles(terminal, list(summary["roles"].values()))
+    if summary["network"]["by_class"]:
+        show_traffic(terminal, summary["network"])
+    show_unknown_peers(terminal, summary["network"])
+    speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
+    if speed is not None:
+        used = "" if cpu is None else f", CPU {cpu:.0%}"  # None: no step after the warm-up
+        terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s{used}")
+
+
+def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
+    """A table of what the ranks of each role do with their time, in percent, and send.
+
+    The workers of one stage are one role. Shares of time are means over its ranks, CPU is percent
+    of a core for each rank, bytes are of all ranks.
+    """
+    together: dict[str, list[Values]] = {}
+    for one in roles:
+        if one["cpu_utilization"] is not None:
+            together.setdefault(role_of(one["role"]), []).append(one)
+    wide = terminal.console.width >= WIDE
+    shown = tuple(Span) if wide else NARROW_SPANS
+    rows: list[list[str]] = []
+    for role in sorted(together, key=role_order):
+        ranks = together[role]
+        shares = {span: mean(_share(rank, span) for rank in ranks) for span in Span}
+        sent = [rank["bytes_sent"] for rank in ranks if rank["bytes_sent"] is not None]
+        cells = [f"{shares[span]:.0%}" for span in shown]
+        if not wide:
+            cells.append(f"{sum(shares[span] for span in Span if span not in shown):.0%}")
+        cells.append(f"{mean(rank['cpu_utilization'] for rank in ranks):.0%}")
+        cells.append(f"{quantity(sum(sent))}B" if sent else MISSING)
+        rows.append([role, *cells])
+    names = [SHORT.get(span, span.value) for span in shown] + ([] if wide else ["other"])
+    if rows:
+        terminal.table(Table(("role", *names, "CPU", "sent"), rows))
+
+
+def show_traffic(terminal: Terminal, network: Values) -> None:
+    """A table of the bytes sent while training, by class, beside what plain float32 would take.
+
+    Where a class is not counted there is neither a sum nor what a sample costs.
+    """
+    tallies, per_sample = dict(network["by_class"]), network["bytes_per_sample"]
+    if per_sample is not None:
+        tallies["all"] = {
+            "messages": sum(one["messages"] for one in tallies.values()),
+            "bytes": network["bytes_total"],
+            "dense_equivalent_bytes": network["dense_equivalent_bytes"],
+        }
+    rows = [
+        [
+            name.replace("_", " "),
+            f"{one['messages']:,}",
+            f"{quantity(one['bytes'])}B",
+            f"{quantity(one['dense_equivalent_bytes'])}B",
+            _times(one["dense_equivalent_bytes"], one["bytes"]),
+            f"{one['bytes'] / network['bytes_total'] * per_sample:,.0f}" if per_sample else MISSING,
+        ]
+        for name, one in tallies.items()
+    ]
+    columns = ("sent in training", "messages", "sent", "dense", "dense ÷ sent", "B/sample")
+    terminal.table(Table(columns, rows))
+
+
+def show_unknown_peers(terminal: Terminal, network: Values) -> None:
+    """A line if unknown peers have connected; the logs name them and the rank they reached."""
+    messages, connections = network["foreign_messages"], network["refused_connections"]
+    if messages or connections:
+        terminal.line(
+            f"rejected from outside the run: {messages:,} messages, {connections:,} connections"
+        )
+
+
+def _share(rank: Values, span: Span) -> float:
+    spans = rank["seconds_by_span"]
+    return spans[span] / (sum(spans.values()) or 1.0)
+
+
+def _times(dense_bytes: int, sent_bytes: int) -> str:
+    return f"{dense_bytes / sent_bytes:.1f}×" if dense_bytes and sent_bytes else MISSING

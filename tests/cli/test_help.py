@@ -143,6 +143,19 @@ def test_a_mistake_is_met_with_the_command_that_was_meant(
 
 
 @pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("train train.seed=1,2 --cfg job -m", "--cfg: cannot be combined with -m"),
+        ("evaluate threads=1,2 -m", "-m: only `train` can be swept, not `evaluate`"),
+    ],
+)
+def test_a_refused_sweep_is_not_asked_to_be_one(
+    command: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert faults(capsys, *shlex.split(command)) == [fault]
+
+
+@pytest.mark.parametrize(
     "override",
     [
         f"model.bottom={'[' * 5_000}{']' * 5_000}",
