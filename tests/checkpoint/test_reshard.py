@@ -12,6 +12,7 @@ from dlrm_hybrid.telemetry.events import Kind
 
 STEPS = 30
 RESIDUAL, TAU = "bottom.1.weight.residual", "bottom.1.weight.threshold"
+MOMENTUM = "bottom.1.weight.momentum"
 THREE = (
     *("parallel=hybrid", "parallel.trainers=2", "parallel.servers=1"),
     *("gradient=dct", "gradient.sparsity=0.9"),
@@ -29,20 +30,21 @@ WORLDS = {
 }
 
 
+@pytest.mark.parametrize("kind", [RESIDUAL, MOMENTUM])
 @given(saved=st.integers(1, 4), now=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_the_mean_that_waits_stays(saved: int, now: int, seed: int) -> None:
+def test_the_mean_that_waits_stays(kind: str, saved: int, now: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     held = {
-        f"trainer.{trainer}.{RESIDUAL}": torch.randn(3, 2, generator=generator)
+        f"trainer.{trainer}.{kind}": torch.randn(3, 2, generator=generator)
         for trainer in range(saved)
     }
     held |= {f"trainer.{trainer}.{TAU}": torch.ones(1) for trainer in range(saved)}
-    own = {f"trainer.{trainer}.{RESIDUAL}": torch.zeros(3, 2) for trainer in range(now)}
+    own = {f"trainer.{trainer}.{kind}": torch.zeros(3, 2) for trainer in range(now)}
     own |= {f"trainer.{trainer}.{TAU}": torch.full((1,), torch.nan) for trainer in range(now)}
     found = spread(held, own, saved)
     assert found.keys() == own.keys()
-    before = sum(held[f"trainer.{one}.{RESIDUAL}"].double() for one in range(saved)) / saved
-    after = sum(found[f"trainer.{one}.{RESIDUAL}"].double() for one in range(now)) / now
+    before = sum(held[f"trainer.{one}.{kind}"].double() for one in range(saved)) / saved
+    after = sum(found[f"trainer.{one}.{kind}"].double() for one in range(now)) / now
     assert torch.allclose(before, after, rtol=1e-6, atol=1e-7)
     assert all(found[f"trainer.{one}.{TAU}"].isnan().all() for one in range(now))
 

@@ -39,6 +39,30 @@ def test_all_must_have_written(order: list[int], fails: set[int]) -> None:
     assert preparing.is_prepared
 
 
+def shard(shape: list[int], length: int) -> Shard:
+    part = {"file": "f", "begin": [0, 0], "shape": [length, 3]}
+    entry = {"group": "dense", "dtype": "F32", "shape": shape, "parts": [part]}
+    return Shard(files={}, tensors={"t": entry}, seconds=0.0, fault=None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fault"),
+    [
+        (shard([6, 3], 3), shard([6, 3], 3), None),
+        (shard([6, 3], 3), shard([9, 2], 3), "t: two ranks have saved it as different tensors"),
+        (shard([6, 3], 3), shard([6, 3], 2), r"t: 15 elements saved, its shape is \[6, 3\]"),
+        (shard([6, 3], 3), shard([6, 3], 4), r"t: 21 elements saved, its shape is \[6, 3\]"),
+    ],
+)
+def test_parts_of_ranks_make_whole_tensors(first: Shard, second: Shard, fault: str | None) -> None:
+    preparing = Preparing(step=7, owed={0: "a", 1: "b"}, shards={}).took(0, first).took(1, second)
+    if fault is None:
+        assert len(preparing.contents()["tensors"]["t"]["parts"]) == 2
+        return
+    with pytest.raises(DlrmError, match=fault):
+        preparing.contents()
+
+
 class KilledError(BaseException):
     """The leader is gone."""
 

@@ -105,6 +105,12 @@ def test_a_unit_that_all_share_is_that_of_the_mean():
     assert Aggregate(firsts([2])).mean(ones).units == [None]
 
 
+def test_a_value_that_is_not_finite_is_told():
+    for bad in (np.inf, np.nan):
+        for push in (parts([2, 70], [bad, 1.0]), whole(np.float32([bad] + 99 * [0]))):
+            assert not Aggregate(firsts([100])).mean([push, parts([3], [1.0])]).is_finite
+
+
 def test_elements_that_cancel_out_are_still_told():
     """A replica may know an older value of them: nothing else would bring it up to date."""
     pushes = [parts([2, 70], [1.5, 1.0]), parts([2], [-1.5])]
