@@ -1,4 +1,4 @@
-"""One thread for everything, a fixed hypothesis profile, real rows only from CRITEO_TRAIN_TXT."""
+"""One thread for everything, hypothesis profiles, real rows only from CRITEO_TRAIN_TXT."""
 
 import os
 import signal
@@ -16,6 +16,10 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+# Many examples, others each time: python -m pytest --hypothesis-profile=fuzz (docs/development.md).
+settings.register_profile(
+    "fuzz", settings.get_profile("fixed"), derandomize=False, max_examples=20_000
 )
 settings.load_profile("fixed")
 

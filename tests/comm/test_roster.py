@@ -4,6 +4,7 @@ import pytest
 from channel_rows import ATTEMPT, frame
 from hypothesis import given
 from hypothesis import strategies as st
+from mutated_bytes import mutated_frames
 
 from dlrm_hybrid.comm.zmq.roster import BrokenError, ForeignError, Part, Peer, Roster, Word
 from dlrm_hybrid.wire.frame import Kind, encode
@@ -30,6 +31,15 @@ def test_random_messages_are_foreign(parts: list[Part]) -> None:
     one = roster(0)
     with pytest.raises(ForeignError):
         one.read(CONNECTION, parts)
+    assert one == Roster(0, ATTEMPT, TOKENS[0], {1: Peer(1), 2: Peer(2)})
+
+
+@given(mutated_frames(), st.sampled_from([None, b"HELLO", b"GOODBYE", b"TAKEN", b"", b"HOWDY"]))
+def test_mutants_of_frames_are_foreign(case: tuple[bytes, bytes, bool], word: bytes | None) -> None:
+    one = roster(0)
+    mutant, _, _ = case
+    with pytest.raises(ForeignError):
+        one.read(CONNECTION, [mutant] if word is None else [word, mutant])
     assert one == Roster(0, ATTEMPT, TOKENS[0], {1: Peer(1), 2: Peer(2)})
 
 

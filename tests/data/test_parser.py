@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mutated_bytes import memory_of
 
 from dlrm_hybrid.data.ingest import Columns, RowError, column_name, parse, read_row
 from dlrm_hybrid.types import DlrmError
@@ -58,14 +59,21 @@ good_lines = st.builds(
 )
 
 
+PIECES = (
+    *(b"", b"\t", b"-", b"0", b"1", b"9", b"g", b"F", b"\0", b"\xff", b"\r", b" ", b"\t\t", b"--"),
+    *(b"2147483647", b"2147483648", b"-2147483648", b"-2147483649", b"9" * 30, b"0000abcd"),
+    *("é".encode(), b"\xe2\x80\xae", b"\xf0\x28", b"+1", b"1.5", b"0x1f", b"nan", b"\x1a"),
+)
+
+
 @st.composite
 def mutated_lines(draw: st.DrawFn) -> bytes:
     """A good line with a few bytes replaced, removed or put in; it may still be good."""
-    line = bytearray(draw(good_lines))
+    line = bytearray(draw(st.just(GOOD) | good_lines))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(line) - 1))
-        piece = draw(st.sampled_from([b"\t", b"-", b"0", b"g", b"F", b"\0", b"\xff", b"\r", b" "]))
-        line[at : at + draw(st.integers(0, 2))] = piece * draw(st.integers(0, 2))
+        piece = draw(st.sampled_from(PIECES) | st.binary(max_size=2))
+        line[at : at + draw(st.integers(0, 12))] = piece
     return bytes(line.replace(b"\n", b"")) + b"\n"
 
 
@@ -80,6 +88,7 @@ def test_kernel_slow_reading_and_grammar_agree(lines: list[bytes], cut: bool) ->
     bad = [number for number, line in enumerate(lines) if not is_good(line)]
     assert [row.line for row in columns.bad] == bad
     assert columns.words_RD.shape == (len(good), 14)
+    assert all(row.reason.isprintable() and len(row.reason) < 250 for row in columns.bad)
     for row, line in enumerate(good):
         words, keys = expected_words(line)
         slow = read_row(line)
@@ -152,6 +161,13 @@ def test_reasons_name_column_and_value(line: bytes, column: int, reason: str) ->
     assert bad[0].reason.isprintable()
     with pytest.raises(RowError):
         read_row(line)
+
+
+def test_a_block_costs_little_memory() -> None:
+    bad = [replaced(4, piece) for piece in PIECES if b"\n" not in piece]
+    text = b"".join([GOOD, *bad] * 80)
+    assert len(read(text).bad) > 1000  # loading a kernel takes memory of its own
+    assert memory_of(lambda: read(text)) < 16 << 20
 
 
 def test_explains_as_many_as_asked_for() -> None:

@@ -3,18 +3,17 @@
 import ctypes
 import mmap
 import struct
-import tracemalloc
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mutated_bytes import COUNT, MOST_BYTES, SHAPE, changed, memory_of, sparse_sections
 
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.section import FLOATS, Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import rows, rows_of, sparse, sparse_of, sparse_of_all
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.wire.sparse import rows_of, sparse_of, sparse_of_all
 
-SHAPE = (40, 50)
-COUNT = SHAPE[0] * SHAPE[1]
 NO_ACCESS = 0
 SPARSE = (Encoding.INDEX32, Encoding.BITMAP, Encoding.RICE, Encoding.ROWS)
 
@@ -100,58 +99,14 @@ def test_forged_rows_are_told(shape: tuple[int, int], payload: bytes, reason: st
     assert str(caught.value).startswith(f"tensor 6: no ROWS section: {reason}")
 
 
-def genuine() -> list[Section]:
-    """Sections of every encoding and type, empty, small and large, aligned and clustered."""
-    rng = np.random.default_rng(3)
-    found: list[Section] = []
-    for dtype in sorted(FLOATS):
-        for chance in (0.001, 0.05, 0.3, 0.9):
-            chosen = rng.random(COUNT) < chance
-            chosen[0] = True
-            indices = np.flatnonzero(chosen).astype(np.int32)
-            values = np.ones(indices.size, np.float32)
-            found += [
-                sparse(6, COUNT, indices, values, dtype),
-                rows(6, SHAPE, indices, values, dtype, False),
-                rows(6, SHAPE, indices[:300], values[:300], dtype, False),
-            ]
-        found.append(sparse(6, COUNT, np.arange(3, dtype=np.int32), np.ones(3, np.float32), dtype))
-    assert {one.encoding for one in found} == set(SPARSE)
-    return found
-
-
-def changed(payload: bytes, rng: np.random.Generator) -> bytes:
-    """The payload with bits turned, bytes overwritten, taken out or put in."""
-    body = bytearray(payload)
-    for _ in range(int(rng.integers(1, 4))):
-        # Heads and the first codes decide about the rest.
-        place = int(rng.integers(0, max(1, len(body) >> int(rng.integers(0, 6)))))
-        match int(rng.integers(0, 6)):
-            case 0:
-                body[place : place + 1] = bytes([(body[place] if body else 0) ^ 1 << place % 8])
-            case 1:
-                body[place : place + 1] = rng.bytes(1)
-            case 2:
-                body[place : place + 8] = b"\xff" * 8
-            case 3:
-                del body[place : place + int(rng.integers(1, 9))]
-            case 4:
-                body[place:place] = rng.bytes(int(rng.integers(1, 9)))
-            case _:
-                body[0:4] = struct.pack("<I", int(rng.integers(0, 2**32)) & 0xF8000FFF)
-    return bytes(body)
-
-
-def forged(times: int) -> Iterator[Section]:
-    rng = np.random.default_rng(4)
-    originals = genuine()
-    counts = np.array([0, 1, 7, COUNT - 1, COUNT + 1, 2**31 - 1, 2**31, 2**32 - 1])
-    for number in range(times):
-        one = originals[number % len(originals)]
-        count = int(rng.choice(counts)) if rng.random() < 0.1 else COUNT
-        encoding = Encoding(int(rng.integers(2, 6))) if rng.random() < 0.1 else one.encoding
-        payload = changed(bytes(one.payload), rng)
-        yield Section(6, encoding, one.dtype, count, payload)
+@st.composite
+def forged_sections(draw: st.DrawFn) -> Section:
+    """A section with a changed payload, sometimes of another count or encoding."""
+    one = sparse_sections()[draw(st.integers(0, len(sparse_sections()) - 1))]
+    counts = (0, 1, 7, COUNT - 1, COUNT + 1, 2**31 - 1, 2**31, 2**32 - 1)
+    count = draw(st.sampled_from((COUNT,) * 9 + counts))
+    encoding = draw(st.sampled_from((one.encoding,) * 12 + SPARSE))
+    return Section(6, encoding, one.dtype, count, draw(changed(bytes(one.payload))))
 
 
 def accepted(one: Section) -> bool:
@@ -171,48 +126,32 @@ def accepted(one: Section) -> bool:
     return True
 
 
-def fuzz(times: int) -> tuple[int, int]:
-    """Payloads read, and the most memory that one of them took beyond eight times its bytes."""
-    assert all(accepted(one) for one in genuine())  # loading a kernel takes memory
-    read = 0
-    most_bytes = 0
-    tracemalloc.start()
-    try:
-        for one in forged(times):
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            read += accepted(one)
-            taken = tracemalloc.get_traced_memory()[1] - before
-            most_bytes = max(most_bytes, taken - 8 * len(one.payload))
-    finally:
-        tracemalloc.stop()
-    return read, most_bytes
+def test_genuine_sections_are_read() -> None:
+    found = sparse_sections()
+    assert {one.encoding for one in found} == set(SPARSE)
+    assert all(accepted(one) for one in found)
 
 
-def test_ten_thousand_forged_payloads_cost_little_memory() -> None:
-    read, most_bytes = fuzz(10_000)
-    assert 500 < read < 9_500
-    assert most_bytes < 50_000
+@given(forged_sections())
+def test_a_forged_payload_is_read_or_refused_and_costs_little_memory(one: Section) -> None:
+    accepted(one)  # loading a kernel takes memory of its own
+    assert memory_of(lambda: accepted(one)) < MOST_BYTES + 8 * len(one.payload)
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_forged_payloads_cost_little_memory() -> None:
-    read, most_bytes = fuzz(120_000)
-    assert 5_000 < read < 115_000
-    assert most_bytes < 50_000
-
-
-def test_nothing_is_read_behind_the_end_of_a_payload() -> None:
+@pytest.fixture(scope="module")
+def fenced() -> memoryview:
+    """Memory that ends where a page begins that nobody may read."""
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, 8 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     libc = ctypes.CDLL(None, use_errno=True)
     last = ctypes.c_void_p(start + 7 * page)
     assert libc.mprotect(last, ctypes.c_size_t(page), NO_ACCESS) == 0
-    view = memoryview(memory)
-    read = 0
-    for one in [*genuine(), *forged(2_000)]:
-        placed = view[7 * page - len(one.payload) : 7 * page]
-        placed[:] = one.payload
-        read += accepted(Section(one.tensor, one.encoding, one.dtype, one.count, placed))
-    assert read > 0
+    return memoryview(memory)[: 7 * page]
+
+
+@given(forged_sections())
+def test_nothing_is_read_behind_the_end_of_a_payload(fenced: memoryview, one: Section) -> None:
+    placed = fenced[len(fenced) - len(one.payload) :]
+    placed[:] = one.payload
+    accepted(Section(one.tensor, one.encoding, one.dtype, one.count, placed))
