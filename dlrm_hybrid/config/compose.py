@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
@@ -34,7 +35,7 @@ from dlrm_hybrid.config.overrides import (
     points_of,
     read_override,
 )
-from dlrm_hybrid.config.validate import all_faults, faults_text, flatten
+from dlrm_hybrid.config.validate import all_faults, faults_text
 from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
@@ -162,7 +163,7 @@ def _keys_of_experiment(choice: Any) -> list[str]:
     path = conf_folder() / EXPERIMENT / f"{choice}.yaml"
     values = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
     groups = [key.rpartition("/")[2] for choice in values.pop("defaults", ()) for key in choice]
-    return groups + [key for key in flatten(values) if key != NAME and not key.startswith("hydra.")]
+    return groups + [key for key in flat(values) if key != NAME and not key.startswith("hydra.")]
 
 
 def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bool) -> str:
@@ -262,16 +263,8 @@ def _own_settings() -> Mapping[str, Any]:
 def _settings(config: DictConfig) -> dict[str, Any]:
     """Hydra's section by dotted key, without what composing writes there and what may be set."""
     settings = OmegaConf.to_container(OmegaConf.masked_copy(config, ["hydra"]), resolve=False)
-    leaves = _leaves(cast("dict[Any, Any]", settings), "")
-    return {key: value for key, value in leaves if not key.startswith((*ALLOWED, *WRITTEN))}
-
-
-def _leaves(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if value and isinstance(value, Mapping):
-            yield from _leaves(cast("Mapping[Any, Any]", value), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    found = flat(cast("dict[Any, Any]", settings))
+    return {key: value for key, value in found.items() if not key.startswith((*ALLOWED, *WRITTEN))}
 
 
 def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

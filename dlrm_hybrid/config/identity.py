@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid.compress.gradient.methods import methods
@@ -49,9 +49,23 @@ FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
 
 
+def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested sections by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if value and isinstance(value, Mapping):
+            found |= flat(cast("Mapping[Any, Any]", value), f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def config_hash(values: Mapping[str, Any]) -> str:
-    """A name for the weights a configuration leads to, whatever is in the keys that are free."""
-    kept = dict(_kept(values, FREE))
+    """Identifies the weights a configuration leads to, whatever is in the keys that are free.
+
+    A key that is null is as one that is not there: a later version may have more of them.
+    """
+    kept = {key: value for key, value in _without(values, FREE).items() if value is not None}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -68,7 +82,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         now: the values of this run.
         new_run: a run folder of its own; False to go on in the old one.
     """
-    before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
+    before, after = _without(saved, FREE), _without(now, FREE)
     fixed = FIXED_IN_A_NEW_RUN
     if _waits_otherwise(before, after):
         fixed = (*fixed, "gradient.residual")
@@ -92,7 +106,7 @@ def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ...]) -> bool:
     """Whether all keys below `roots` that decide a weight have the same values."""
-    before, after = dict(_kept(saved, FREE)), dict(_kept(now, FREE))
+    before, after = _without(saved, FREE), _without(now, FREE)
     return all(
         before.get(key) == after.get(key)
         for key in before.keys() | after.keys()
@@ -112,7 +126,7 @@ def evaluated(
         now: the values of the command line.
         given: keys and sections that stand on it.
     """
-    before, after = (dict(_kept(one, OF_OTHER_COMMANDS)) for one in (saved, now))
+    before, after = (_without(one, OF_OTHER_COMMANDS) for one in (saved, now))
     taken = tuple(
         key for key in given if _below(key, OF_AN_EVALUATION) and not _below(key, OF_TRAINING)
     )
@@ -142,23 +156,15 @@ def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> boo
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = dict(_kept(values, WITHOUT_EFFECT))
+    kept = _without(values, WITHOUT_EFFECT)
     if kept.get("checkpoint.resume") in FROM_ITSELF:
         del kept["checkpoint.resume"]
     return kept
 
 
-def _kept(
-    values: Mapping[str, Any], without: tuple[str, ...], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if _below(key, without):
-            continue
-        if isinstance(value, Mapping):
-            yield from _kept(cast("Mapping[str, Any]", value), without, f"{key}.")
-        else:
-            yield key, value
+def _without(values: Mapping[str, Any], roots: tuple[str, ...]) -> dict[str, Any]:
+    """The values by dotted key, but those at or below `roots`."""
+    return {key: value for key, value in flat(values).items() if not _below(key, roots)}
 
 
 def _below(key: str, roots: tuple[str, ...]) -> bool:

@@ -18,8 +18,8 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import MISSING
 
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
-from dlrm_hybrid.config.validate import flatten
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
@@ -182,7 +182,7 @@ def _key(text: str, override: Override) -> str | None:
     if name in ALLOWED:
         return None if override.is_sweep_override() else _hydra(name, given, value.strip())
     if isinstance(given, dict):
-        inside = (f"{name}.{one}" for one in flatten(cast("dict[str, Any]", given)))
+        inside = (f"{name}.{one}" for one in flat(cast("dict[str, Any]", given)))
         if unknown := next((key for key in inside if not _exists(key)), None):
             return unknown_key(unknown)
     if name in all_groups():

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from dlrm_hybrid.bounds import PATTERNS
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import REPLACED, unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
@@ -64,7 +65,7 @@ def all_faults(
         faults = list(_lines(error, values))
         if defaults is None:
             return faults
-        known = list(flatten(values))
+        known = list(flat(values))
         bad = [_key([str(part) for part in one["loc"]], known) for one in error.errors()]
         wrong = [*wrong, *(key.partition("[")[0] for key in bad)]
         try:
@@ -130,18 +131,9 @@ def _line(fault: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all leaves."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
 def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
     """The faults of pydantic in our words, one line per key: `train.batch_size = 0: must be …`."""
-    known = list(flatten(values))
+    known = list(flat(values))
     shown: dict[str, list[str]] = {}
     found = error.errors(include_url=False)
     for fault in found:
