@@ -15,9 +15,10 @@ from pydantic import TypeAdapter
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import all_groups
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import flatten, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import ConfigError, ExitCode
 
@@ -117,7 +118,7 @@ def overrides(draw: st.DrawFn) -> str:
 def known_names() -> tuple[str, ...]:
     """Names of keys, sections and groups."""
     found = {"experiment", *all_groups(), *leaves()}
-    for key in flatten(compose.values_of([])):
+    for key in flat(compose.values_of([])):
         parts = key.split(".")
         found |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
     return tuple(found)
