@@ -16,19 +16,23 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    ComputeDevice,
+    EmbeddingLocation,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from numpy.typing import NDArray
 from torch import Tensor
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.optim import RowWiseAdagrad
 
 from dlrm_hybrid.kernels.distinct import collapse, lay_out, sum_rows
 from dlrm_hybrid.kernels.tables import learn_sgd, look_up
 from dlrm_hybrid.model.spec import ModelSpec
+
+Int64s = NDArray[np.int64]
 
 # FBGEMM takes half a millisecond for a call, but prefetches. With 26 tables our kernels take a
 # third of its time at batch 128; at batch 2048 neither is clearly ahead. Both give the same bits.
@@ -43,10 +47,10 @@ class EmbeddingOptimizer(StrEnum):
     ROWWISE_ADAGRAD = "rowwise_adagrad"
 
 
-_OPTIMIZERS: Mapping[EmbeddingOptimizer, type[torch.optim.Optimizer]] = {
-    EmbeddingOptimizer.SGD: torch.optim.SGD,
-    EmbeddingOptimizer.ADAGRAD: torch.optim.Adagrad,
-    EmbeddingOptimizer.ROWWISE_ADAGRAD: RowWiseAdagrad,
+_OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
+    EmbeddingOptimizer.SGD: EmbOptimType.EXACT_SGD,
+    EmbeddingOptimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
+    EmbeddingOptimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 
 
@@ -62,6 +66,18 @@ class EmbeddingOptions:
     optimizer: EmbeddingOptimizer
     eps: float
 
+    def fbgemm(self) -> dict[str, Any]:
+        """Arguments of FBGEMM's tables; their learning rate is set before every lookup."""
+        arguments: dict[str, Any] = {
+            "optimizer": _OPTIMIZERS[self.optimizer],
+            "learning_rate": 0.0,
+            # FBGEMM's default reads row 0 in place of an id outside its table, and warns.
+            "bounds_check_mode": BoundsCheckMode.FATAL,
+        }
+        if self.optimizer is not EmbeddingOptimizer.SGD:
+            arguments["eps"] = self.eps
+        return arguments
+
 
 @final
 class Embeddings:
@@ -73,12 +89,13 @@ class Embeddings:
     def __init__(self, spec: ModelSpec, options: EmbeddingOptions) -> None:
         self._names = spec.table_names
         self._dim = spec.embedding_dim
-        self._collection = _collection(spec, options)
-        # TorchRec's own forward builds a keyed jagged tensor, cuts it into features and glues it
-        # together again: 200 µs of a step of 6 ms at batch 128. One id per bag needs none of it.
-        self._tables = cast(
-            SplitTableBatchedEmbeddingBagsCodegen,
-            self._collection._emb_modules[0]._emb_module,  # pyright: ignore[reportPrivateUsage]
+        self._tables = SplitTableBatchedEmbeddingBagsCodegen(
+            [
+                (rows, spec.embedding_dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
+                for rows in spec.table_rows
+            ],
+            device=torch.device("cpu"),
+            **options.fbgemm(),
         )
         self._offsets = torch.arange(1)
         self._lr = 0.0
@@ -187,31 +204,6 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         ctx.rows.learn(ctx.ids_FB, gradients[0], ctx.lr)
         return None, None, None, None
-
-
-def _collection(spec: ModelSpec, options: EmbeddingOptions) -> FusedEmbeddingBagCollection:
-    # An id outside its table is an error; FBGEMM's default reads row 0 in its place and warns.
-    arguments: dict[str, Any] = {"lr": 0.0, "bounds_check_mode": BoundsCheckMode.FATAL}
-    if options.optimizer is not EmbeddingOptimizer.SGD:
-        arguments["eps"] = options.eps
-    tables = [
-        EmbeddingBagConfig(
-            name=name.replace(".", "_"),
-            embedding_dim=spec.embedding_dim,
-            num_embeddings=rows,
-            feature_names=[name],
-            pooling=PoolingType.SUM,
-        )
-        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
-    ]
-    return FusedEmbeddingBagCollection(
-        tables=tables,
-        optimizer_type=_OPTIMIZERS[options.optimizer],
-        optimizer_kwargs=arguments,
-    )
-
-
-Int64s = NDArray[np.int64]
 
 
 @final

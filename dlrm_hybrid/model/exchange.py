@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
 
 from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
@@ -149,7 +148,7 @@ class _Lookup:
 
 
 def routes(
-    collection: ShardedEmbeddingBagCollection,
+    shardings: Sequence[Any],
     shards: Mapping[str, Sequence[Shard]],
     spec: ModelSpec,
     group: CountedGroup,
@@ -158,7 +157,7 @@ def routes(
     tables = {name: table for table, name in enumerate(spec.table_names)}
     wanted_T: list[list[int]] = [[] for _ in range(group.size())]
     lookups: list[tuple[Feature, ...]] = []
-    for sharding in cast(Any, collection)._embedding_shardings:
+    for sharding in shardings:
         by_rows = isinstance(sharding, BaseRwEmbeddingSharding)
         names_T: list[list[str]] = (
             [sharding.feature_names()] * group.size()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast, final
 
 import torch
@@ -15,10 +15,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
-from torch.fx import _symbolic_trace  # pyright: ignore[reportPrivateUsage]
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.comm.counted_group import CountedGroup
@@ -30,6 +29,7 @@ from dlrm_hybrid.model.sharding import (
     casts,
     make_plan,
     make_sharder,
+    shardings_of,
     shards_of,
     torchrec_name,
     unsharded_tables,
@@ -38,6 +38,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import Piece, draw_embeddings
 
 CPU = torch.device("cpu")
+Kernel = SplitTableBatchedEmbeddingBagsCodegen
 
 
 @final
@@ -88,14 +89,14 @@ class ShardedEmbeddings:
         self.shards = shards_of(plan, spec)
         environment = ShardingEnv(self._trainers, self._trainer, None)
         environment.process_group = group
-        self._collection: ShardedEmbeddingBagCollection = sharder.shard(
-            unsharded, plan, environment, CPU
-        )
-        self._kernels = kernels_of(self._collection)
+        shardings = shardings_of(unsharded, plan, sharder, environment)
+        tables = [local_tables(one) for one in shardings]
+        self._kernels = [None if one is None else one.emb_module for one in tables]
         self.pieces: Sequence[Piece] = pieces_of(
-            self._collection, self.shards, spec, options, self._trainer
+            [one for one in tables if one is not None], self.shards, spec, options, self._trainer
         )
-        paths = routes(self._collection, self.shards, spec, group)
+        self._send_rows = [one.create_output_dist(device=CPU) for one in shardings]
+        paths = routes(shardings, self.shards, spec, group)
         self._check = IdCheck(spec.table_rows)
         self._ids = IdExchange(paths, group)
         self._distinct = (
@@ -103,7 +104,7 @@ class ShardedEmbeddings:
             if sharding.deduplicate
             else None
         )
-        names: list[str] = self._collection._embedding_names  # pyright: ignore[reportPrivateUsage]
+        names = [name for one in shardings for name in one.embedding_names()]
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
 
@@ -127,29 +128,24 @@ class ShardedEmbeddings:
         if rows_T is None:
             rows_T = self._rows_of_all(num_rows)
         lookups = self._ids(ids_FB, rows_T)
-        context = self._collection.create_context()
-        context.sharding_contexts.extend(
-            EmbeddingShardingContext(batch_size_per_rank=list(rows_T)) for _ in lookups
-        )
-        # TorchRec's own `compute` wraps the ids to unwrap them: a tenth of a step.
         looked_up = [
-            torch.empty(bags.num_rows, 0, requires_grad=True)
-            if kernel is None
-            else cast(Tensor, kernel(bags.ids, bags.offsets))
+            _looked_up(kernel, bags.ids, bags.offsets, bags.num_rows)
             for kernel, bags in zip(self._kernels, lookups, strict=True)
         ]
-        pooled_BN: Tensor = self._collection.output_dist(context, looked_up).wait().values()
+        # All are sent before the first is waited for.
+        on_their_way: list[Any] = [
+            send_rows(pooled, EmbeddingShardingContext(batch_size_per_rank=list(rows_T)))
+            for send_rows, pooled in zip(self._send_rows, looked_up, strict=True)
+        ]
+        parts_BN: list[Tensor] = [part_BN.wait() for part_BN in on_their_way]
+        pooled_BN = parts_BN[0] if len(parts_BN) == 1 else torch.cat(parts_BN, 1)
         pooled_BFD = pooled_BN.view(num_rows, len(self._order), self._spec.embedding_dim)
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
 
     def _look_up_distinct(self, exchange: DistinctExchange, ids_FB: Tensor) -> Tensor:
         asked = exchange.ask(ids_FB)
         (kernel,) = self._kernels
-        pooled_NW = (
-            torch.empty(0, 0, requires_grad=True)
-            if kernel is None
-            else cast(Tensor, kernel(asked.bags.ids_K, asked.bags.offsets))
-        )
+        pooled_NW = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, 0)
         return exchange.answer(pooled_NW, asked)
 
     def set_lr(self, lr: float) -> None:
@@ -196,35 +192,30 @@ def _quiet() -> None:
     warnings.filterwarnings(
         "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed"
     )
-    # Of a function that is called with every promise, the first time only.
-    logger = logging.getLogger(_symbolic_trace.__name__)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    _symbolic_trace.is_fx_tracing()
-    logger.setLevel(before)
+    # Of a function that is called with every promise.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
-def kernels_of(
-    collection: ShardedEmbeddingBagCollection,
-) -> list[SplitTableBatchedEmbeddingBagsCodegen | None]:
-    """Of every lookup of this trainer, the kernel that holds its tables; None where it has none."""
-    kernels: list[SplitTableBatchedEmbeddingBagsCodegen | None] = []
-    for lookup in cast(Any, collection)._lookups:
-        modules = list(lookup._emb_modules)
-        assert len(modules) <= 1, "tables of one width and type share one kernel"
-        kernels.append(modules[0].emb_module if modules else None)
-    return kernels
+def _looked_up(kernel: Kernel | None, ids: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
+    """Pooled rows of this trainer's tables; `num_rows` of no width where it holds none.
+
+    TorchRec's own lookup wraps ids to unwrap them: a tenth of a step.
+    """
+    if kernel is None:
+        return torch.empty(num_rows, 0, requires_grad=True)
+    return cast(Tensor, kernel(ids, offsets))
 
 
-def _local_tables(collection: ShardedEmbeddingBagCollection) -> Iterator[tuple[Any, Any]]:
-    """Of every kernel of this trainer, TorchRec's description of its tables and itself."""
-    for lookup, kernel in zip(cast(Any, collection)._lookups, kernels_of(collection), strict=True):
-        if kernel is not None:
-            yield lookup._emb_modules[0].config, kernel
+def local_tables(sharding: Any) -> BatchedFusedEmbeddingBag | None:
+    """The tables of one kind of sharding that this trainer holds; None if there are none."""
+    lookup: torch.nn.Module = sharding.create_lookup()
+    tables = [one for one in lookup.modules() if isinstance(one, BatchedFusedEmbeddingBag)]
+    assert len(tables) <= 1, "tables of one width and type share one kernel"
+    return tables[0] if tables else None
 
 
 def pieces_of(
-    collection: ShardedEmbeddingBagCollection,
+    local: Sequence[BatchedFusedEmbeddingBag],
     shards: Mapping[str, Sequence[Shard]],
     spec: ModelSpec,
     options: EmbeddingOptions,
@@ -233,7 +224,7 @@ def pieces_of(
     """What a trainer holds of the weights, then of the optimizer states, of sharded tables.
 
     Args:
-        collection: of the trainer.
+        local: tables that the trainer holds.
         shards: of all trainers, by table.
         spec: the tables.
         options: how they learn.
@@ -241,10 +232,12 @@ def pieces_of(
     """
     weights: dict[tuple[Any, ...], Tensor] = {}
     sums: dict[tuple[Any, ...], Tensor] = {}
-    for config, kernel in _local_tables(collection):
-        views: list[Tensor] = kernel.split_embedding_weights()
-        states: list[list[Tensor]] = kernel.split_optimizer_states() or [[]] * len(views)
-        for table, view, state in zip(config.embedding_tables, views, states, strict=True):
+    for tables in local:
+        views: list[Tensor] = tables.emb_module.split_embedding_weights()
+        states: list[list[Tensor]] = tables.emb_module.split_optimizer_states()
+        states = states or [[] for _ in views]
+        described: list[Any] = tables.config.embedding_tables
+        for table, view, state in zip(described, views, states, strict=True):
             corner = (table.name, *table.local_metadata.shard_offsets)
             weights[corner] = view
             sums.update((corner, accumulator) for accumulator in state)

@@ -13,9 +13,11 @@ from typing import Any, final
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import Tensor
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -25,11 +27,16 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
-from torchrec.distributed.types import CommOp, EmbeddingModuleShardingPlan, QuantizedCommCodecs
+from torchrec.distributed.types import (
+    CommOp,
+    EmbeddingModuleShardingPlan,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.embeddings import EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 
@@ -204,11 +211,6 @@ def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] |
     return {operation.name: codecs for operation in operations}
 
 
-_OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
-    EmbeddingOptimizer.SGD: EmbOptimType.EXACT_SGD,
-    EmbeddingOptimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
-    EmbeddingOptimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
 _CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
 
 
@@ -243,15 +245,9 @@ def torchrec_name(table: str) -> str:
 
 def make_sharder(options: EmbeddingOptions, precision: CommPrecision) -> CpuSharder:
     """What makes sharded tables that learn in backward."""
-    fused: dict[str, Any] = {
-        "optimizer": _OPTIMIZERS[options.optimizer],
-        "learning_rate": 0.0,
-        # Ids are checked where they come from; what else arrives here is no id.
-        "bounds_check_mode": BoundsCheckMode.FATAL,
-    }
-    if options.optimizer is not EmbeddingOptimizer.SGD:
-        fused["eps"] = options.eps
-    return CpuSharder(fused_params=fused, qcomm_codecs_registry=codec_registry(precision))
+    # Ids are checked where they come from; what else arrives here is no id.
+    codecs = codec_registry(precision)
+    return CpuSharder(fused_params=options.fbgemm(), qcomm_codecs_registry=codecs)
 
 
 def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
@@ -305,6 +301,31 @@ def make_plan(
     plan = planner.plan(tables, sharders).get_plan_for_module("")
     assert isinstance(plan, EmbeddingModuleShardingPlan)
     return plan
+
+
+def shardings_of(
+    tables: EmbeddingBagCollection,
+    plan: EmbeddingModuleShardingPlan,
+    sharder: CpuSharder,
+    environment: ShardingEnv,
+) -> list[Any]:
+    """TorchRec's descriptions of how tables are shared, one for each kind in the plan.
+
+    `ShardedEmbeddingBagCollection` would put the same parts together, and gives none of them out.
+    """
+    groups = ShardedEmbeddingBagCollection.create_grouped_sharding_infos(
+        tables, plan, "embedding_bags.", sharder.fused_params
+    )
+    return [
+        ShardedEmbeddingBagCollection.create_embedding_bag_sharding(
+            infos,
+            environment,
+            torch.device("cpu"),
+            permute_embeddings=True,
+            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
+        )
+        for infos in groups.values()
+    ]
 
 
 def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:

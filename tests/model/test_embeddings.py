@@ -1,6 +1,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_hybrid.model.embeddings import (
@@ -15,6 +18,11 @@ from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17))
 EPS = 1e-8
+TORCHREC_OPTIMIZERS = {
+    EmbeddingOptimizer.SGD: torch.optim.SGD,
+    EmbeddingOptimizer.ADAGRAD: torch.optim.Adagrad,
+    EmbeddingOptimizer.ROWWISE_ADAGRAD: RowWiseAdagrad,
+}
 
 
 def _embeddings(optimizer: EmbeddingOptimizer) -> Embeddings:
@@ -51,16 +59,38 @@ def test_looks_up_the_row_of_every_id():
         assert torch.equal(embeddings(ids_FB).detach(), expected)
 
 
-def test_equals_the_forward_of_torchrec():
-    embeddings = _embeddings(EmbeddingOptimizer.SGD)
-    ids_FB = _ids(1)
-    features = KeyedJaggedTensor(
-        keys=list(SPEC.table_names),
-        values=ids_FB.flatten(),
-        lengths=torch.ones(ids_FB.numel(), dtype=torch.int64),
+@pytest.mark.parametrize("optimizer", EmbeddingOptimizer)
+def test_learns_the_bits_that_torchrec_learns(optimizer: EmbeddingOptimizer):
+    embeddings = _embeddings(optimizer)
+    torchrec = FusedEmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name.replace(".", "_"),
+                embedding_dim=SPEC.embedding_dim,
+                num_embeddings=rows,
+                feature_names=[name],
+                pooling=PoolingType.SUM,
+            )
+            for name, rows in zip(SPEC.table_names, SPEC.table_rows, strict=True)
+        ],
+        optimizer_type=TORCHREC_OPTIMIZERS[optimizer],
+        optimizer_kwargs={"lr": 0.1, "eps": EPS} if optimizer != "sgd" else {"lr": 0.1},
     )
-    through_torchrec = embeddings._collection(features).values()
-    assert torch.equal(through_torchrec.view(32, 4, 8), embeddings(ids_FB))
+    theirs = list(torchrec.state_dict().values())
+    for weight, their_weight in zip(embeddings.weights().values(), theirs, strict=True):
+        their_weight.copy_(weight)
+    for step in range(3):
+        ids_FB = _ids(step)
+        lengths = torch.ones(ids_FB.numel(), dtype=torch.int64)
+        features = KeyedJaggedTensor(list(SPEC.table_names), ids_FB.flatten(), lengths=lengths)
+        looked_up = embeddings(ids_FB)
+        theirs_looked_up = torchrec(features).values()
+        assert torch.equal(theirs_looked_up.view(32, 4, 8), looked_up)
+        gradient_BFD = torch.randn((32, 4, 8), generator=torch.Generator().manual_seed(step))
+        looked_up.backward(gradient_BFD)
+        theirs_looked_up.backward(gradient_BFD.view(32, -1))
+    for weight, their_weight in zip(embeddings.weights().values(), theirs, strict=True):
+        assert torch.equal(weight, their_weight)
 
 
 @pytest.mark.parametrize("rows", [1, 32, SMALL_IDS // 4, SMALL_IDS // 4 + 1])
