@@ -44,7 +44,7 @@ import sys
 from pathlib import Path
 
 import dlrm_hybrid
-from dlrm_hybrid.report import frames, pictures, spans, tables
+from dlrm_hybrid.report import measures, pictures, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
 
@@ -70,11 +70,11 @@ names = labels(runs)
 # direction's share of the rate, on the busiest link; it is unknown on loopback, which has none.
 
 # %%
-measures = frames.measures(runs)
-measures[["samples_per_second", "bytes_per_sample", "network_utilization", "cpu_utilization"]]
+figures = measures.frame(runs)
+figures[["samples_per_second", "bytes_per_sample", "network_utilization", "cpu_utilization"]]
 
 # %%
-speed = measures["samples_per_second"]
+speed = figures["samples_per_second"]
 (speed / speed.iloc[0]).rename("times the first run's speed").to_frame().round(2)
 
 # %% [markdown]
@@ -94,7 +94,7 @@ show(traffic.against_first(runs, names), traffic.figure(runs, names))
 # `decode`.
 
 # %%
-show(spans.table(runs, names), pictures.time_by_span(runs, names))
+show(tables.spans(runs, names), pictures.time_by_span(runs, names))
 
 # %% [markdown]
 # ## Over time

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 import dlrm_hybrid
-from dlrm_hybrid.report import frames, pictures, tables
+from dlrm_hybrid.report import measures, pictures, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.telemetry.events import Kind
@@ -76,15 +76,15 @@ show(pictures.compressed(runs, names))
 # %% [markdown]
 # ## Questions of your own
 #
-# `frames.measures` has a row for each run with every figure of the table above, unrounded;
-# `frames.points` a row for each event of a kind: `progress` (loss, time), `evaluated`
+# `measures.frame` has a row for each run with every figure of the table above, unrounded;
+# `measures.points` a row for each event of a kind: `progress` (loss, time), `evaluated`
 # (test scores), `compression`, `saved`.
 
 # %%
-frames.measures(runs)
+measures.frame(runs)
 
 # %%
-points = frames.points(runs, Kind.EVALUATED)
+points = measures.points(runs, Kind.EVALUATED)
 points.pivot(index="step", columns="run", values="log_loss")
 
 # %% [markdown]

@@ -10,13 +10,10 @@ from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.schema import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.report.build import build_report
-from dlrm_hybrid.report.document import Document
-from dlrm_hybrid.report.html import html
 from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
 from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.report.tables import comparison
-from dlrm_hybrid.report.text import text, write_pictures
 from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
@@ -38,7 +35,7 @@ def run(request: Request) -> int:
     page = Path(options.output)
     write_whole(page, html(document), OUTPUT_KEY)
     pictures = _pictures(document, options, page)
-    write_whole(page.with_suffix(".md"), text(document, pictures), OUTPUT_KEY)
+    write_whole(page.with_suffix(".md"), markdown(document, pictures), OUTPUT_KEY)
     terminal.line(f"wrote {page} and {page.with_suffix('.md')}")
     return ExitCode.DONE
 

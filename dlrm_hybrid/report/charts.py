@@ -13,14 +13,15 @@ from matplotlib.figure import Figure
 from dlrm_hybrid.report.axes import (
     KEY_LINE_INCHES,
     AxesText,
+    Style,
     add_key,
     drawing,
     logarithmic,
     panels,
+    part_color,
     tick,
 )
 from dlrm_hybrid.report.curves import Band, Curve
-from dlrm_hybrid.report.palette import Style, part_color
 
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
 OUTLIER = 3.0  # times the median of all points; a run that diverges leaves the picture

@@ -1,4 +1,4 @@
-"""The figures of a run that tables show, with names, units and digits."""
+"""The figures of runs that tables show, with names, units and digits; and runs as pandas frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any, final
 
+import pandas as pd
+
+from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING
+from dlrm_hybrid.telemetry.events import Kind
 
 Summary = Mapping[str, Any]
 
@@ -90,3 +95,27 @@ COMPARISON = (
     *(STEPS, TRAIN_LOSS, TEST_LOSS, AUC, ACCURACY),
     *(BYTES, RATIO, NETWORK_USE, CPU_USE, SPEED, SECONDS),
 )
+
+
+def frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row for each run, by its label: status, and every figure of the comparison.
+
+    What was not measured is NaN.
+    """
+    figures = [[one.pick(run.summary) for one in COMPARISON] for run in runs]
+    index = pd.Index(labels(runs), name="run")
+    columns = [one.key for one in COMPARISON]
+    found = pd.DataFrame(figures, index=index, columns=columns, dtype=float)
+    found.insert(0, "status", [run.status for run in runs])
+    return found
+
+
+def points(runs: Sequence[Run], kind: Kind) -> pd.DataFrame:
+    """A row for each event of a kind, with its values as columns, and `run` and `step` before."""
+    rows: list[dict[str, Any]] = [
+        {"run": label, "step": event.step, **event.values}
+        for label, run in zip(labels(runs), runs, strict=True)
+        for event in run.events
+        if event.kind is kind
+    ]
+    return pd.DataFrame(rows)

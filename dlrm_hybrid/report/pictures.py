@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import final
 
-from dlrm_hybrid.report import charts, curves, spans
-from dlrm_hybrid.report.axes import AxesText
+from matplotlib.figure import Figure
+
+from dlrm_hybrid.report import charts, curves
+from dlrm_hybrid.report.axes import AxesText, keyed, style
 from dlrm_hybrid.report.charts import MAX_LABELS, Line
-from dlrm_hybrid.report.curves import Axis, Band, Curve
-from dlrm_hybrid.report.document import Picture
+from dlrm_hybrid.report.curves import Axis, Band, Curve, cpu_use, cpu_use_of_all, network_use
 from dlrm_hybrid.report.measures import BYTES, TEST_LOSS
-from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.report.tables import bytes_by_class, cpu_seconds_by_role
-from dlrm_hybrid.report.usage import cpu_use, cpu_use_of_all, network_use
+from dlrm_hybrid.report.tables import bytes_by_class, cpu_seconds_by_role, span_bars
 from dlrm_hybrid.telemetry import compression
 
+KEY_COLUMNS = 2
 LOSS_CAPTIONS = {
     Axis.STEPS: "Lines: mean training loss since the point before; diamonds: test log-loss.",
     Axis.SECONDS: "Evaluation, checkpoints and the first five steps of an attempt do not count.",
@@ -23,6 +26,30 @@ LOSS_CAPTIONS = {
 }
 
 KINDS = ((compression.GRADIENT, "gradients"), (compression.ACTIVATION, "activations"))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture with its title and what there is to know about it.
+
+    Attributes:
+        title: of the picture.
+        figure: the picture.
+        caption: what there is to know.
+        has_key: its lines are the runs, in their colours; which is which is told beside it.
+    """
+
+    title: str
+    figure: Figure
+    caption: str
+    has_key: bool
+
+    @contextmanager
+    def alone(self) -> Generator[Figure, None, None]:
+        """The figure with its key in it, for as long."""
+        with keyed(self.figure, KEY_COLUMNS) if self.has_key else nullcontext():
+            yield self.figure
 
 
 def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
@@ -87,7 +114,7 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """What the ranks of each role do all the time."""
-    spent = spans.bars(runs, labels)
+    spent = span_bars(runs, labels)
     if spent:
         figure = charts.stacked(list(spent), charts.by_part(spent), "µs per sample")
         caption = "Wall time of training steps for each sample of the whole world."

@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText
 from dlrm_hybrid.report.runs import Run, is_run, read_run
-from dlrm_hybrid.report.spans import SPANS, microseconds_by_role
+from dlrm_hybrid.report.tables import SPANS, microseconds_by_role
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import COMPLETE
 

@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 from method_names import method_of
 
 from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
-from dlrm_hybrid.report.palette import style
+from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.summary import COMPLETE

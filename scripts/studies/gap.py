@@ -18,10 +18,9 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels
+from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, style
 from dlrm_hybrid.report.charts import Line, draw
 from dlrm_hybrid.report.curves import Curve
-from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.types import ConfigError

@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from method_names import WHOLE, method_of
 
 from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels
+from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.measures import digits, mean_spread, score
-from dlrm_hybrid.report.palette import style
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.summary import COMPLETE

@@ -11,7 +11,7 @@ from typing import final
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import svg
-from dlrm_hybrid.report.document import Picture
+from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.table import Table
 
 NOTHING = "<p>These runs have not measured it.</p>"

@@ -23,11 +23,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, drawing, logarithmic, panels
+from dlrm_hybrid.report.axes import AxesText, Style, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.charts import Line, draw
 from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.measures import digits, percent
-from dlrm_hybrid.report.palette import Style, style
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.events import Kind

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from made_runs import make_run, plain_events, world_events
 
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.report import curves, spans, tables, usage
-from dlrm_hybrid.report.build import build_report
-from dlrm_hybrid.report.frames import measures
-from dlrm_hybrid.report.html import html
+from dlrm_hybrid.report import curves, tables
 from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.measures import frame
+from dlrm_hybrid.report.page import build_report, html, markdown
 from dlrm_hybrid.report.runs import Run, read_run
-from dlrm_hybrid.report.text import text as markdown
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import fault_of
 from dlrm_hybrid.types import DataError
@@ -51,7 +49,7 @@ def spoil(data: st.DataObject, value: Any) -> Any:
 def draw_all(run: Run) -> None:
     """All that a report is made of but its pictures."""
     runs, names = [run], labels([run])
-    for make in (tables.comparison, tables.traffic, tables.roles, tables.origins, spans.table):
+    for make in (tables.comparison, tables.traffic, tables.roles, tables.origins, tables.spans):
         make(runs, names)
     tables.differences([run, run], ["one", "two"])
     for axis in curves.Axis:
@@ -60,9 +58,9 @@ def draw_all(run: Run) -> None:
     for prefix in ("gradient.", "activation."):
         curves.density(run, prefix)
         curves.threshold(run, prefix)
-    usage.network_use(run)
-    usage.cpu_use_of_all(run)
-    measures(runs)
+    curves.network_use(run)
+    curves.cpu_use_of_all(run)
+    frame(runs)
 
 
 @settings(max_examples=150)

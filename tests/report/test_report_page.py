@@ -16,11 +16,9 @@ from show import show
 
 from dlrm_hybrid.report import tables
 from dlrm_hybrid.report.axes import tick, ticks
-from dlrm_hybrid.report.build import build_report
-from dlrm_hybrid.report.document import Document, Picture
-from dlrm_hybrid.report.html import html
+from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
+from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.runs import read_run
-from dlrm_hybrid.report.text import text, write_pictures
 
 EVIL = '<script>alert("$x$")</script>&|'
 
@@ -79,7 +77,7 @@ def test_the_page_is_whole_and_needs_nothing_beside_it(four: Document) -> None:
 
 
 def test_what_stands_in_the_tables(four: Document) -> None:
-    page = text(four, None)
+    page = markdown(four, None)
     rows = {
         cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
         for line in page.partition("## Bytes")[0].splitlines()
@@ -98,7 +96,7 @@ def test_what_stands_in_the_tables(four: Document) -> None:
 
 
 def test_what_was_trained_stands_above_all(four: Document) -> None:
-    for page in (html(four), text(four, None)):
+    for page in (html(four), markdown(four, None)):
         head = page.partition("Comparison")[0]
         assert "Data: synthetic, " in head
         assert "or one process" in head
@@ -197,7 +195,7 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     page = html(document)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-    widths = {line.count("|") - line.count("\\|") for line in text(document, None).splitlines()}
+    widths = {line.count("|") - line.count("\\|") for line in markdown(document, None).splitlines()}
     assert widths == {0, *(len(table.columns) + 1 for s in document.sections if (table := s.table))}
 
 
@@ -230,7 +228,7 @@ def test_pictures_as_files_have_their_key_and_stand_in_the_text(
     four: Document, tmp_path: Path
 ) -> None:
     write_pictures(four, tmp_path)
-    page = text(four, "../pictures")
+    page = markdown(four, "../pictures")
     named = re.findall(r"!\[.*?\]\(\.\./pictures/(.*?)\)", page)
     assert sorted(named) == sorted(path.name for path in tmp_path.iterdir())
     assert len(named) == sum(len(section.pictures) for section in four.sections)

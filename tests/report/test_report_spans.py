@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from dlrm_hybrid.report import spans
+from dlrm_hybrid.report import tables
 from dlrm_hybrid.report.runs import Run
 
 
 def spent(wait: float, compute: float) -> dict[str, float]:
-    return {**dict.fromkeys(spans.SPANS, 0.0), "wait": wait, "compute": compute}
+    return {**dict.fromkeys(tables.SPANS, 0.0), "wait": wait, "compute": compute}
 
 
 def run_of(roles: dict[str, dict[str, float] | None], seconds: float = 2.0) -> Run:
@@ -35,7 +35,7 @@ WORLD = run_of(
 
 
 def test_ranks_of_a_role_are_averaged_and_add_up_to_the_time_of_the_run() -> None:
-    by_role = spans.microseconds_by_role(WORLD.summary)
+    by_role = tables.microseconds_by_role(WORLD.summary)
     assert list(by_role) == ["stage 0", "stage 1", "servers"]
     assert by_role["stage 0"]["wait"] == pytest.approx(750)
     assert by_role["servers"]["compute"] == pytest.approx(500)
@@ -45,18 +45,18 @@ def test_ranks_of_a_role_are_averaged_and_add_up_to_the_time_of_the_run() -> Non
 
 def test_a_bar_for_each_role_or_each_run_where_that_is_too_many() -> None:
     alone = run_of({"worker": spent(0.0, 2.0)})
-    assert list(spans.bars([alone], ["one"])) == ["worker"]
-    assert list(spans.bars([WORLD, alone], ["many", "one"])) == [
+    assert list(tables.span_bars([alone], ["one"])) == ["worker"]
+    assert list(tables.span_bars([WORLD, alone], ["many", "one"])) == [
         *("many · stage 0", "many · stage 1", "many · servers", "one · worker")
     ]
     labels = [str(number) for number in range(6)]
-    each = spans.bars([WORLD] * 6, labels)
+    each = tables.span_bars([WORLD] * 6, labels)
     assert list(each) == labels
     assert each["0"]["wait"] == pytest.approx((750 + 500 + 1500) / 3)
 
 
 def test_the_table_leaves_out_what_takes_no_time() -> None:
-    table = spans.table([WORLD], ["world"])
+    table = tables.spans([WORLD], ["world"])
     assert table is not None
     assert table.columns == ("µs per sample", "compute", "wait", "all")
     assert table.rows[0] == ("stage 0", "1,250", "750", "2,000")
@@ -64,5 +64,5 @@ def test_the_table_leaves_out_what_takes_no_time() -> None:
 
 @pytest.mark.parametrize("roles", [{}, {"worker": None}, {"worker": {"train": 2.0}}])
 def test_runs_without_spans_have_none(roles: dict[str, dict[str, float] | None]) -> None:
-    assert spans.bars([run_of(roles)], ["old"]) == {}
-    assert spans.table([run_of(roles)], ["old"]) is None
+    assert tables.span_bars([run_of(roles)], ["old"]) == {}
+    assert tables.spans([run_of(roles)], ["old"]) is None

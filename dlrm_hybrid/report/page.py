@@ -1,0 +1,232 @@
+"""A report of runs as one HTML page that needs nothing beside it, and as Markdown."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import final
+
+from dlrm_hybrid.report import pictures, tables
+from dlrm_hybrid.report.axes import save, style, svg
+from dlrm_hybrid.report.labels import labels, trained
+from dlrm_hybrid.report.measures import BYTES
+from dlrm_hybrid.report.pictures import Picture
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.table import Table
+
+STYLE_FILE = Path(__file__).with_name("page.css")
+MARKERS = {
+    "o": '<circle cx="16" cy="5" r="4"/>',
+    "s": '<rect x="12" y="1" width="8" height="8"/>',
+    "^": '<path d="M16 0l5 9h-10z"/>',
+    "X": '<path d="M12 0h3l1 2 1-2h3v10h-3l-1-2-1 2h-3z"/>',
+}
+FILE_SUFFIX = ".png"
+COMPARISON = (
+    "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
+    "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
+    "float32 messages would have been. A dash: not measured."
+)
+SPANS = (
+    "What the ranks of a role do, on average: the model and its tables, making and reading "
+    "messages, the servers' optimizer, sending, reading rows; the rest of the time they wait."
+)
+DIFFERENCES = "Keys that are not the same in all runs."
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        heading: of the part.
+        text: a paragraph, or nothing.
+        table: figures, if there are any.
+        pictures: below the table.
+    """
+
+    heading: str
+    text: str
+    table: Table | None
+    pictures: tuple[Picture, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        title: of the page.
+        subtitle: when and by what it was made.
+        trained: what was trained, in a line.
+        runs: their labels, in the order of their colours.
+        sections: top to bottom.
+    """
+
+    title: str
+    subtitle: str
+    trained: str
+    runs: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+def build_report(runs: Sequence[Run], subtitle: str) -> Document:
+    """Everything there is to tell of these runs.
+
+    Args:
+        runs: at least one.
+        subtitle: when and by what the report was made.
+    """
+    names = labels(runs)
+    sections = [
+        _section(
+            "Comparison",
+            COMPARISON,
+            tables.comparison(runs, names),
+            pictures.quality(runs, names),
+        ),
+        _section("Loss", _uncounted(runs), None, pictures.losses(runs, names)),
+        _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
+        _section("Time", SPANS, tables.spans(runs, names), pictures.time_by_span(runs, names)),
+        _section(
+            "Network and CPU",
+            "",
+            tables.roles(runs, names),
+            [*pictures.usage(runs, names), *pictures.cpu(runs, names)],
+        ),
+        _section("Compression", "", None, pictures.compressed(runs, names)),
+        _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),
+        _section("Runs", "", tables.origins(runs, names), ()),
+    ]
+    return Document(
+        title=f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs compared",
+        subtitle=subtitle,
+        trained=trained(runs),
+        runs=tuple(names),
+        sections=tuple(section for section in sections if section.table or section.pictures),
+    )
+
+
+def _uncounted(runs: Sequence[Run]) -> str:
+    """Why there is nothing over bytes, if there is not."""
+    if any(BYTES.pick(run.summary) is not None for run in runs):
+        return ""
+    return (
+        "No picture over bytes: a world of one process sends only a part of what processes would "
+        "send, and parallel=single sends nothing."
+    )
+
+
+def _section(heading: str, text: str, table: Table | None, drawn: Iterable[Picture]) -> Section:
+    return Section(heading=heading, text=text, table=table, pictures=tuple(drawn))
+
+
+def html(document: Document) -> str:
+    """The page; every text of the document is escaped."""
+    body = "\n".join(_section_html(section, document.runs) for section in document.sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(document.title)}</title>
+<style>
+{STYLE_FILE.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<h1>{escape(document.title)}</h1>
+<p class="subtitle">{escape(document.subtitle)}</p>
+<p>{escape(document.trained)}</p>
+{body}
+</body>
+</html>
+"""
+
+
+def _section_html(section: Section, runs: Sequence[str]) -> str:
+    parts = [f"<h2>{escape(section.heading)}</h2>"]
+    if section.text:
+        parts.append(f"<p>{escape(section.text)}</p>")
+    if section.table is not None:
+        parts.append(section.table.html())
+    if section.pictures:
+        parts.append(pictures_html(section.pictures, runs))
+    return "\n".join(parts)
+
+
+def pictures_html(pictures: Sequence[Picture], runs: Sequence[str]) -> str:
+    """Pictures side by side as far as there is room, below the key to the colours of the runs."""
+    key = f"{_key(runs)}\n" if any(picture.has_key for picture in pictures) else ""
+    figures = "\n".join(_figure(picture) for picture in pictures)
+    return f'{key}<div class="pictures">\n{figures}\n</div>'
+
+
+def _key(runs: Sequence[str]) -> str:
+    """Which line is which run."""
+    items: list[str] = []
+    for number, label in enumerate(runs):
+        drawn = style(number)
+        dashes = f' stroke-dasharray="{" ".join(map(str, drawn.dashes))}"' if drawn.dashes else ""
+        line = f'<path d="M0 5h32" stroke="{drawn.color}" stroke-width="3"{dashes}/>'
+        mark = f'<g fill="{drawn.color}">{MARKERS[drawn.marker]}</g>'
+        swatch = f'<svg viewBox="0 0 32 10" aria-hidden="true">{line}{mark}</svg>'
+        items.append(f"<li>{swatch}{escape(label)}</li>")
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def _figure(picture: Picture) -> str:
+    data = b64encode(svg(picture.figure)).decode("ascii")
+    title = escape(picture.title)
+    return (
+        f'<figure><h3>{title}</h3><img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    )
+
+
+def markdown(document: Document, pictures: str | None) -> str:
+    """The page; without pictures, sections that have nothing else are left out.
+
+    Args:
+        document: of the report.
+        pictures: the folder of their files, from where the page lies; None leaves them out.
+    """
+    parts = [f"# {document.title}\n\n{document.subtitle}\n\n{document.trained}\n"]
+    parts += [
+        _section_text(section, pictures)
+        for section in document.sections
+        if section.table is not None or pictures is not None
+    ]
+    return "\n".join(parts)
+
+
+def file_name(picture: Picture) -> str:
+    """Of its file: `loss_over_training_steps.png`."""
+    return picture.title.lower().replace(" ", "_") + FILE_SUFFIX
+
+
+def write_pictures(document: Document, folder: Path) -> None:
+    """Each picture as a file of its own, with the key that the page has beside it."""
+    for section in document.sections:
+        for picture in section.pictures:
+            with picture.alone() as figure:
+                save(figure, folder / file_name(picture))
+
+
+def _section_text(section: Section, pictures: str | None) -> str:
+    parts = [f"## {section.heading}\n"]
+    if section.text:
+        parts.append(f"{section.text}\n")
+    table = section.table
+    if table is not None:
+        parts.append(table.markdown())
+    if pictures is not None:
+        parts += [
+            f"![{one.title}]({pictures}/{file_name(one)})\n\n{one.title}. {one.caption}\n"
+            for one in section.pictures
+        ]
+    return "\n".join(parts)
