@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
-from typing import Any, cast
+from typing import Any
 
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
@@ -16,6 +18,11 @@ from dlrm_hybrid.telemetry.summary import role_of, role_order
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed")
+MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
+SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)
+
+Spent = Mapping[str, float]
+"""By span, in the order of `SPANS`, microseconds per sample."""
 
 
 def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -51,61 +58,37 @@ def bytes_by_class(summary: Summary) -> dict[str, float]:
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Bytes per sample by class; None where no run has counted bytes."""
     classes = [bytes_by_class(run.summary) for run in runs]
-    names = list(dict.fromkeys(name for values in classes for name in values))
-    if not names:
-        return None
-    return Table(
-        ("bytes/sample", *names, "all"),
-        tuple(
-            (
-                label,
-                *(digits(values[name]) if name in values else MISSING for name in names),
-                BYTES.text(run.summary),
-            )
-            for label, run, values in zip(labels, runs, classes, strict=True)
-        ),
-    )
+    sums = [BYTES.text(run.summary) for run in runs]
+    return _figures(("bytes/sample", "all"), labels, classes, sums)
 
 
 def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
     """CPU seconds of training steps; the workers of one stage are one role, so are all servers."""
-    spent: dict[str, float] = {}
+    spent: Counter[str] = Counter()
     for role in summary["roles"].values():
         use, phases = role["cpu_utilization"], role.get("seconds_by_phase")
         if use is not None and phases is not None:
-            name = role_of(role["role"])
-            spent[name] = spent.get(name, 0.0) + use * phases["train"]
+            spent[role_of(role["role"])] += use * phases["train"]
     return {role: spent[role] for role in sorted(spent, key=role_order)}
 
 
 def roles(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """CPU seconds by role; None where no run has measured them."""
     spent = [cpu_seconds_by_role(run.summary) for run in runs]
-    names = list(dict.fromkeys(name for values in spent for name in values))
-    if not names:
-        return None
-    return Table(
-        ("CPU s", *names, CPU_USE.title),
-        tuple(
-            (
-                label,
-                *(digits(values[name]) if name in values else MISSING for name in names),
-                CPU_USE.text(run.summary),
-            )
-            for label, run, values in zip(labels, runs, spent, strict=True)
-        ),
-    )
+    uses = [CPU_USE.text(run.summary) for run in runs]
+    return _figures(("CPU s", CPU_USE.title), labels, spent, uses)
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Configuration keys that are not the same in all runs; None where there is none."""
-    flat = [dict(_leaves(run.config)) for run in runs]
-    keys = sorted({key for values in flat for key in values}, key=_reading_order)
-    rows = [(key, *(values.get(key, MISSING) for values in flat)) for key in keys]
-    different = tuple(row for row in rows if len(set(row[1:])) > 1)
-    if not different:
-        return None
-    return Table(("key", *labels), different, align="l")
+    configs = [flat(run.config) for run in runs]
+    keys = {key for values in configs for key in values if key.split(".")[0] not in NOT_OF_A_RUN}
+    rows = [
+        (key, *(_text(values[key]) if key in values else MISSING for values in configs))
+        for key in sorted(keys, key=_reading_order)
+    ]
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    return Table(("key", *labels), different, align="l") if different else None
 
 
 def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -136,22 +119,30 @@ def _reading_order(key: str) -> tuple[str, bool, str]:
     return section, name != "name", name
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if key in NOT_OF_A_RUN:
-            continue
-        if isinstance(value, Mapping):
-            yield from _leaves(cast("Mapping[str, Any]", value), f"{key}.")
-        else:
-            yield key, value if isinstance(value, str) else json.dumps(value)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
-SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)
+def _figures(
+    ends: tuple[str, str],
+    labels: Iterable[str],
+    values: Sequence[Mapping[str, float]],
+    sums: Iterable[str],
+) -> Table | None:
+    """A row for each label, a column for each name that has a value anywhere; None without one.
 
-Spent = Mapping[str, float]
-"""By span, in the order of `SPANS`, microseconds per sample."""
+    Args:
+        ends: headings of the first and the last column.
+        labels: of the rows.
+        values: by name, of each row.
+        sums: the last cell of each row.
+    """
+    names = list(dict.fromkeys(name for row in values for name in row))
+    rows = [
+        (label, *(digits(row[name]) if name in row else MISSING for name in names), total)
+        for label, row, total in zip(labels, values, sums, strict=True)
+    ]
+    return Table((ends[0], *names, ends[1]), rows) if names else None
 
 
 def microseconds_by_role(summary: Summary) -> dict[str, Spent]:
@@ -190,16 +181,10 @@ def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Spent]:
 def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """The bars as figures; spans that take no time anywhere are left out, None if all are."""
     spent = span_bars(runs, labels)
-    names = [span for span in SPANS if any(values[span] for values in spent.values())]
-    if not names:
-        return None
-    return Table(
-        ("µs per sample", *names, "all"),
-        tuple(
-            (label, *(digits(values[name]) for name in names), digits(sum(values.values())))
-            for label, values in spent.items()
-        ),
-    )
+    taken = [span for span in SPANS if any(values[span] for values in spent.values())]
+    rows = [{span.value: values[span] for span in taken} for values in spent.values()]
+    sums = [digits(sum(values.values())) for values in spent.values()]
+    return _figures(("µs per sample", "all"), spent, rows, sums)
 
 
 def _mean_of_roles(roles: Sequence[Spent]) -> Spent:
