@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NewType
+
+BatchNumber = NewType("BatchNumber", int)
+"""Position of a batch among those that a trainer reads, from 0 at the beginning of the run."""
+
+Tick = NewType("Tick", int)
+"""Turn of the training loop, from 0 at the beginning of the run: what reports call the step."""
+
+Version = NewType("Version", int)
+"""How often one bucket of dense weights has been updated since the beginning of the run."""
 
 
 class ExitCode(IntEnum):

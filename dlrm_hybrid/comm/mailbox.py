@@ -29,8 +29,8 @@ class Wanted(Protocol):
         ...
 
     @property
-    def step(self) -> int:
-        """Step it belongs to."""
+    def number(self) -> int:
+        """What frames of its kind count."""
         ...
 
     @property
@@ -39,24 +39,28 @@ class Wanted(Protocol):
         ...
 
     @property
+    def round(self) -> int:
+        """Round in a tick."""
+        ...
+
+    @property
     def microbatch(self) -> int:
         """Part of the batch."""
         ...
 
 
-_Key = tuple[Kind, int, int, int, int]
+_Key = tuple[Kind, int, int, int, int, int]
 
 
 def _key(one: Wanted) -> _Key:
-    return one.kind, one.sender, one.step, one.boundary, one.microbatch
+    return one.kind, one.sender, one.number, one.boundary, one.round, one.microbatch
 
 
-def _told(key: _Key) -> str:
-    kind, sender, step, boundary, microbatch = key
-    return (
-        f"{kind.name.lower()} from rank {sender} for step {step}, boundary {boundary}, "
-        f"microbatch {microbatch}"
-    )
+def _described(key: _Key) -> str:
+    kind, sender, number, boundary, round_, microbatch = key
+    parts = {"boundary": boundary, "round": round_, "microbatch": microbatch}
+    named = [f"{name} {value}" for name, value in parts.items() if value]
+    return ", ".join([f"{kind.name.lower()} {number} from rank {sender}", *named])
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class Mailbox:
                 self.put(self.channel.receive(max(0.0, until - time.monotonic())))
             except DeadlineError:
                 raise DeadlineError(
-                    f"rank {self.channel.rank}: {_told(key)} did not come within "
+                    f"rank {self.channel.rank}: {_described(key)} did not come within "
                     f"{deadline_seconds:g} s; {len(self._kept)} other frames wait",
                     [wanted.sender],
                 ) from None
@@ -128,14 +132,14 @@ class Mailbox:
             fault = "came twice"
         elif len(self._kept) == self.capacity:
             oldest = next(iter(self._kept))
-            fault = f"is one too many: {self.capacity} wait already, first {_told(oldest)}"
+            fault = f"is one too many: {self.capacity} wait already, first {_described(oldest)}"
         else:
             self._kept[key] = frame
             return
-        raise UnexpectedFrameError(f"rank {self.channel.rank}: {_told(key)} {fault}")
+        raise UnexpectedFrameError(f"rank {self.channel.rank}: {_described(key)} {fault}")
 
     def check_empty(self) -> None:
         """Raise UnexpectedFrameError if a frame is left that nobody wanted."""
         if self._kept:
-            left = "; ".join(_told(key) for key in self._kept)
+            left = "; ".join(_described(key) for key in self._kept)
             raise UnexpectedFrameError(f"rank {self.channel.rank}: nobody wanted {left}")

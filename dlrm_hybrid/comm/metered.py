@@ -1,70 +1,80 @@
-"""Counts what goes through a channel."""
+"""Counts and times what goes through a channel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import final
+
+from typing_extensions import override
 
 from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
 from dlrm_hybrid.wire.section import FLOATS
 
 _TRAFFIC = {
-    Kind.HELLO: Traffic.CONTROL,
     Kind.ACTIVATION: Traffic.ACTIVATION,
     Kind.ACTIVATION_GRADIENT: Traffic.ACTIVATION_GRADIENT,
     Kind.PUSH: Traffic.GRADIENT_PUSH,
     Kind.PARAMETERS: Traffic.PARAMETER_PULL,
-    Kind.CONTROL: Traffic.CONTROL,
-    # What trainers agree on before they push is a part of what pushes cost, both ways.
-    Kind.PROPOSAL: Traffic.GRADIENT_PUSH,
-    Kind.AGREEMENT: Traffic.GRADIENT_PUSH,
+    # What trainers reduce before they push is a part of what pushes cost, both ways.
+    Kind.CONTRIBUTION: Traffic.GRADIENT_PUSH,
+    Kind.RESULT: Traffic.GRADIENT_PUSH,
 }
 
 
 def traffic_of(kind: Kind) -> Traffic:
     """The class in which frames of this kind are counted."""
-    return _TRAFFIC[kind]
+    return _TRAFFIC.get(kind, Traffic.CONTROL)
 
 
-@dataclass(slots=True)
-class MeteredChannel:
+@final
+class MeteredChannel(Channel):
     """A channel that counts whole frames: what is below them, TCP and ZeroMQ, is not counted.
 
-    Attributes:
+    Args:
         inner: the channel that does the work.
-        counters: get what is sent and received; put others in their place when the phase changes.
+        counters: get what is sent and received.
+        clock: told when it sends and when it waits.
+
+    Attributes:
+        counters: put others in their place when the phase changes.
     """
 
-    inner: Channel
-    counters: Counters
+    def __init__(self, inner: Channel, counters: Counters, clock: SpanClock) -> None:
+        self.counters = counters
+        self._inner = inner
+        self._sending = clock.within(Span.SEND)
+        self._waiting = clock.within(Span.WAIT)
 
     @property
+    @override
     def rank(self) -> int:
-        """See `Channel`."""
-        return self.inner.rank
+        return self._inner.rank
 
+    @override
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        """See `Channel`."""
-        self.inner.send(to, frame, dense_equivalent_bytes)
+        with self._sending:
+            self._inner.send(to, frame, dense_equivalent_bytes)
         sent = self.counters.sent
         sent.add(traffic_of(frame.kind), encoded_bytes(frame), dense_equivalent_bytes)
 
+    @override
     def receive(self, deadline_seconds: float) -> Frame:
-        """See `Channel`."""
-        frame = self.inner.receive(deadline_seconds)
+        with self._waiting:
+            frame = self._inner.receive(deadline_seconds)
         dense_bytes = 0
-        # What trainers say to agree is sent on top of their gradients.
-        if frame.kind not in (Kind.PROPOSAL, Kind.AGREEMENT):
+        # What trainers reduce before they push is sent on top of their gradients.
+        if frame.kind not in (Kind.CONTRIBUTION, Kind.RESULT):
             dense_bytes = 4 * sum(one.count for one in frame.sections if one.dtype in FLOATS)
         received = self.counters.received
         received.add(traffic_of(frame.kind), encoded_bytes(frame), dense_bytes)
         return frame
 
+    @override
     def close(self) -> None:
-        """See `Channel`."""
-        self.inner.close()
+        self._inner.close()
 
+    @override
     def abandon(self) -> None:
-        """See `Channel`."""
-        self.inner.abandon()
+        self._inner.abandon()

@@ -1,19 +1,19 @@
-"""What a worker asks of the world it lives in, while it makes a step.
+"""What a worker asks of the world it lives in while it makes a step.
 
-A worker's step is a generator: it yields an effect and gets the result. A process of its own
-carries the effect out at once; the in-process world runs the steps of all workers in turns and
-answers them from its queues and its one set of tables. Both run the same numeric code.
-
-Shapes: B batch, F tables, D embedding dimension.
+A worker's step is a generator: it yields an effect and is sent the result. In a process of its own
+`ProcessRunner` carries an effect out at once; `InProcessRunner` runs the steps of all workers in
+turns. Both run the same numeric code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-from torch import Tensor
+from dlrm_hybrid.wire.frame import Frame, Kind
 
-from dlrm_hybrid.wire.frame import Kind
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +23,54 @@ class Receive:
     Attributes:
         kind: of the frame.
         sender: rank it comes from.
-        step: it belongs to; for parameters the version they make.
+        number: what frames of this kind count.
         boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
+        round: of a collective result in its tick, 0 where there is none.
         microbatch: 0 where there is none.
+        waits: False asks only whether it has come; the result may be None.
     """
 
     kind: Kind
     sender: int
-    step: int
-    boundary: int
-    microbatch: int
+    number: int
+    boundary: int = 0
+    round: int = 0
+    microbatch: int = 0
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lookup:
-    """Look up rows of the tables; the result is pooled_BFD, float32 and detached.
+class Together:
+    """Compute once for all workers of a group, which live in one process; the result is one's own.
 
     Attributes:
-        ids_FB: int64, of this trainer's batch.
-        lr: learning rate of the tables in this step: FBGEMM wants it before the lookup. 0 where
-            nothing will learn.
+        group: ranks of the workers.
+        compute: the same for all; values to results, both in the order of `group`.
+        value: what this worker has to say.
     """
 
-    ids_FB: Tensor
-    lr: float
+    group: tuple[int, ...]
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    value: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LearnEmbeddings:
-    """Update the tables looked up last, at the rate of that lookup; no result.
+Effect = Receive | Together
+Program = Generator[Effect, Any, Result]
+"""What a worker does: yields effects, is sent their results, returns."""
+
+Send = Callable[[int, Frame, int], None]
+"""(to, frame, dense_equivalent_bytes); encodes the frame before it returns, never waits."""
+
+
+class Outgoing(NamedTuple):
+    """What `Channel.send` takes.
 
     Attributes:
-        gradient_BFD: of the mean loss of this trainer's own batch; the world divides it by the
-            number of trainers.
+        to: rank.
+        frame: may show memory that changes with the next step: send it before.
+        dense_equivalent_bytes: what its tensors would take as full float32 tensors.
     """
 
-    gradient_BFD: Tensor
-
-
-Effect = Receive | Lookup | LearnEmbeddings
+    to: int
+    frame: Frame
+    dense_equivalent_bytes: int

@@ -1,48 +1,35 @@
-"""Frames in which ranks talk about the run: small values as JSON, and named tensors.
+"""How the ranks of a world talk about the run itself: values as JSON, and named tensors.
 
-A CONTROL frame has its topic where others have a boundary, and its values as JSON in the first
-section. What follows are tensors, in the order of the names among the values.
+The first section of such a frame holds the values. What follows are tensors, in the order of the
+names among the values.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from enum import IntEnum
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.parallel.effects import Receive
+from dlrm_hybrid.types import Version
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 NAMES = "tensors"
 
 
-class Topic(IntEnum):
-    """What a control frame is about."""
-
-    REPORT = 1
-    DECISION = 2
-    FETCH = 3
-    TENSORS = 4
-    LOGITS = 5
-    STOP_REQUEST = 6
-    STOP_DECISION = 7
-    SAVE = 8
-    COPIED = 9
-    SHARD = 10
-    COMMIT = 11
-
-
-def control(
+def message(
+    kind: Kind,
     sender: int,
     attempt: int,
-    step: int,
-    topic: Topic,
+    number: int,
     values: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Frame:
@@ -51,30 +38,17 @@ def control(
     text = json.dumps({**values, NAMES: {name: list(held[name].shape) for name in held}})
     sections = [dense(0, np.frombuffer(text.encode(), np.uint8))]
     sections += [dense(0, tensor.detach().view(-1).numpy()) for tensor in held.values()]
-    return Frame(
-        kind=Kind.CONTROL,
-        sender=sender,
-        attempt=attempt,
-        step=step,
-        boundary=topic,
-        microbatch=0,
-        sections=tuple(sections),
-    )
-
-
-def wanted(sender: int, step: int, topic: Topic) -> Receive:
-    """Asks a mailbox for a control frame."""
-    return Receive(Kind.CONTROL, sender=sender, step=step, boundary=topic, microbatch=0)
+    return Frame(kind=kind, sender=sender, attempt=attempt, number=number, sections=tuple(sections))
 
 
 def values_of(frame: Frame) -> dict[str, Any]:
-    """The values of a control frame; `tensors` among them are names and shapes."""
+    """The values of a message; `tensors` among them are names and shapes."""
     values: dict[str, Any] = json.loads(bytes(frame.sections[0].payload))
     return values
 
 
 def tensors_of(frame: Frame) -> dict[str, Tensor]:
-    """The tensors of a control frame, in memory of their own."""
+    """The tensors of a message, in memory of their own."""
     shapes: Mapping[str, list[int]] = values_of(frame)[NAMES]
     return {
         name: torch.from_numpy(array_of(section).copy()).view(shape)
@@ -85,3 +59,55 @@ def tensors_of(frame: Frame) -> dict[str, Tensor]:
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Of the elements of all tensors."""
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messenger:
+    """Sends and receives messages of one rank.
+
+    Attributes:
+        attempt: how often the run has been restarted.
+        channel: to the others.
+        mailbox: of what they send.
+        patience_seconds: how long to wait for a message.
+    """
+
+    attempt: int
+    channel: Channel
+    mailbox: Mailbox
+    patience_seconds: float
+
+    @property
+    def rank(self) -> int:
+        """Of the sender."""
+        return self.channel.rank
+
+    def send(self, to: int, kind: Kind, number: int, values: Mapping[str, Any]) -> None:
+        """Send values."""
+        self.channel.send(to, message(kind, self.rank, self.attempt, number, values), 0)
+
+    def send_tensors(self, to: int, kind: Kind, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Send contiguous tensors."""
+        frame = message(kind, self.rank, self.attempt, number, {}, tensors)
+        self.channel.send(to, frame, num_bytes(tensors))
+
+    def receive(self, sender: int, kind: Kind, number: int) -> dict[str, Any]:
+        """Values from a rank."""
+        return values_of(self._take(sender, kind, number))
+
+    def receive_tensors(self, sender: int, kind: Kind, number: int) -> dict[str, Tensor]:
+        """Tensors from a rank."""
+        return tensors_of(self._take(sender, kind, number))
+
+    def fetch(self, servers: Sequence[int], version: Version, stage: int) -> dict[str, Tensor]:
+        """The weights of a stage that servers own, once `version` of them is made."""
+        for rank in servers:
+            self.send(rank, Kind.FETCH, version, {"stage": stage})
+        tensors: dict[str, Tensor] = {}
+        for rank in servers:
+            tensors |= self.receive_tensors(rank, Kind.WEIGHTS, version)
+        return tensors
+
+    def _take(self, sender: int, kind: Kind, number: int) -> Frame:
+        return self.mailbox.take(Receive(kind, sender, number), self.patience_seconds)

@@ -1,8 +1,8 @@
-"""One step of one pipeline stage: autograd by hand, from boundary to boundary.
+"""One pipeline stage: forward and backward from boundary to boundary, and what is between them.
 
 What enters a stage becomes a leaf; what leaves it is detached; backward starts from the received
 gradient and ends in the leaf. The pooled rows of the tables are leaves too, one for each
-micro-batch, so the tables are looked up once and learn once in a step.
+micro-batch, so the tables are looked up once and learn once for a batch.
 
 Shapes: B rows of the trainer's batch, b rows of a micro-batch, I integer features, F tables,
 D embedding dimension, N width of what enters the stage, M of what leaves it.
@@ -11,7 +11,7 @@ D embedding dimension, N width of what enters the stage, M of what leaves it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn import functional
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.model.step import count_correct
+from dlrm_hybrid.types import BatchNumber
 
 # MKL rounds products differently where an operand lies at an address that is no multiple of it.
 ALIGNMENT_BYTES = 16
@@ -45,127 +46,175 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageResult:
-    """What a step of a stage gives.
+    """What a batch gives in one stage.
 
     Attributes:
         gradients: of the mean loss of the trainer's batch, by parameter, float32.
         pooled_gradient_BFD: the same of the pooled rows; None but where the interaction is.
         loss_sum: binary cross-entropy, summed over the rows; 0 but in the last stage.
         correct: rows on the right side of one half; 0 but in the last stage.
+        rows: B.
     """
 
     gradients: Mapping[str, Tensor]
     pooled_gradient_BFD: Tensor | None
     loss_sum: float
     correct: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """A micro-batch between its forward and its backward."""
+    """A micro-batch between its forward and its backward; `left` is None once weights changed."""
 
     entered_bN: Tensor
     pooled_bFD: Tensor | None
-    left: Tensor
+    left: Tensor | None
 
 
-@final
-class StageStep:
-    """One training step of one stage; micro-batches in any order that a schedule allows.
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Batch:
+    """A batch in flight: what it has given so far, each by micro-batch."""
 
-    Gradients are summed in the order of the backward calls.
+    inputs: Inputs
+    pooled_BFD: Tensor | None
+    rows: int
+    graphs: dict[int, _Graph] = field(default_factory=dict[int, _Graph])
+    gradients: list[Tensor] = field(default_factory=list[Tensor])
+    pooled_gradients: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    logits: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    losses: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
-    Args:
-        model: the stage's layers.
-        inputs: the batch.
-        pooled_BFD: rows of the tables; not None where the interaction is.
-        microbatches: of the batch.
-
-    Attributes:
-        rows: b.
-
-    Raises:
-        ConfigError: the batch does not divide into micro-batches.
-    """
-
-    def __init__(
-        self, model: StageModel, inputs: Inputs, pooled_BFD: Tensor | None, microbatches: int
-    ) -> None:
-        self._model = model
-        self._inputs = inputs
-        self._pooled_BFD = pooled_BFD
-        self._microbatches = microbatches
-        self.rows = microbatch_rows(inputs.rows, microbatches)
-        self._graphs: dict[int, _Graph] = {}
-        self._pooled_gradients: dict[int, Tensor] = {}
-        self._logits: dict[int, Tensor] = {}
-        self._losses: dict[int, Tensor] = {}
-
-    def forward(self, microbatch: int, received_bN: Tensor | None) -> Tensor | None:
-        """Activations (b, M) for the next stage, detached; None in the last stage.
-
-        Args:
-            microbatch: its number.
-            received_bN: from the stage before, becomes part of the graph; None in the first.
-        """
-        part = self._model.part
-        entered_bN = self._entered(microbatch, received_bN)
-        pooled_bFD = None
-        if part.has_interaction:
-            pooled_bFD = _leaf(self._of(self._pooled_BFD, microbatch))
-        left: Tensor = self._model(entered_bN, pooled_bFD)
-        if part.is_last:
-            logit_b = left.squeeze(1)
-            label_b = self._of(self._inputs.label_B, microbatch)
-            left = functional.binary_cross_entropy_with_logits(logit_b, label_b)
-            self._logits[microbatch] = logit_b.detach()
-            self._losses[microbatch] = left.detach()
-        self._graphs[microbatch] = _Graph(entered_bN, pooled_bFD, left)
-        return None if part.is_last else left.detach()
-
-    def backward(self, microbatch: int, received_bM: Tensor | None) -> Tensor | None:
-        """Gradient (b, N) for the stage before; None in the first stage.
-
-        Args:
-            microbatch: its number; its forward has been done.
-            received_bM: gradient of what left; None in the last stage.
-        """
-        graph = self._graphs.pop(microbatch)
-        if self._model.part.is_last:
-            received_bM = torch.tensor(1 / self._microbatches)
-        graph.left.backward(received_bM)
-        if graph.pooled_bFD is not None:
-            self._pooled_gradients[microbatch] = _gradient_of(graph.pooled_bFD)
-        return None if self._model.part.is_first else _gradient_of(graph.entered_bN)
-
-    def finish(self) -> StageResult:
-        """Everything the step has gathered; the parameters keep no gradient."""
-        assert not self._graphs
-        gradients: dict[str, Tensor] = {}
-        for name, weight in self._model.dense_parameters().items():
-            gradients[name] = _gradient_of(weight)
-            weight.grad = None
-        pooled = [gradient for _, gradient in sorted(self._pooled_gradients.items())]
-        return StageResult(
-            gradients=gradients,
-            pooled_gradient_BFD=torch.cat(pooled) if len(pooled) > 1 else next(iter(pooled), None),
-            loss_sum=sum(float(loss) * self.rows for loss in self._losses.values()),
-            correct=sum(
-                int(count_correct(logit_b, self._of(self._inputs.label_B, microbatch)))
-                for microbatch, logit_b in self._logits.items()
-            ),
-        )
-
-    def _entered(self, microbatch: int, received_bN: Tensor | None) -> Tensor:
-        if self._model.part.is_first:
-            return aligned(self._of(self._inputs.dense_BI, microbatch))
-        assert received_bN is not None
-        return received_bN.requires_grad_()
-
-    def _of(self, batch: Tensor | None, microbatch: int) -> Tensor:
+    def of(self, batch: Tensor | None, microbatch: int) -> Tensor:
         """The rows of one micro-batch."""
         assert batch is not None
         return batch[microbatch * self.rows : (microbatch + 1) * self.rows]
+
+
+@final
+class Stage:
+    """A stage with the batches that are in flight, whose ops may come in any order.
+
+    Gradients of a batch are summed in the order of its backward calls.
+
+    Args:
+        model: the stage's layers.
+        microbatches: of every batch.
+    """
+
+    def __init__(self, model: StageModel, microbatches: int) -> None:
+        self.model = model
+        self.microbatches = microbatches
+        self._weights = model.dense_parameters()
+        self._batches: dict[BatchNumber, _Batch] = {}
+
+    def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None) -> None:
+        """Take a batch in.
+
+        Args:
+            batch: its number.
+            inputs: its rows.
+            pooled_BFD: rows of the tables; not None where the interaction is.
+
+        Raises:
+            ConfigError: it does not divide into micro-batches.
+        """
+        rows = microbatch_rows(inputs.rows, self.microbatches)
+        self._batches[batch] = _Batch(inputs=inputs, pooled_BFD=pooled_BFD, rows=rows)
+
+    def rows(self, batch: BatchNumber) -> int:
+        """Rows b of each micro-batch of a batch in flight."""
+        return self._batches[batch].rows
+
+    def forward(
+        self, batch: BatchNumber, microbatch: int, received_bN: Tensor | None
+    ) -> Tensor | None:
+        """Activations (b, M) for the next stage, detached; None in the last stage.
+
+        Args:
+            batch: in flight.
+            microbatch: its number in the batch.
+            received_bN: from the stage before, becomes part of the graph; None in the first.
+        """
+        part, flying = self.model.part, self._batches[batch]
+        if part.is_first:
+            entered_bN = aligned(flying.of(flying.inputs.dense_BI, microbatch))
+        else:
+            assert received_bN is not None
+            entered_bN = received_bN.requires_grad_()
+        pooled_bFD = None
+        if part.has_interaction:
+            pooled_bFD = flying.of(flying.pooled_BFD, microbatch).detach().requires_grad_()
+        left: Tensor = self.model(entered_bN, pooled_bFD)
+        if part.is_last:
+            logit_b = left.squeeze(1)
+            label_b = flying.of(flying.inputs.label_B, microbatch)
+            left = functional.binary_cross_entropy_with_logits(logit_b, label_b)
+            flying.logits[microbatch] = logit_b.detach()
+            flying.losses[microbatch] = left.detach()
+        flying.graphs[microbatch] = _Graph(entered_bN, pooled_bFD, left)
+        return None if part.is_last else left.detach()
+
+    def drop_graphs(self) -> None:
+        """Forget what forward computed of batches in flight: their weights are about to change.
+
+        What entered is kept; backward computes it again, with the weights there are then
+        (recomputation: A. Xu et al., DSP, 2020).
+        """
+        for flying in self._batches.values():
+            for microbatch, graph in flying.graphs.items():
+                flying.graphs[microbatch] = replace(graph, left=None)
+
+    def backward(
+        self, batch: BatchNumber, microbatch: int, received_bM: Tensor | None
+    ) -> Tensor | None:
+        """Gradient (b, N) for the stage before; None in the first stage.
+
+        Args:
+            batch: in flight.
+            microbatch: its number in the batch; its forward has been done.
+            received_bM: gradient of what left; None in the last stage.
+        """
+        part, flying = self.model.part, self._batches[batch]
+        graph = flying.graphs.pop(microbatch)
+        if graph.left is None:
+            self.forward(batch, microbatch, graph.entered_bN)
+            graph = flying.graphs.pop(microbatch)
+        assert graph.left is not None
+        if part.is_last:
+            received_bM = torch.tensor(1 / self.microbatches)
+        leaves: list[Tensor] = list(self._weights.values())
+        if graph.pooled_bFD is not None:
+            leaves.append(graph.pooled_bFD)
+        if not part.is_first:
+            leaves.append(graph.entered_bN)
+        # Not through `weight.grad`: two threads may share the weights.
+        gradients = list(torch.autograd.grad(graph.left, leaves, received_bM))
+        entered_gradient_bN = None if part.is_first else gradients.pop()
+        if graph.pooled_bFD is not None:
+            flying.pooled_gradients[microbatch] = gradients.pop()
+        if flying.gradients:
+            for total, gradient in zip(flying.gradients, gradients, strict=True):
+                total += gradient
+        else:
+            flying.gradients = gradients
+        return entered_gradient_bN
+
+    def finish(self, batch: BatchNumber) -> StageResult:
+        """What a batch has given, after the backward of its last micro-batch; it is forgotten."""
+        flying = self._batches.pop(batch)
+        assert not flying.graphs
+        pooled = [gradient for _, gradient in sorted(flying.pooled_gradients.items())]
+        return StageResult(
+            gradients=dict(zip(self._weights, flying.gradients, strict=True)),
+            pooled_gradient_BFD=torch.cat(pooled) if len(pooled) > 1 else next(iter(pooled), None),
+            loss_sum=sum(float(loss) * flying.rows for loss in flying.losses.values()),
+            correct=sum(
+                int(count_correct(logit_b, flying.of(flying.inputs.label_B, microbatch)))
+                for microbatch, logit_b in flying.logits.items()
+            ),
+            rows=flying.inputs.rows,
+        )
 
 
 def predict_stage(
@@ -182,12 +231,3 @@ def predict_stage(
 def aligned(tensor: Tensor) -> Tensor:
     """The same values at an address from which every product gives the same bits."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
-
-
-def _gradient_of(leaf: Tensor) -> Tensor:
-    assert leaf.grad is not None
-    return leaf.grad

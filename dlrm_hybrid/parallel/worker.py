@@ -1,8 +1,8 @@
-"""What one worker does in a step, as a generator of effects; see `parallel.effects`.
+"""What one worker does in a tick, as a generator of effects; see `parallel.effects`.
 
 train step:
     look up the ids                                       (the stage with the interaction)
-    take over the versions of the weights that the step needs
+    pull the version of the weights that the next push is computed with
     forward and backward of the micro-batches, as the schedule says:
         forward:  receive activations, compute, send activations
         backward: receive a gradient, compute, send a gradient
@@ -17,23 +17,24 @@ N width of what enters the stage, M of what leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.model.optimizer import Schedule
-from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
+from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.dense.client import Client
-from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
-from dlrm_hybrid.parallel.outgoing import Send
+from dlrm_hybrid.parallel.effects import Program, Receive
+from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.schedule import Op
-from dlrm_hybrid.parallel.stage import Inputs, StageStep, predict_stage
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, predict_stage
+from dlrm_hybrid.parallel.tables.base import Tables
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.types import BatchNumber, Tick
+from dlrm_hybrid.wire.frame import Kind
 
 EVALUATION = 2**16 - 1
 """Number of the only micro-batch of a batch that is predicted: no training step has so many."""
@@ -44,41 +45,37 @@ class Worker:
     """The parts of one worker.
 
     Attributes:
-        rank: its own; the neighbouring stages of its trainer are rank - 1 and rank + 1.
-        attempt: how often the run has been restarted.
-        model: of its stage.
-        codec: of both its boundaries.
-        ops: of its stage in every step.
-        client: keeps the weights of `model` at the version that a step needs.
-        collectives: runs the rounds of what `client` pushes, where its method has any.
+        rank: its own.
+        stage: computes, and keeps what is in flight.
+        ops: of the stage in every tick.
+        boundaries: to the neighbouring stages.
+        tables: for its lookups; None where the interaction is not.
         embedding_schedule: learning rate of the tables.
-        send: to any rank.
+        client: pulls the weights of the stage and pushes their gradients.
     """
 
     rank: int
-    attempt: int
-    model: StageModel
-    codec: ActivationCodec
+    stage: Stage
     ops: tuple[Op, ...]
-    client: Client
-    collectives: CollectiveClient
+    boundaries: Boundaries
+    tables: Tables | None
     embedding_schedule: Schedule
-    send: Send
+    client: Client
 
     @property
-    def microbatches(self) -> int:
-        """Of every training step."""
-        return sum(op.kind == "F" for op in self.ops)
+    def part(self) -> StagePart:
+        """Which layers these are."""
+        return self.stage.model.part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What a step taught; in every stage but the last the sums are 0.
+class StepMetrics:
+    """What a training step measured; in every stage but the last the sums are 0.
 
     Attributes:
         loss_sum: binary cross-entropy before the update, summed over the rows.
         correct: rows on the right side of one half.
-        rows: of the trainer's batch.
+        rows: of the batch whose gradients were pushed.
     """
 
     loss_sum: float
@@ -86,154 +83,186 @@ class StepOutcome:
     rows: int
 
 
-def train_step(worker: Worker, step: int, inputs: Inputs) -> Generator[Effect, Any, StepOutcome]:
-    """Learn from one batch; `step` counts from 0.
+def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetrics]:
+    """Do the ops of one tick, in which the batch of the same number is read.
 
     Raises:
         ConfigError: the batch does not divide into micro-batches.
         DlrmError: a frame is not what it should be.
     """
-    pooled_BFD = yield from _lookup(worker, inputs, worker.embedding_schedule.lr(step))
-    yield from take_versions(worker, step)
-    stage = StageStep(worker.model, inputs, pooled_BFD, worker.microbatches)
-    pipe = _Pipe(worker, step)
-    for kind, microbatch in worker.ops:
+    stage, boundaries = worker.stage, worker.boundaries
+    yield from _begin(worker, BatchNumber(tick), inputs)
+    yield from worker.client.pull()
+    result: StageResult | None = None
+    for kind, microbatch, delay in worker.ops:
+        batch = BatchNumber(tick - delay)
+        if batch < 0:
+            continue
+        key = (batch, microbatch)
         if kind == "F":
-            received_bN = yield from pipe.activations(microbatch, stage.rows)
-            pipe.send_activations(stage.forward(microbatch, received_bN), microbatch)
-        else:
-            received_bM = yield from pipe.gradient(microbatch)
-            pipe.send_gradient(stage.backward(microbatch, received_bM), microbatch)
-    result = stage.finish()
-    pushing = worker.client.push(step, result.gradients)
-    for outgoing in (yield from worker.collectives.run(step, pushing)):
-        worker.send(*outgoing)
-    if result.pooled_gradient_BFD is not None:
-        yield LearnEmbeddings(result.pooled_gradient_BFD)
-    return StepOutcome(loss_sum=result.loss_sum, correct=result.correct, rows=inputs.rows)
+            received_bN = yield from boundaries.receive_activations(*key, stage.rows(batch))
+            left_bM = stage.forward(batch, microbatch, received_bN)
+            boundaries.send_activations(left_bM, *key)
+            continue
+        received_bM = yield from boundaries.receive_gradient(*key)
+        entered_bN = stage.backward(batch, microbatch, received_bM)
+        boundaries.send_gradient(entered_bN, *key)
+        if microbatch == stage.microbatches - 1:
+            result = yield from _finish(worker, batch)
+    stage.drop_graphs()
+    if result is None:
+        return StepMetrics(loss_sum=0.0, correct=0, rows=0)
+    return StepMetrics(loss_sum=result.loss_sum, correct=result.correct, rows=result.rows)
 
 
-def take_versions(worker: Worker, step: int) -> Generator[Effect, Any, None]:
-    """Bring the weights to the version that `step` is computed with."""
-    for receive in worker.client.wants(step):
-        frame: Frame = yield receive
-        worker.client.apply(frame)
+def _begin(worker: Worker, batch: BatchNumber, inputs: Inputs) -> Program[None]:
+    """Look up the rows of a batch, and take it in."""
+    pooled_BFD = None
+    if worker.tables is not None:
+        assert inputs.ids_FB is not None
+        lr = worker.embedding_schedule.lr(batch)
+        pooled_BFD = yield from worker.tables.lookup(batch, inputs.ids_FB, lr)
+    worker.stage.begin(batch, inputs, pooled_BFD)
 
 
-def evaluate_batch(
-    worker: Worker, number: int, inputs: Inputs
-) -> Generator[Effect, Any, Tensor | None]:
+def _finish(worker: Worker, batch: BatchNumber) -> Program[StageResult]:
+    """Push the gradients of a batch, and update its rows of the tables."""
+    result = worker.stage.finish(batch)
+    yield from worker.client.push(result.gradients)
+    if worker.tables is not None:
+        assert result.pooled_gradient_BFD is not None
+        yield from worker.tables.update(batch, result.pooled_gradient_BFD)
+    return result
+
+
+def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:
     """Logits (B,) of one batch from the last stage, None from the others; nothing learns.
 
-    A stage is done when the one behind has taken its activations: no stage runs away from the
-    next by more than a batch.
+    A stage is done when the next one has its activations: no stage runs away from the next by more
+    than a batch.
 
     Args:
         worker: its weights are taken as they are.
         number: of the batch; another one for each batch of an evaluation.
         inputs: any number of rows; labels are not read.
     """
-    pooled_BFD = yield from _lookup(worker, inputs, lr=0.0)
-    pipe = _Pipe(worker, number)
-    received_BN = yield from pipe.activations(EVALUATION, inputs.rows)
-    pipe.confirm()
-    left = predict_stage(worker.model, inputs, received_BN, pooled_BFD)
-    if worker.model.part.is_last:
+    batch, boundaries = BatchNumber(number), worker.boundaries
+    pooled_BFD = None
+    if worker.tables is not None:
+        assert inputs.ids_FB is not None
+        pooled_BFD = yield from worker.tables.predict(inputs.ids_FB)
+    received_BN = yield from boundaries.receive_activations(batch, EVALUATION, inputs.rows)
+    boundaries.confirm(batch)
+    left = predict_stage(worker.stage.model, inputs, received_BN, pooled_BFD)
+    if worker.part.is_last:
         return left
-    pipe.send_activations(left, EVALUATION)
-    yield from pipe.confirmation()
+    boundaries.send_activations(left, batch, EVALUATION)
+    yield from boundaries.receive_confirmation(batch)
     return None
 
 
 @final
-class _Pipe:
-    """Both boundaries of a worker in one step; what is beyond the first and last stage is None."""
+class Boundaries:
+    """What crosses the cuts before and after a stage; before the first and after the last is None.
 
-    def __init__(self, worker: Worker, step: int) -> None:
-        self._worker = worker
-        self._part = worker.model.part
-        self._step = step
-        self._sent: dict[int, Saved] = {}
-        self._received: dict[int, Saved] = {}
+    Args:
+        port: of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
+        part: the stage.
+        codec: of both boundaries.
+        clock: told when the codec works.
 
-    def activations(self, microbatch: int, rows: int) -> Generator[Effect, Any, Tensor | None]:
+    Attributes:
+        rank: of the worker.
+    """
+
+    def __init__(
+        self, port: Port, part: StagePart, codec: ActivationCodec, clock: SpanClock
+    ) -> None:
+        self.rank = port.rank
+        self._port = port
+        self._part = part
+        self._codec = codec
+        self._encoding = clock.within(Span.ENCODE)
+        self._decoding = clock.within(Span.DECODE)
+        # From forward to backward, by batch and micro-batch.
+        self._sent: dict[tuple[BatchNumber, int], Saved] = {}
+        self._received: dict[tuple[BatchNumber, int], Saved] = {}
+
+    def receive_activations(
+        self, batch: BatchNumber, microbatch: int, rows: int
+    ) -> Program[Tensor | None]:
         """What enters the stage, (b, N)."""
         if self._part.is_first:
             return None
-        key = self._key(self._part.index - 1, microbatch)
-        frame = yield self._receive(Kind.ACTIVATION, self._worker.rank - 1, key)
+        key = self._before(batch, microbatch)
+        frame = yield self._from(self._port.rank - 1, Kind.ACTIVATION, key)
         shape = torch.Size((rows, self._part.input_width))
-        entered_bN, saved = self._worker.codec.decode(frame.sections, shape, key)
-        self._received[microbatch] = saved
+        with self._decoding:
+            entered_bN, saved = self._codec.decode(frame.sections, shape, key)
+        self._received[batch, microbatch] = saved
         return entered_bN
 
-    def send_activations(self, left_bM: Tensor | None, microbatch: int) -> None:
-        """To the stage behind."""
+    def send_activations(self, left_bM: Tensor | None, batch: BatchNumber, microbatch: int) -> None:
+        """To the next stage."""
         if left_bM is None:
             return
-        key = self._key(self._part.index, microbatch)
-        sections, saved = self._worker.codec.encode(left_bM, key)
-        self._sent[microbatch] = saved
-        frame = self._frame(Kind.ACTIVATION, key, sections)
-        self._worker.send(self._worker.rank + 1, frame, _dense_bytes(left_bM))
+        key = self._after(batch, microbatch)
+        with self._encoding:
+            sections, saved = self._codec.encode(left_bM, key)
+        self._sent[batch, microbatch] = saved
+        self._send(self._port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
 
-    def gradient(self, microbatch: int) -> Generator[Effect, Any, Tensor | None]:
+    def receive_gradient(self, batch: BatchNumber, microbatch: int) -> Program[Tensor | None]:
         """Of what left the stage, (b, M)."""
         if self._part.is_last:
             return None
-        key = self._key(self._part.index, microbatch)
-        frame = yield self._receive(Kind.ACTIVATION_GRADIENT, self._worker.rank + 1, key)
-        saved = self._sent.pop(microbatch)
-        return self._worker.codec.decode_gradient(frame.sections, saved, key)
+        key = self._after(batch, microbatch)
+        frame = yield self._from(self._port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
+        saved = self._sent.pop((batch, microbatch))
+        with self._decoding:
+            return self._codec.decode_gradient(frame.sections, saved, key)
 
-    def send_gradient(self, gradient_bN: Tensor | None, microbatch: int) -> None:
+    def send_gradient(
+        self, gradient_bN: Tensor | None, batch: BatchNumber, microbatch: int
+    ) -> None:
         """Of what entered, to the stage before."""
         if gradient_bN is None:
             return
-        key = self._key(self._part.index - 1, microbatch)
-        saved = self._received.pop(microbatch)
-        sections = self._worker.codec.encode_gradient(gradient_bN, saved, key)
-        frame = self._frame(Kind.ACTIVATION_GRADIENT, key, sections)
-        self._worker.send(self._worker.rank - 1, frame, _dense_bytes(gradient_bN))
+        key = self._before(batch, microbatch)
+        saved = self._received.pop((batch, microbatch))
+        with self._encoding:
+            sections = self._codec.encode_gradient(gradient_bN, saved, key)
+        self._send(self._port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
-    def confirm(self) -> None:
-        """Tell the stage before that its activations have come."""
+    def confirm(self, batch: BatchNumber) -> None:
+        """Tell the stage before that its activations have come; nothing goes back through them."""
         if not self._part.is_first:
-            key = self._key(self._part.index - 1, EVALUATION)
-            self._worker.send(self._worker.rank - 1, self._frame(Kind.CONTROL, key, ()), 0)
+            del self._received[batch, EVALUATION]
+            self._send(self._port.rank - 1, Kind.RECEIVED, self._before(batch, EVALUATION))
 
-    def confirmation(self) -> Generator[Effect, Any, None]:
-        """Wait until the stage behind has the activations."""
-        key = self._key(self._part.index, EVALUATION)
-        yield self._receive(Kind.CONTROL, self._worker.rank + 1, key)
+    def receive_confirmation(self, batch: BatchNumber) -> Program[None]:
+        """Wait until the next stage has the activations."""
+        del self._sent[batch, EVALUATION]
+        yield self._from(self._port.rank + 1, Kind.RECEIVED, self._after(batch, EVALUATION))
 
-    def _key(self, boundary: int, microbatch: int) -> Key:
-        return Key(self._step, boundary, microbatch)
+    def _before(self, batch: BatchNumber, microbatch: int) -> Key:
+        return Key(batch, self._part.index - 1, microbatch)
 
-    def _receive(self, kind: Kind, sender: int, key: Key) -> Receive:
-        return Receive(kind, sender, key.step, key.boundary, key.microbatch)
+    def _after(self, batch: BatchNumber, microbatch: int) -> Key:
+        return Key(batch, self._part.index, microbatch)
 
-    def _frame(self, kind: Kind, key: Key, sections: Sections) -> Frame:
-        return Frame(
-            kind=kind,
-            sender=self._worker.rank,
-            attempt=self._worker.attempt,
-            step=key.step,
+    def _from(self, sender: int, kind: Kind, key: Key) -> Receive:
+        return Receive(kind, sender, key.batch, boundary=key.boundary, microbatch=key.microbatch)
+
+    def _send(
+        self, to: int, kind: Kind, key: Key, sections: Sections = (), of: Tensor | None = None
+    ) -> None:
+        self._port.send(
+            to,
+            kind,
+            key.batch,
+            sections,
             boundary=key.boundary,
             microbatch=key.microbatch,
-            sections=sections,
+            dense_bytes=0 if of is None else 4 * of.numel(),
         )
-
-
-def _lookup(worker: Worker, inputs: Inputs, lr: float) -> Generator[Effect, Any, Tensor | None]:
-    """Rows of the tables (B, F, D) where the interaction is."""
-    if not worker.model.part.has_interaction:
-        return None
-    assert inputs.ids_FB is not None
-    pooled_BFD: Tensor = yield Lookup(inputs.ids_FB, lr)
-    return pooled_BFD
-
-
-def _dense_bytes(tensor: Tensor) -> int:
-    """Size of a tensor's elements as float32."""
-    return 4 * tensor.numel()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -18,15 +18,16 @@ from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.effects import Effect
-from dlrm_hybrid.parallel.in_process import InProcessWorld
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.stage import Inputs
-from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
+from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.parts import Learned
+from dlrm_hybrid.types import Tick
 
 
 @final
@@ -58,20 +59,18 @@ class InProcessEngine:
 
     Attributes:
         ranks: workers and servers.
-        world: answers what the workers ask.
+        runner: of the workers' programs.
         reads: give the training batches of each trainer.
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with stage models of their own, for the master weights.
-        evaluation_world: answers what the evaluators ask.
         test: the rows to evaluate.
     """
 
     ranks: Ranks
-    world: InProcessWorld
+    runner: InProcessRunner
     reads: Sequence[Read]
     schedule: Schedule
     evaluators: Sequence[Worker]
-    evaluation_world: InProcessWorld
     test: TestPart
 
     @property
@@ -94,11 +93,13 @@ class InProcessEngine:
         """See `Engine`."""
         stages = len(self.evaluators)
         batches, afters = zip(*(read(at) for read in self.reads), strict=True)
-        programs: dict[int, Generator[Effect, Any, StepOutcome]] = {
-            worker.rank: train_step(worker, step, stage_inputs(worker, batches[rank // stages]))
+        programs: dict[int, Program[StepMetrics]] = {
+            worker.rank: train_step(
+                worker, Tick(step), stage_inputs(worker, batches[rank // stages])
+            )
             for rank, worker in enumerate(self.ranks.workers)
         }
-        outcomes = self.world.run(programs)
+        outcomes = self.runner.run(programs)
         learned = Learned(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
             correct=sum(outcome.correct for outcome in outcomes.values()),
@@ -111,16 +112,16 @@ class InProcessEngine:
         """See `Engine`; scores the master weights, whatever version the workers are at."""
         masters = self._dense()
         for worker in self.evaluators:
-            for name, weight in worker.model.dense_parameters().items():
+            for name, weight in worker.stage.model.dense_parameters().items():
                 weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         for number, batch in enumerate(self.test.batches()):
             check(number * self.test.batch_size)
-            programs: dict[int, Generator[Effect, Any, Tensor | None]] = {
-                worker.rank: evaluate_batch(worker, number, stage_inputs(worker, batch))
+            programs: dict[int, Program[Tensor | None]] = {
+                worker.rank: predict_batch(worker, number, stage_inputs(worker, batch))
                 for worker in self.evaluators
             }
-            logit_B = self.evaluation_world.run(programs)[self.evaluators[-1].rank]
+            logit_B = self.runner.run(programs)[self.evaluators[-1].rank]
             assert logit_B is not None
             metrics.add(logit_B.numpy(), batch.label_B)
         return metrics.scores()
@@ -146,12 +147,11 @@ class InProcessEngine:
             for outgoing in server.restart(step, values):
                 channel.send(*outgoing)
         for client in self.ranks.clients:
-            if isinstance(client, ServerClient):
-                client.restart(step, values)
+            client.restart(step, values)
 
     def _versions(self) -> Versions:
-        told = (server.versions() for _, server in self.ranks.servers)
-        return reduce(Versions.plus, told, Versions())
+        published = (server.versions() for _, server in self.ranks.servers)
+        return reduce(Versions.plus, published, Versions())
 
     def _dense(self) -> dict[str, Tensor]:
         """The truth of all dense weights, with what their optimizers remember."""
@@ -163,7 +163,7 @@ class InProcessEngine:
 
 def stage_inputs(worker: Worker, batch: Batch) -> Inputs:
     """What a worker's stage reads of a batch, and no more."""
-    part = worker.model.part
+    part = worker.part
     return Inputs(
         rows=len(batch.label_B),
         dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,

@@ -1,19 +1,16 @@
-"""A server in a process of its own: pushes in, versions out; weights to who asks, checkpoints."""
+"""A server in a process of its own: what it answers beside pushes, and in which phase it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, final
-
-from torch import Tensor
+from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import whole
-from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.dense.service import Handle
-from dlrm_hybrid.parallel.messages import Topic, control, num_bytes, values_of
-from dlrm_hybrid.parallel.outgoing import Outgoing
+from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import message, num_bytes, values_of
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
@@ -22,65 +19,80 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 
 
 @final
-@dataclass(slots=True)
-class AskedServer:
-    """A parameter server that also hands out its weights, and saves all it has, after a step.
+@dataclass(slots=True, kw_only=True)
+class ServerRank:
+    """Answers all frames that come to a server rank.
 
     Attributes:
         server: owns the tensors.
-        take: gets all frames that are no questions: `server.handle`, or what hands pushes on to it.
+        collect: takes contributions; None where the method has no rounds.
         rank: its own.
         attempt: how often the run has been restarted.
         meter: told what the answers are for.
-        start: steps done before this attempt.
+        start: ticks done before this attempt.
         writer: of its part of checkpoints.
     """
 
     server: ParameterServer
-    take: Handle
+    collect: Handle | None
     rank: int
     attempt: int
     meter: RankMeter
     start: int
     writer: ShardWriter
-    _asked: list[Frame] = field(default_factory=list[Frame])
+    _waiting: list[Frame] = field(default_factory=list[Frame])
 
-    def handle(self, frame: Frame) -> Sequence[Outgoing]:
-        """As `take`; a question waits until all versions of its step are made."""
-        self.meter.switch(self._phase(frame))
-        if frame.kind is not Kind.CONTROL:
-            outgoing = self.take(frame)
-            return [*outgoing, *self._answers()] if self._asked else outgoing
-        self._asked.append(frame)
+    def handlers(self) -> Mapping[Kind, Handle]:
+        """By the kinds of frames that they are for."""
+        handlers = {
+            Kind.PUSH: self._push,
+            Kind.FETCH: self._ask,
+            Kind.SAVE: self._ask,
+            Kind.SHARD: self._shard,
+        }
+        return handlers if self.collect is None else {**handlers, Kind.CONTRIBUTION: self._collect}
+
+    def _push(self, frame: Frame) -> Sequence[Outgoing]:
+        self.meter.switch(self._training(frame))
+        outgoing = self.server.handle(frame)
+        return [*outgoing, *self._answers()] if self._waiting else outgoing
+
+    def _collect(self, frame: Frame) -> Sequence[Outgoing]:
+        assert self.collect is not None
+        self.meter.switch(self._training(frame))
+        return self.collect(frame)
+
+    def _training(self, frame: Frame) -> Phase:
+        return Phase.WARMUP if frame.number < self.start + WARMUP_STEPS else Phase.TRAIN
+
+    def _ask(self, frame: Frame) -> Sequence[Outgoing]:
+        """A question about weights waits until they are of the version it names."""
+        self.meter.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
+        self._waiting.append(frame)
         return self._answers()
 
-    def _phase(self, frame: Frame) -> Phase:
-        if frame.kind is Kind.CONTROL:
-            return Phase.EVALUATE if frame.boundary == Topic.FETCH else Phase.CHECKPOINT
-        return Phase.WARMUP if frame.step < self.start + WARMUP_STEPS else Phase.TRAIN
-
     def _answers(self) -> list[Outgoing]:
-        ready = [frame for frame in self._asked if self._is_ready(frame)]
-        self._asked = [frame for frame in self._asked if frame not in ready]
+        ready = [frame for frame in self._waiting if self._is_ready(frame)]
+        self._waiting = [frame for frame in self._waiting if frame not in ready]
         return [self._answer(frame) for frame in ready]
 
     def _is_ready(self, frame: Frame) -> bool:
-        if frame.boundary == Topic.SHARD:
-            return True
-        stage = values_of(frame)["stage"] if frame.boundary == Topic.FETCH else None
-        return self.server.made(stage, frame.step)
+        stage = values_of(frame)["stage"] if frame.kind is Kind.FETCH else None
+        return self.server.has_version(stage, frame.number)
 
     def _answer(self, frame: Frame) -> Outgoing:
-        values: dict[str, Any] = {}
-        tensors: Mapping[str, Tensor] = {}
-        if frame.boundary == Topic.FETCH:
-            topic, tensors = Topic.TENSORS, self.server.weights(values_of(frame)["stage"])
-        elif frame.boundary == Topic.SAVE:
-            topic = Topic.COPIED
-            self.writer.begin(frame.step, piece_groups(whole(self.server.tensors())))
-        else:
-            topic = Topic.SHARD
-            shard = self.writer.take(values_of(frame)["wait_seconds"])
-            values = {"shard": None if shard is None else asdict(shard)}
-        answer = control(self.rank, self.attempt, frame.step, topic, values, tensors)
-        return Outgoing(frame.sender, answer, num_bytes(tensors))
+        values = values_of(frame)
+        if frame.kind is Kind.FETCH:
+            tensors = self.server.weights(values["stage"])
+            answer = message(Kind.WEIGHTS, self.rank, self.attempt, frame.number, {}, tensors)
+            return Outgoing(frame.sender, answer, num_bytes(tensors))
+        self.writer.begin(values["step"], piece_groups(whole(self.server.tensors())))
+        answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
+        return Outgoing(frame.sender, answer, 0)
+
+    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
+        self.meter.switch(Phase.CHECKPOINT)
+        shard = self.writer.take(values_of(frame)["wait_seconds"])
+        values = {"shard": None if shard is None else asdict(shard)}
+        answer = message(Kind.SHARD, self.rank, self.attempt, frame.number, values)
+        return [Outgoing(frame.sender, answer, 0)]

@@ -18,17 +18,18 @@ from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
-from dlrm_hybrid.parallel.drive import Surroundings
-from dlrm_hybrid.parallel.messages import Topic
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import Worker, train_step
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
-from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.in_process import stage_inputs
 from dlrm_hybrid.train.parts import AGREE_EVERY, Decision, Learned, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
+from dlrm_hybrid.types import Tick
+from dlrm_hybrid.wire.frame import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ class WorkerRank:
 
     Attributes:
         topology: of the world.
-        talk: with the other ranks.
-        around: answers what the worker's steps ask.
+        messenger: to the other ranks.
+        runner: of the worker's programs.
         worker: its stage.
-        client: its tie to the owners of its weights.
+        client: of its weights.
         compression: all that it compresses with.
         read: gives the training batches of its trainer.
         schedule: learning rate of the dense parameters, to report it.
@@ -60,8 +61,8 @@ class WorkerRank:
     """
 
     topology: Topology
-    talk: Conversation
-    around: Surroundings
+    messenger: Messenger
+    runner: ProcessRunner
     worker: Worker
     client: ServerClient | LocalClient
     compression: Compression
@@ -85,13 +86,13 @@ class WorkerRank:
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
         """See `Parts.learn`; only last stages have something to tell."""
         batch, after = self.read(at)
-        program = train_step(self.worker, step, stage_inputs(self.worker, batch))
-        outcome = self.around.run(program)
+        program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch))
+        outcome = self.runner.run(program)
         self.step = step + 1
         learned = Learned(
             loss_sum=outcome.loss_sum,
             correct=outcome.correct,
-            rows=outcome.rows if self.worker.model.part.is_last else 0,
+            rows=outcome.rows if self.worker.part.is_last else 0,
             lr=self.schedule.lr(step),
         )
         return learned, after
@@ -110,8 +111,8 @@ class WorkerRank:
         if self.leads:
             return self._hear_all(progress, Decision(stop.severity, is_late))
         report = {"interval": asdict(progress.interval), "severity": stop.severity}
-        self.talk.tell(self.leader, step, Topic.REPORT, report)
-        decision = self.talk.hear(self.leader, step, Topic.DECISION)
+        self.messenger.send(self.leader, Kind.REPORT, step, report)
+        decision = self.messenger.receive(self.leader, Kind.DECISION, step)
         told = Decision(decision["severity"], decision["save"])
         return replace(progress, interval=Interval()), told
 
@@ -127,8 +128,9 @@ class WorkerRank:
         """
         masters: Mapping[str, Tensor]
         if isinstance(self.client, ServerClient):
-            stage = self.worker.model.part.index
-            masters = self.talk.fetch(self.topology.server_group, self.step, stage)
+            stage = self.worker.part.index
+            settled = self.client.settled()
+            masters = self.messenger.fetch(self.topology.server_group, settled, stage)
         else:
             masters = self.client.tensors()
 
@@ -150,10 +152,7 @@ class WorkerRank:
         self.step = step
         self._met = _Met(step)
         self.compression.load(values)
-        if isinstance(self.client, ServerClient):
-            self.client.restart(step, values)
-        else:
-            self.client.restart(values)
+        self.client.restart(step, values)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.topology.num_workers) if rank != self.leader]
@@ -164,22 +163,27 @@ class WorkerRank:
             return
         severity = stop.severity
         if self.leads:
-            requests = [self.talk.hear(rank, number, Topic.STOP_REQUEST) for rank in self._others()]
+            requests = [
+                self.messenger.receive(rank, Kind.STOP_REQUEST, number) for rank in self._others()
+            ]
             severity = max([severity, *(one["severity"] for one in requests)])
             for rank in self._others():
-                self.talk.tell(rank, number, Topic.STOP_DECISION, {"severity": severity})
+                self.messenger.send(rank, Kind.STOP_DECISION, number, {"severity": severity})
         else:
-            self.talk.tell(self.leader, number, Topic.STOP_REQUEST, {"severity": severity})
-            severity = self.talk.hear(self.leader, number, Topic.STOP_DECISION)["severity"]
+            self.messenger.send(self.leader, Kind.STOP_REQUEST, number, {"severity": severity})
+            answer = self.messenger.receive(self.leader, Kind.STOP_DECISION, number)
+            severity = answer["severity"]
         obey(severity)
 
     def _hear_all(self, progress: Progress, own: Decision) -> tuple[Progress, Decision]:
         """The leader's side of an agreement."""
-        reports = [self.talk.hear(rank, progress.step, Topic.REPORT) for rank in self._others()]
+        reports = [
+            self.messenger.receive(rank, Kind.REPORT, progress.step) for rank in self._others()
+        ]
         severity = max([own.severity, *(report["severity"] for report in reports)])
         decision = replace(own, severity=severity)
         for rank in self._others():
-            self.talk.tell(rank, progress.step, Topic.DECISION, asdict(decision))
+            self.messenger.send(rank, Kind.DECISION, progress.step, asdict(decision))
         return progress.plus(*(Interval(**report["interval"]) for report in reports)), decision
 
     def _since_last_met(self, step: int, samples_per_step: int) -> Interval:

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.parallel.drive import Surroundings
-from dlrm_hybrid.parallel.effects import Lookup
-from dlrm_hybrid.parallel.messages import Topic
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import Worker, evaluate_batch
+from dlrm_hybrid.parallel.worker import Worker, predict_batch
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
-from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import stage_inputs
+from dlrm_hybrid.wire.frame import Kind
 
 
 @final
@@ -29,15 +28,15 @@ class WorldEvaluation:
 
     Attributes:
         topology: of the world.
-        talk: with the others.
-        around: answers what the worker asks, for batches of any size.
-        evaluator: its stage, with weights of its own.
+        messenger: to the others.
+        runner: of the worker's programs.
+        evaluator: its stage, with weights of its own; its tables take batches of any size.
         test: the rows.
     """
 
     topology: Topology
-    talk: Conversation
-    around: Surroundings
+    messenger: Messenger
+    runner: ProcessRunner
     evaluator: Worker
     test: TestPart
 
@@ -52,17 +51,17 @@ class WorldEvaluation:
             meet: called before each group of batches with its number and the rows done, by all
                 workers alike; what it raises in all of them ends the evaluation.
         """
-        for name, weight in self.evaluator.model.dense_parameters().items():
+        for name, weight in self.evaluator.stage.model.dense_parameters().items():
             weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         for number, group in enumerate(self._groups()):
             meet(number, number * self.topology.trainers * self.test.batch_size)
             logit_B = self._predict(number, group)
-            if self.talk.rank == leader:
+            if self.messenger.rank == leader:
                 self._score(number, group, logit_B, metrics)
             elif logit_B is not None:
-                self.talk.give(leader, number, Topic.LOGITS, {"logits": logit_B})
-        return metrics.scores() if self.talk.rank == leader else None
+                self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
+        return metrics.scores() if self.messenger.rank == leader else None
 
     def _groups(self) -> Iterator[list[Batch]]:
         """A batch for each trainer; the last group may have fewer."""
@@ -77,14 +76,14 @@ class WorldEvaluation:
 
     def _predict(self, number: int, group: list[Batch]) -> Tensor | None:
         """Logits of this trainer's batch in the last stage."""
-        trainer = self.talk.rank // self.topology.stages
+        trainer = self.messenger.rank // self.topology.stages
         if trainer < len(group):
             inputs = stage_inputs(self.evaluator, group[trainer])
-            return self.around.run(evaluate_batch(self.evaluator, number, inputs))
-        if self.around.tables is not None:
+            return self.runner.run(predict_batch(self.evaluator, number, inputs))
+        if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
             nothing_FB = torch.empty((NUM_CATEGORICAL, 0), dtype=torch.int64)
-            self.around.tables.lookup(Lookup(nothing_FB, lr=0.0))
+            self.runner.run(self.evaluator.tables.predict(nothing_FB))
         return None
 
     def _score(
@@ -93,7 +92,7 @@ class WorldEvaluation:
         for trainer, batch in enumerate(group):
             rank = self.topology.worker(trainer, self.topology.stages - 1)
             logit_B = own_B
-            if rank != self.talk.rank:
-                logit_B = self.talk.take(rank, number, Topic.LOGITS)["logits"]
+            if rank != self.messenger.rank:
+                logit_B = self.messenger.receive_tensors(rank, Kind.LOGITS, number)["logits"]
             assert logit_B is not None
             metrics.add(logit_B.numpy(), batch.label_B)

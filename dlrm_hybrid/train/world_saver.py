@@ -18,10 +18,11 @@ from typing import Any, final
 
 from dlrm_hybrid.checkpoint.commit import Saved, Shard
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter
-from dlrm_hybrid.parallel.messages import Topic
-from dlrm_hybrid.train.conversation import Conversation
+from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import WAIT_SECONDS, Committer
+from dlrm_hybrid.types import Version
+from dlrm_hybrid.wire.frame import Kind
 
 
 @final
@@ -30,19 +31,21 @@ class WorldCheckpointWriter:
     """A `CheckpointWriter` of one worker.
 
     Attributes:
-        talk: with the other ranks.
+        messenger: to the other ranks.
         leader: rank of the worker that leads.
         names: of all ranks of the world, in their order.
         servers: ranks of the servers.
+        settled: the version that servers have once all that was pushed until now has arrived.
         committer: makes checkpoints valid, where this worker leads.
         writer: writes what this worker holds.
         groups: gives that.
     """
 
-    talk: Conversation
+    messenger: Messenger
     leader: int
     names: Mapping[int, str]
     servers: Sequence[int]
+    settled: Callable[[], Version]
     committer: Committer
     writer: ShardWriter
     groups: Callable[[], Groups]
@@ -57,11 +60,12 @@ class WorldCheckpointWriter:
         """See `CheckpointWriter`; no server learns on before it has copied."""
         begun, step = time.perf_counter(), progress.step
         asked = self.servers if self._leads else ()
+        version = self.settled()
         for server in asked:
-            self.talk.tell(server, step, Topic.SAVE, {})
+            self.messenger.send(server, Kind.SAVE, version, {"step": step})
         self.writer.begin(step, self.groups())
         for server in asked:
-            self.talk.hear(server, step, Topic.COPIED)
+            self.messenger.receive(server, Kind.COPIED, version)
         if self._leads:
             self.committer.begin(progress, self.names, begun)
         self._step = step
@@ -84,7 +88,7 @@ class WorldCheckpointWriter:
 
     @property
     def _leads(self) -> bool:
-        return self.talk.rank == self.leader
+        return self.messenger.rank == self.leader
 
     def _round(self, wait_seconds: float) -> Saved | None:
         step, saved = self._step, None
@@ -93,8 +97,8 @@ class WorldCheckpointWriter:
             saved = self._lead(step, wait_seconds)
             done = saved is not None
         else:
-            self.talk.tell(self.leader, step, Topic.SHARD, self._written(wait_seconds))
-            done = self.talk.hear(self.leader, step, Topic.COMMIT)["done"]
+            self.messenger.send(self.leader, Kind.SHARD, step, self._written(wait_seconds))
+            done = self.messenger.receive(self.leader, Kind.COMMIT, step)["done"]
         if done:
             self._step = None
         return saved
@@ -102,16 +106,18 @@ class WorldCheckpointWriter:
     def _lead(self, step: int, wait_seconds: float) -> Saved | None:
         servers = [rank for rank in self.servers if rank in self.committer.owed]
         for rank in servers:
-            self.talk.tell(rank, step, Topic.SHARD, {"wait_seconds": wait_seconds})
+            self.messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
         workers = [rank for rank in self.names if rank not in (*self.servers, self.leader)]
-        told = {self.leader: self._written(wait_seconds)}
-        told |= {rank: self.talk.hear(rank, step, Topic.SHARD) for rank in (*workers, *servers)}
-        for rank, values in told.items():
+        written = {self.leader: self._written(wait_seconds)}
+        written |= {
+            rank: self.messenger.receive(rank, Kind.SHARD, step) for rank in (*workers, *servers)
+        }
+        for rank, values in written.items():
             if values["shard"] is not None:
                 self.committer.take(rank, Shard(**values["shard"]))
         saved = self.committer.poll(wait_seconds)
         for rank in workers:
-            self.talk.tell(rank, step, Topic.COMMIT, {"done": saved is not None})
+            self.messenger.send(rank, Kind.COMMIT, step, {"done": saved is not None})
         return saved
 
     def _written(self, wait_seconds: float) -> dict[str, Any]:

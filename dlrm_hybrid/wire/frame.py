@@ -1,8 +1,11 @@
 """One message between two ranks: what it is about, and the tensors it carries.
 
-    byte  0        4         5      6          8        12        16     24         28
-          │ "DLHF" │ version │ kind │ sections │ sender │ attempt │ step │ boundary │ microbatch │
-          │ 4 s    │ u8      │ u8   │ u16      │ u32    │ u32     │ u64  │ u32      │ u32        │
+    byte  0        4         5      6          8        12        16
+          │ "DLHF" │ version │ kind │ sections │ sender │ attempt │ …
+          │ 4 s    │ u8      │ u8   │ u16      │ u32    │ u32     │
+         16       24         26      28
+        … │ number │ boundary │ round │ microbatch │
+          │ u64    │ u16      │ u16   │ u32        │
     from byte 32, for each section
           │ tensor │ encoding │ dtype │ count │ payload bytes │
           │ u16    │ u8       │ u8    │ u32   │ u64           │
@@ -26,25 +29,49 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import DTYPES, ENCODINGS, Section, size_fault
 
 MAGIC = b"DLHF"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 8
 
-_HEADER = struct.Struct("<4sBBHIIQII")
+_HEADER = struct.Struct("<4sBBHIIQHHI")
 _SECTION = struct.Struct("<HBBIQ")
 _CHECKSUM = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """What a frame is for, and with it what its number counts; 9 to 11 are kept for tables.
+
+    Of the training step:
+        ACTIVATION, ACTIVATION_GRADIENT, RECEIVED: the batch; RECEIVED confirms an activation.
+        PUSH: the pushes of its sender. PARAMETERS: the version that it makes.
+        CONTRIBUTION, RESULT: the tick; what trainers reduce through a server before they push.
+    Of the run; a question and its answer have the same number:
+        REPORT, DECISION: the tick at which workers meet.
+        FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
+        SHARD, COMMIT: the tick of the checkpoint.
+        LOGITS, STOP_REQUEST, STOP_DECISION: the group of test batches.
+        GOODBYE: the ticks that its sender has done.
+    """
 
     HELLO = 1
     ACTIVATION = 2
     ACTIVATION_GRADIENT = 3
     PUSH = 4
     PARAMETERS = 5
-    CONTROL = 6
-    PROPOSAL = 7
-    AGREEMENT = 8
+    RECEIVED = 6
+    CONTRIBUTION = 7
+    RESULT = 8
+    REPORT = 12
+    DECISION = 13
+    FETCH = 14
+    WEIGHTS = 15
+    SAVE = 16
+    COPIED = 17
+    SHARD = 18
+    COMMIT = 19
+    LOGITS = 20
+    STOP_REQUEST = 21
+    STOP_DECISION = 22
+    GOODBYE = 23
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -72,9 +99,9 @@ class Frame:
         kind: what it is for.
         sender: rank it comes from.
         attempt: how often the run has been restarted; frames of another attempt are refused.
-        step: it belongs to; for parameters the version they make.
-        boundary: between stages `boundary` and `boundary + 1`, 0 where there is none; of a proposal
-            and an agreement the round.
+        number: what it counts depends on the kind; see `Kind`.
+        boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
+        round: of a contribution and its result in their tick; 0 where there is none.
         microbatch: 0 where there is none.
         sections: the tensors.
         encoded: the bytes, of a frame that is `sealed`; `replace` makes one that is not.
@@ -83,10 +110,11 @@ class Frame:
     kind: Kind
     sender: int
     attempt: int
-    step: int
-    boundary: int
-    microbatch: int
-    sections: tuple[Section, ...]
+    number: int
+    boundary: int = 0
+    round: int = 0
+    microbatch: int = 0
+    sections: tuple[Section, ...] = ()
     encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
@@ -130,13 +158,14 @@ def decode(buffer: bytes | bytearray | memoryview) -> Frame:
     _, _, kind, num_sections, *numbers = _HEADER.unpack_from(view)
     if kind not in _KINDS:
         raise FrameError(5, f"kind {kind} is unknown")
-    sender, attempt, step, boundary, microbatch = numbers
+    sender, attempt, number, boundary, round_, microbatch = numbers
     return Frame(
         kind=_KINDS[kind],
         sender=sender,
         attempt=attempt,
-        step=step,
+        number=number,
         boundary=boundary,
+        round=round_,
         microbatch=microbatch,
         sections=_sections(view, num_sections),
     )
@@ -163,8 +192,11 @@ def _head(frame: Frame) -> bytearray:
     """Header and table of sections."""
     head = bytearray(_HEADER.size + len(frame.sections) * _SECTION.size)
     try:
-        numbers = (frame.sender, frame.attempt, frame.step, frame.boundary, frame.microbatch)
-        _HEADER.pack_into(head, 0, MAGIC, VERSION, frame.kind, len(frame.sections), *numbers)
+        numbers = (frame.sender, frame.attempt, frame.number)
+        parts = (frame.boundary, frame.round, frame.microbatch)
+        _HEADER.pack_into(
+            head, 0, MAGIC, VERSION, frame.kind, len(frame.sections), *numbers, *parts
+        )
         for place, one in enumerate(frame.sections):
             offset = _HEADER.size + place * _SECTION.size
             size = len(one.payload)

@@ -14,6 +14,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import FolderBoard
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -80,7 +81,7 @@ def zmq_curve(world_size: int, folder: Path) -> Opener:
 def metered(opener: Callable[[int, Path], Opener]) -> Callable[[int, Path], Opener]:
     def wrapped(world_size: int, folder: Path) -> Opener:
         inner = opener(world_size, folder)
-        return lambda rank: MeteredChannel(inner(rank), Counters())
+        return lambda rank: MeteredChannel(inner(rank), Counters(), SpanClock())
 
     return wrapped
 
@@ -101,9 +102,7 @@ def frame(sender: int, step: int, size: int = 1, **changes: object) -> Frame:
         "kind": Kind.PUSH,
         "sender": sender,
         "attempt": ATTEMPT,
-        "step": step,
-        "boundary": 0,
-        "microbatch": 0,
+        "number": step,
         "sections": (dense(0, values),) if size else (),
     }
     return Frame(**fields | changes)  # pyright: ignore[reportArgumentType]

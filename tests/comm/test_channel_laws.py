@@ -34,8 +34,8 @@ def test_frames_from_any_rank_to_any_rank_keep_the_order_of_their_sender(
         got: list[tuple[int, int]] = []
         for _ in range(frames * len(others)):
             one = channel.receive(DEADLINE_SECONDS)
-            assert (values(one) == 1000 * one.sender + one.step).all()
-            got.append((one.sender, one.step))
+            assert (values(one) == 1000 * one.sender + one.number).all()
+            got.append((one.sender, one.number))
         channel.close()
         return got
 
@@ -54,7 +54,7 @@ def test_many_small_frames_are_all_there(row: Row, tmp_path: Path) -> None:
             for step in range(frames):
                 channel.send(1, frame(0, step), 4)
         else:
-            got = [channel.receive(DEADLINE_SECONDS).step for _ in range(frames)]
+            got = [channel.receive(DEADLINE_SECONDS).number for _ in range(frames)]
         channel.close()
         return got
 
@@ -71,7 +71,7 @@ def test_big_and_empty_frames_travel(row: Row, tmp_path: Path) -> None:
             channel.send(1 - channel.rank, frame(channel.rank, step, size), 0)
         for step, size in enumerate(sizes):
             one = channel.receive(DEADLINE_SECONDS)
-            assert one.step == step
+            assert one.number == step
             assert len(one.sections) == (size > 0)
             if size:
                 array = values(one)
@@ -130,7 +130,7 @@ def test_what_was_sent_before_closing_arrives_at_a_slow_receiver(row: Row, tmp_p
         else:
             closed_early = closed.wait(late_seconds)
             for step in range(frames):
-                got += channel.receive(DEADLINE_SECONDS).step == step
+                got += channel.receive(DEADLINE_SECONDS).number == step
             channel.close()
         return closed_early, got
 

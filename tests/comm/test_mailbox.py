@@ -17,8 +17,9 @@ from dlrm_hybrid.wire.frame import Kind
 class Key:
     kind: Kind
     sender: int
-    step: int
+    number: int
     boundary: int
+    round: int
     microbatch: int
 
 
@@ -26,19 +27,21 @@ KEYS = st.builds(
     Key,
     kind=st.sampled_from([Kind.ACTIVATION, Kind.PARAMETERS]),
     sender=st.integers(1, 2),
-    step=st.integers(0, 2),
+    number=st.integers(0, 2),
     boundary=st.integers(0, 1),
+    round=st.integers(0, 1),
     microbatch=st.integers(0, 2),
 )
-FIRST = Key(Kind.PUSH, 1, 0, 0, 0)
+FIRST = Key(Kind.PUSH, 1, 0, 0, 0, 0)
 
 
 def sent(ends, key: Key, **changes: object) -> None:
     one = frame(
         key.sender,
-        key.step,
+        key.number,
         kind=key.kind,
         boundary=key.boundary,
+        round=key.round,
         microbatch=key.microbatch,
         **changes,
     )
@@ -64,7 +67,7 @@ def test_every_frame_is_handed_out_once_when_it_is_wanted(data: st.DataObject) -
             coming.remove(key)
         got = box.take(key, 0.0) if data.draw(st.booleans()) else box.take_now(key)
         assert got is not None
-        assert Key(got.kind, got.sender, got.step, got.boundary, got.microbatch) == key
+        assert Key(got.kind, got.sender, got.number, got.boundary, got.round, got.microbatch) == key
         assert box.take_now(key) is None
     box.check_empty()
 
@@ -75,10 +78,10 @@ def test_what_does_not_come_is_named() -> None:
     sent(ends, FIRST)
     with pytest.raises(
         DeadlineError,
-        match="rank 0: activation from rank 1 for step 7, boundary 1, microbatch 2 did not come "
+        match="rank 0: activation 7 from rank 1, boundary 1, microbatch 2 did not come "
         r"within 0\.05 s; 1 other frames wait",
     ):
-        box.take(Key(Kind.ACTIVATION, 1, 7, 1, 2), 0.05)
+        box.take(Key(Kind.ACTIVATION, 1, 7, 1, 0, 2), 0.05)
     assert len(box) == 1
 
 
@@ -87,8 +90,8 @@ def test_a_frame_that_comes_twice_is_refused() -> None:
     box = Mailbox(ends[0], ATTEMPT, capacity=9)
     sent(ends, FIRST)
     sent(ends, FIRST)
-    with pytest.raises(UnexpectedFrameError, match="rank 0: push from rank 1 for .* came twice"):
-        box.take(Key(Kind.PUSH, 1, 1, 0, 0), 0.0)
+    with pytest.raises(UnexpectedFrameError, match="rank 0: push 0 from rank 1 came twice"):
+        box.take(Key(Kind.PUSH, 1, 1, 0, 0, 0), 0.0)
 
 
 def test_a_frame_of_another_attempt_is_refused() -> None:
@@ -103,9 +106,9 @@ def test_no_more_frames_wait_than_have_room() -> None:
     ends = in_process_channels(2)
     box = Mailbox(ends[0], ATTEMPT, capacity=2)
     for step in range(3):
-        sent(ends, Key(Kind.PUSH, 1, step, 0, 0))
-    with pytest.raises(UnexpectedFrameError, match="one too many: 2 wait already, first push from"):
-        box.take(Key(Kind.PUSH, 1, 9, 0, 0), 0.0)
+        sent(ends, Key(Kind.PUSH, 1, step, 0, 0, 0))
+    with pytest.raises(UnexpectedFrameError, match="one too many: 2 wait already, first push 0"):
+        box.take(Key(Kind.PUSH, 1, 9, 0, 0, 0), 0.0)
     assert len(box) == 2
 
 
@@ -114,8 +117,8 @@ def test_what_nobody_wanted_is_named() -> None:
     box = Mailbox(ends[0], ATTEMPT, capacity=2)
     box.check_empty()
     sent(ends, FIRST)
-    assert box.take_now(Key(Kind.PUSH, 1, 9, 0, 0)) is None
-    with pytest.raises(UnexpectedFrameError, match="rank 0: nobody wanted push from rank 1"):
+    assert box.take_now(Key(Kind.PUSH, 1, 9, 0, 0, 0)) is None
+    with pytest.raises(UnexpectedFrameError, match="rank 0: nobody wanted push 0 from rank 1"):
         box.check_empty()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters, Tally, Traffic
 from dlrm_hybrid.wire.frame import Frame, Kind, encode
 
@@ -35,7 +36,7 @@ class Recorder:
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.integers(0, 50), st.integers(0, 999))))
 def test_what_is_counted_is_what_is_sent(frames: list[tuple[Kind, int, int]]) -> None:
     recorder = Recorder()
-    metered = MeteredChannel(recorder, Counters())
+    metered = MeteredChannel(recorder, Counters(), SpanClock())
     for kind, size, dense_bytes in frames:
         metered.send(1, frame(0, 0, size, kind=kind), dense_bytes)
     tallies = metered.counters.sent.snapshot()
@@ -51,16 +52,16 @@ def test_what_is_counted_is_what_is_sent(frames: list[tuple[Kind, int, int]]) ->
 
 
 def test_every_kind_has_a_class() -> None:
-    assert {kind: str(traffic_of(kind)) for kind in Kind} == {
-        Kind.HELLO: "control",
+    classes = {
         Kind.ACTIVATION: "activation",
         Kind.ACTIVATION_GRADIENT: "activation_gradient",
         Kind.PUSH: "gradient_push",
         Kind.PARAMETERS: "parameter_pull",
-        Kind.CONTROL: "control",
-        Kind.PROPOSAL: "gradient_push",
-        Kind.AGREEMENT: "gradient_push",
+        Kind.CONTRIBUTION: "gradient_push",
+        Kind.RESULT: "gradient_push",
     }
+    for kind in Kind:
+        assert str(traffic_of(kind)) == classes.get(kind, "control")
 
 
 @pytest.mark.parametrize("opener", [in_process, zmq])
@@ -81,16 +82,16 @@ def test_what_all_ranks_receive_is_what_all_ranks_send(opener, tmp_path: Path) -
         return sent, received
 
     counts = run_ranks_as_threads(
-        ranks, lambda rank: MeteredChannel(inner(rank), Counters()), program
+        ranks, lambda rank: MeteredChannel(inner(rank), Counters(), SpanClock()), program
     )
     assert sum(sent for sent, _ in counts) == sum(received for _, received in counts) > 12_000
 
 
 @pytest.mark.parametrize(
-    ("kind", "stands_for"), [(Kind.PUSH, 32), (Kind.PROPOSAL, 0), (Kind.AGREEMENT, 0)]
+    ("kind", "stands_for"), [(Kind.PUSH, 32), (Kind.CONTRIBUTION, 0), (Kind.RESULT, 0)]
 )
 def test_what_trainers_say_to_agree_stands_for_no_gradients(kind: Kind, stands_for: int) -> None:
-    one, other = (MeteredChannel(end, Counters()) for end in pair())
+    one, other = (MeteredChannel(end, Counters(), SpanClock()) for end in pair())
     one.send(1, frame(0, 0, 8, kind=kind), stands_for)
     other.receive(DEADLINE_SECONDS)
     sent, received = (
@@ -107,7 +108,7 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def test_a_frame_that_is_not_sent_is_not_counted() -> None:
-    metered = MeteredChannel(in_process(1, Path())(0), Counters())
+    metered = MeteredChannel(in_process(1, Path())(0), Counters(), SpanClock())
     with pytest.raises(ValueError, match="itself"):
         metered.send(0, frame(0, 0), 0)
     assert set(metered.counters.sent.snapshot().values()) == {Tally()}
@@ -115,7 +116,7 @@ def test_a_frame_that_is_not_sent_is_not_counted() -> None:
 
 def test_phases_are_counted_apart() -> None:
     train, evaluate = Counters(), Counters()
-    metered = MeteredChannel(Recorder(), train)
+    metered = MeteredChannel(Recorder(), train, SpanClock())
     metered.send(1, frame(0, 0), 0)
     metered.counters = evaluate
     metered.send(1, frame(0, 0), 0)

@@ -57,7 +57,7 @@ def test_frames_are_counted() -> None:
     one, two = met(0, 1)
     for step in range(3):
         word, peer, got = one.read(CONNECTION, [encode(frame(1, step, kind=Kind.HELLO))])
-        assert (word, peer.rank, got.step, peer.taken) == (Word.FRAME, 1, step, step + 1)
+        assert (word, peer.rank, got.number, peer.taken) == (Word.FRAME, 1, step, step + 1)
     assert one.read(CONNECTION, two.goodbye(two.peers[0]))[0] is Word.GOODBYE
     assert (one.peers[1].taken, two.peers[0].sent) == (4, 1)
 

@@ -139,7 +139,7 @@ def test_nothing_is_lost_on_a_slow_link(tmp_path: Path) -> None:
         else:
             for step in range(frames):
                 one = channel.receive(DEADLINE_SECONDS)
-                assert one.step == step
+                assert one.number == step
                 assert (array_of(one.sections[0]) == step).all()
         middle = time.monotonic()
         channel.close()
@@ -302,7 +302,7 @@ def test_nobody_else_comes_in_once_all_ranks_are_there(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=0.2)
         channel.send(other, frame(channel.rank, 2), 0)
-        assert channel.receive(DEADLINE_SECONDS).step == 2
+        assert channel.receive(DEADLINE_SECONDS).number == 2
         channel.close()
 
     run_ranks_as_threads(2, opener(tmp_path, 2), program)
@@ -341,11 +341,11 @@ def test_messages_of_strangers_are_dropped_counted_and_told_once(
                 raw.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(200))
             sent.set()
             channel.send(0, frame(1, 5), 0)
-            assert channel.receive(DEADLINE_SECONDS).step == 6
+            assert channel.receive(DEADLINE_SECONDS).number == 6
             channel.close()
             return len(messages)
         assert sent.wait(DEADLINE_SECONDS)
-        assert channel.receive(DEADLINE_SECONDS).step == 5
+        assert channel.receive(DEADLINE_SECONDS).number == 5
         until = time.monotonic() + DEADLINE_SECONDS
         many = len(foreign(strangers[0]))
         while channel.strangers.foreign_messages < many and time.monotonic() < until:

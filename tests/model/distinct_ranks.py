@@ -8,9 +8,11 @@ from torch import Tensor
 from dlrm_hybrid.model import exchange as exchanges
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
-from dlrm_hybrid.parallel.tables.shared import OwnTables, SharedDistinctTables
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.parallel.effects import Program, Result
+from dlrm_hybrid.parallel.tables.local import LocalTables
+from dlrm_hybrid.parallel.tables.shared import EachIdOnce, LookupRequest, UpdateRequest
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.types import BatchNumber, DlrmError
 
 STEPS = 60
 SCALE = 1e-2  # of gradients: float16 holds none above 1
@@ -27,6 +29,15 @@ def parts_of(rows_T: list[int]) -> list[slice]:
     return [slice(stop - rows, stop) for stop, rows in zip(stops, rows_T, strict=True)]
 
 
+def result(program: Program[Result]) -> Result:
+    """Of a program that waits for nothing."""
+    try:
+        next(program)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
+
+
 def equals_one_set_of_tables(argument: str, report, stop) -> None:
     """Train beside the tables of a world in one process; tell how far apart they are."""
     with trainer_of(argument, report) as (trainer, sharded):
@@ -35,22 +46,25 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
         faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
         first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
         precision = CommPrecision(trainer.given["precision"])
-        oracle = SharedDistinctTables(embeddings, Rounding(precision))
-        own = OwnTables(sharded, trainer.trainers)
+        oracle = EachIdOnce(embeddings, Rounding(precision), SpanClock())
+        own = LocalTables(sharded, trainer.trainers, SpanClock())
         same = True
         for step in range(STEPS):
             rows_T = rows_of(step, trainer.trainers)
             ids_FB, gradient_BFD = batch(step, sum(rows_T))
             lookups = [
-                Lookup(ids_FB[:, part].contiguous(), faster * lr_of(step))
+                LookupRequest(BatchNumber(step), ids_FB[:, part].contiguous(), faster * lr_of(step))
                 for part in parts_of(rows_T)
             ]
-            gradients = [LearnEmbeddings(SCALE * gradient_BFD[part]) for part in parts_of(rows_T)]
+            updates = [
+                UpdateRequest(BatchNumber(step), SCALE * gradient_BFD[part])
+                for part in parts_of(rows_T)
+            ]
             expected = oracle.lookup(lookups)[trainer.number]
-            found = own.lookup(lookups[trainer.number])
+            found = result(own.lookup(*lookups[trainer.number]))
             same &= found.shape == expected.shape and torch.equal(found, expected)
-            oracle.learn(gradients)
-            own.learn(gradients[trainer.number])
+            oracle.update(updates)
+            result(own.update(*updates[trainer.number]))
         gathered = gather(trainer, sharded, 0)
         values: dict[str, tuple[bool, float]] = {}
         if trainer.number == 0:

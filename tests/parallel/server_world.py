@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec, layout_of
 from dlrm_hybrid.model.optimizer import DenseOptimizer, Linear, Sgd
-from dlrm_hybrid.parallel.dense.client import Client, ServerClient
-from dlrm_hybrid.parallel.dense.master import Learning
-from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions
-from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.sync.policy import Policy
+from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
+from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, decode, encode
@@ -60,10 +60,11 @@ def arrived(outgoing: Sequence[Outgoing]) -> list[Outgoing]:
     return [one._replace(frame=travel(one)) for one in outgoing]
 
 
-def pushed(client: Client, step: int, gradients: Mapping[str, Tensor]) -> list[Outgoing]:
-    """What a client sends after a step; its only trainer agrees with itself where it must."""
-    elements = sum(gradient.numel() for gradient in gradients.values())
-    return together([client.push(step, gradients)], step, elements)[0]
+def pushed(client: Client, out: list[Outgoing], gradients: Mapping[str, Tensor]) -> list[Outgoing]:
+    """What a client pushes into `out`; its method needs no rounds."""
+    out.clear()
+    assert list(client.push(gradients)) == []
+    return [*out]
 
 
 class World:
@@ -72,27 +73,29 @@ class World:
     def __init__(
         self,
         trainers: int,
-        policy: Policy,
+        policy: SyncPolicy,
         *,
         optimizer: DenseOptimizer | None = None,
         servers: int = 1,
         stages: int = 1,
         check_every: int = 1,
         pull: Dtype = Dtype.FLOAT32,
-        tells_levels: bool = False,
+        publishes_means: bool = False,
         make: Callable[[Layout], Compressor] = Dense,
         gradients: Gradients = gradients_of,
     ) -> None:
         self.pull_dtype = pull
-        self.tells_levels = tells_levels
+        self.publishes_means = publishes_means
         self.gradients = gradients
         self.topology = Topology(
             trainers=trainers, stages=stages, servers=servers, interaction_stage=0
         )
         stage_of = {name: stages - 1 if name.startswith("top") else 0 for name in SHAPES}
         self.tensors = lay_out(SHAPES, stage_of, servers)
-        self.learning = Learning(optimizer=optimizer or Sgd(), schedule=SCHEDULE)
+        self.optimizer = OptimizerConfig(optimizer=optimizer or Sgd(), schedule=SCHEDULE)
         self.policy = policy
+        self.mail: list[Outgoing] = []
+        self._out: list[Outgoing] = []
         self.servers = {
             self.topology.server(index): self.server(index, check_every) for index in range(servers)
         }
@@ -101,18 +104,22 @@ class World:
             rank: make(layout_of(self.specs(rank))) for rank in range(self.topology.num_workers)
         }
         self.clients = {rank: self.client(rank) for rank in self.compressors}
-        self.mail: list[Outgoing] = []
 
     def server(self, index: int, check_every: int = 1) -> ParameterServer:
-        options = ServerOptions(
+        options = self.options(check_every)
+        return ParameterServer(self.topology, index, self.tensors, drawn(0), options, SpanClock())
+
+    def options(self, check_every: int = 1) -> ServerOptions:
+        return ServerOptions(
             policy=self.policy,
+            bucket=BucketOptions(
+                optimizer=self.optimizer,
+                history=self.policy.history,
+                pull=self.pull_dtype,
+                publishes_means=self.publishes_means,
+            ),
             check_every=check_every,
             attempt=0,
-            pull=self.pull_dtype,
-            tells_levels=self.tells_levels,
-        )
-        return ParameterServer(
-            self.topology, index, self.tensors, drawn(0), self.learning, options, SpanClock()
         )
 
     def specs(self, rank: int) -> list[Spec]:
@@ -122,30 +129,37 @@ class World:
 
     def client(self, rank: int) -> ServerClient:
         replica = self.replicas[rank // self.topology.stages]
-        learning = self.learning if self.tells_levels else None
+        optimizer = self.optimizer if self.publishes_means else None
         return ServerClient(
-            *(self.topology, rank, self.tensors, replica),
-            ClientOptions(policy=self.policy, attempt=0, learning=learning),
+            Port(topology=self.topology, rank=rank, attempt=0, transmit=self._transmit),
+            *(self.tensors, replica),
+            ClientOptions(policy=self.policy, optimizer=optimizer),
             self.compressors[rank],
             SpanClock(),
         )
 
-    def push(self, rank: int, step: int) -> list[Outgoing]:
-        gradients = self.gradients(rank // self.topology.stages, step)
-        return pushed(self.clients[rank], step, gradients)
+    def _transmit(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
+        self._out.append(Outgoing(to, frame, dense_equivalent_bytes))
+
+    def push(
+        self, rank: int, step: int, gradients: Mapping[str, Tensor] | None = None
+    ) -> list[Outgoing]:
+        if gradients is None:
+            gradients = self.gradients(rank // self.topology.stages, step)
+        return pushed(self.clients[rank], self._out, gradients)
 
     def arrive(self, pushes: Sequence[Outgoing]) -> None:
         for push in pushes:
             self.mail += arrived(self.servers[push.to].handle(travel(push)))
 
-    def pull(self, rank: int, step: int) -> None:
-        for want in self.clients[rank].wants(step):
+    def pull(self, rank: int) -> None:
+        for want in self.clients[rank].wanted():
             found = next(
                 one
                 for one in self.mail
                 if one.to == rank
                 and one.frame.sender == want.sender
-                and one.frame.step == want.step
+                and one.frame.number == want.number
             )
             self.mail.remove(found)
             self.clients[rank].apply(found.frame)
@@ -156,7 +170,7 @@ class World:
         for step in range(first, end):
             ranks = range(self.topology.num_workers)
             for rank in ranks:
-                self.pull(rank, step)
+                self.pull(rank)
             used.append({name: tensor.clone() for name, tensor in self.replicas[-1].items()})
             self.arrive([push for rank in ranks for push in self.push(rank, step)])
         return used

@@ -44,50 +44,50 @@ def firsts(counts: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *counts])
 
 
-def spread(update: Update, firsts_E: NDArray[np.int64]) -> Array:
+def spread(update: Update, offsets_E: NDArray[np.int64]) -> Array:
     """Zeros written out, all tensors one behind the other."""
     if isinstance(update, DenseUpdate):
         return np.concatenate(update.values)
-    spread_N = np.zeros(firsts_E[-1], np.float32)
-    spread_N[places(update, firsts_E)] = update.values_K
+    spread_N = np.zeros(offsets_E[-1], np.float32)
+    spread_N[places(update, offsets_E)] = update.values_K
     return spread_N
 
 
-def places(update: Update, firsts_E: NDArray[np.int64]) -> NDArray[np.int64]:
+def places(update: Update, offsets_E: NDArray[np.int64]) -> NDArray[np.int64]:
     if isinstance(update, DenseUpdate):
-        return np.arange(firsts_E[-1])
-    return update.indices_K + np.repeat(firsts_E[:-1], np.diff(update.offsets_E))
+        return np.arange(offsets_E[-1])
+    return update.indices_K + np.repeat(offsets_E[:-1], np.diff(update.offsets_E))
 
 
 def mean_of(mean: Mean, count: int) -> Array:
     spread_N = np.zeros(count, np.float32)
-    spread_N[slice(None) if mean.places_K is None else mean.places_K] = mean.values_K
+    spread_N[slice(None) if mean.indices_K is None else mean.indices_K] = mean.values_K
     return spread_N
 
 
 @given(steps_of_pushes())
 def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], list[list[Update]]]):
     counts, steps = drawn
-    firsts_E = firsts(counts)
-    aggregate = Aggregate(firsts_E)
+    offsets_E = firsts(counts)
+    aggregate = Aggregate(offsets_E)
     with np.errstate(over="ignore", invalid="ignore"):
         for pushes in steps:
             mean = aggregate.mean(pushes)
-            total, *others = (spread(one, firsts_E) for one in pushes)
+            total, *others = (spread(one, offsets_E) for one in pushes)
             for other in others:
                 total = total + other
             expected = total / np.float32(len(pushes))
             # A sum of parts begins with 0, so it is never -0.
             is_whole = all(isinstance(one, DenseUpdate) for one in pushes)
-            found = mean_of(mean, firsts_E[-1])
+            found = mean_of(mean, offsets_E[-1])
             assert (found if is_whole else found + 0).tobytes() == (
                 expected if is_whole else expected + 0
             ).tobytes()
             assert mean.is_finite == bool(np.isfinite(expected).all())
-            assert (mean.places_K is None) == is_whole
-            if mean.places_K is not None:
-                union = np.unique(np.concatenate([places(one, firsts_E) for one in pushes]))
-                assert mean.places_K.tolist() == union.tolist()
+            assert (mean.indices_K is None) == is_whole
+            if mean.indices_K is not None:
+                union = np.unique(np.concatenate([places(one, offsets_E) for one in pushes]))
+                assert mean.indices_K.tolist() == union.tolist()
 
 
 def parts(indices: list[int], values: list[float]) -> SparseUpdate:
@@ -114,9 +114,9 @@ def test_a_value_that_is_not_finite_is_told():
 def test_elements_that_cancel_out_are_still_told():
     """A replica may know an older value of them: nothing else would bring it up to date."""
     pushes = [parts([2, 70], [1.5, 1.0]), parts([2], [-1.5])]
-    places_K, values_K, *_ = Aggregate(firsts([100])).mean(pushes)
-    assert places_K is not None
-    assert (places_K.tolist(), values_K.tolist()) == ([2, 70], [0.0, 0.5])
+    indices_K, values_K, *_ = Aggregate(firsts([100])).mean(pushes)
+    assert indices_K is not None
+    assert (indices_K.tolist(), values_K.tolist()) == ([2, 70], [0.0, 0.5])
 
 
 def test_the_order_of_the_trainers_is_the_order_of_the_sum():

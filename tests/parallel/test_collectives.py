@@ -1,10 +1,8 @@
 """Workers that agree through servers: frames as bytes, in any order."""
 
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +14,12 @@ from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, Feedback
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
-from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient, CollectiveServer
-from dlrm_hybrid.parallel.effects import Effect, Receive
-from dlrm_hybrid.parallel.outgoing import Send
+from dlrm_hybrid.parallel.collectives.client import CollectiveClient
+from dlrm_hybrid.parallel.collectives.server import CollectiveServer
+from dlrm_hybrid.parallel.effects import Program, Receive, Send
+from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.topology import Topology, lay_out
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
@@ -44,7 +44,7 @@ class Seat:
     client: CollectiveClient
     compressor: ErrorFeedback
 
-    def program(self, trainer: int, step: int) -> Generator[Effect, Any, dict[str, Section]]:
+    def program(self, trainer: int, step: int) -> Program[dict[str, Section]]:
         return self.client.run(step, self.compressor.encode(drawn(trainer, step), step))
 
 
@@ -64,21 +64,17 @@ class World:
             )
             compressor = ErrorFeedback(layout, selector, FeedbackOptions(dtype=Dtype.FLOAT32))
             self.seats[rank] = Seat(self.client(rank, self.post), compressor)
-        self.others: list[Frame] = []
         self.servers = {
             self.topology.server(index): CollectiveServer(
-                *(self.topology, index, tensors, (Op.LEADER,), 2), self._other
+                *(self.topology, index, tensors, (Op.LEADER,), 2)
             )
             for index in range(servers)
         }
         self.links: dict[tuple[int, int], deque[Frame]] = {}
 
     def client(self, rank: int, send: Send) -> CollectiveClient:
-        return CollectiveClient(topology=self.topology, rank=rank, attempt=2, send=send)
-
-    def _other(self, frame: Frame) -> list:
-        self.others.append(frame)
-        return []
+        port = Port(topology=self.topology, rank=rank, attempt=2, transmit=send)
+        return CollectiveClient(port, SpanClock())
 
     def post(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
         assert dense_equivalent_bytes == 0
@@ -111,7 +107,7 @@ class World:
             else:
                 effect = asked.pop(where[1])
                 assert (frame.kind, frame.sender) == (effect.kind, effect.sender)
-                assert (frame.step, frame.boundary) == (effect.step, effect.boundary)
+                assert (frame.number, frame.round) == (effect.number, effect.round)
                 ready[where[1]] = frame
         return dict(sorted(pushed.items()))
 
@@ -135,11 +131,10 @@ def test_workers_of_a_stage_send_the_same_elements_whatever_the_order(servers: i
                 for one in pushed
             ]
         )
-        assert not world.others
     assert seen[0] == seen[1]
 
 
-def proposal(world: World, rank: int) -> Frame:
+def contribution(world: World, rank: int) -> Frame:
     """Of step 0, as it is sent."""
     sent: list[Frame] = []
     client = world.client(rank, lambda _to, frame, _bytes: sent.append(frame))
@@ -147,33 +142,26 @@ def proposal(world: World, rank: int) -> Frame:
     return sent[0]
 
 
-def test_other_frames_are_handed_on() -> None:
+def test_contributions_of_another_attempt_or_stage_are_refused() -> None:
     world = World(2)
-    frame = replace(proposal(world, 0), kind=Kind.PUSH)
-    assert world.servers[6].handle(frame) == []
-    assert world.others == [frame]
-
-
-def test_proposals_of_another_attempt_or_stage_are_refused() -> None:
-    world = World(2)
-    frame = proposal(world, 0)
-    with pytest.raises(DlrmError, match="rank 0 for step 0: of attempt 1, expected 2"):
+    frame = contribution(world, 0)
+    with pytest.raises(DlrmError, match="rank 0 to push 0: of attempt 1, expected 2"):
         world.servers[6].handle(replace(frame, attempt=1))
-    with pytest.raises(DlrmError, match="rank 0 for step 0, round 0: the stage of that rank"):
+    with pytest.raises(DlrmError, match="rank 0 to push 0, round 0: the stage of that rank"):
         world.servers[7].handle(frame)
 
 
-def test_broken_proposals_and_agreements_name_stage_step_and_round() -> None:
+def test_broken_contributions_and_results_name_stage_push_and_round() -> None:
     world = World(1)
     nothing = (dense(0, np.zeros(3, np.uint8)),) * 2
     for rank in (2, 4):
-        assert world.servers[6].handle(proposal(world, rank)) == []
-    with pytest.raises(DlrmError, match="proposals of stage 0 for step 0, round 0: tensor 0: no"):
-        world.servers[6].handle(replace(proposal(world, 0), sections=nothing))
+        assert world.servers[6].handle(contribution(world, rank)) == []
+    with pytest.raises(DlrmError, match="contributions of stage 0 to push 0, round 0: tensor 0"):
+        world.servers[6].handle(replace(contribution(world, 0), sections=nothing))
     program = world.seats[3].program(1, 0)
     effect = next(program)
-    assert effect == Receive(Kind.AGREEMENT, 6, 0, 0, 0)
+    assert effect == Receive(Kind.RESULT, 6, 0)
     with pytest.raises(
-        DlrmError, match=r"worker-1.1 \(rank 3\): agreement of rank 6 for step 0, round 0: tensor"
+        DlrmError, match=r"worker-1.1 \(rank 3\): result of rank 6 for push 0, round 0: tensor"
     ):
-        program.send(replace(proposal(world, 1), sections=nothing))
+        program.send(replace(contribution(world, 1), sections=nothing))

@@ -34,10 +34,11 @@ from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityT
 from dlrm_hybrid.compress.gradient.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.parallel.dense.master import Learning, Master
+from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
-from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
@@ -45,7 +46,7 @@ from dlrm_hybrid.wire.sparse import sparse_of
 
 OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
 STILL: list[DenseOptimizer] = [one for one in OPTIMIZERS if not one.moves_all]
-POLICIES: list[Policy] = [Sync(), Bounded(1), Bounded(2)]
+POLICIES: list[SyncPolicy] = [Lockstep(), Lockstep(1), Lockstep(2)]
 DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
 HALF_ULP = {Dtype.BFLOAT16: 2.0**-8, Dtype.FLOAT16: 2.0**-11}
 
@@ -75,21 +76,19 @@ def sparsifier(
 
 @pytest.mark.parametrize("optimizer", STILL, ids=kind)
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 15, 17, 33, 63, 65, 429, 1031])
-def test_to_learn_at_some_elements_is_to_learn_zeros_elsewhere(
-    optimizer: DenseOptimizer, count: int
-):
+def test_a_sparse_gradient_is_a_dense_one_with_zeros(optimizer: DenseOptimizer, count: int):
     rng = np.random.default_rng(count)
     weight_N = torch.from_numpy(rng.normal(size=count).astype(np.float32))
-    learning = Learning(optimizer=optimizer, schedule=Constant(base_lr=0.037))
-    sparse, dense = (Master({"w": weight_N.clone()}, learning) for _ in range(2))
+    config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=0.037))
+    sparse, dense = (MasterWeights({"w": weight_N.clone()}, config) for _ in range(2))
     for step in range(10):
         index_K = np.flatnonzero(rng.random(count) < rng.random()).astype(np.int32)
         gradient_N = np.zeros(count, np.float32)
         gradient_N[index_K] = rng.normal(size=len(index_K))
-        dense.learn("w", torch.from_numpy(gradient_N), step)
-        learned_K = sparse.learn_at("w", index_K, gradient_N[index_K], step)
+        dense.apply_gradient("w", torch.from_numpy(gradient_N), step)
+        moved_K = sparse.apply_sparse("w", index_K, gradient_N[index_K], step)
         assert_same(sparse.tensors(), dense.tensors())
-        assert learned_K.tobytes() == sparse.weights["w"].numpy()[index_K].tobytes()
+        assert moved_K.tobytes() == sparse.weights["w"].numpy()[index_K].tobytes()
     assert not torch.equal(sparse.weights["w"], weight_N)
 
 
@@ -97,8 +96,8 @@ def test_to_learn_at_some_elements_is_to_learn_zeros_elsewhere(
 @pytest.mark.parametrize("trainers", [1, 2, 3])
 def test_a_sparsity_of_0_is_no_compression_bit_for_bit(optimizer: DenseOptimizer, trainers: int):
     layout = {"optimizer": optimizer, "servers": 2, "stages": 2, "gradients": gappy_gradients_of}
-    plain = World(trainers, Sync(), **layout)
-    compressed = World(trainers, Sync(), **layout, make=sparsifier(0.0))
+    plain = World(trainers, Lockstep(), **layout)
+    compressed = World(trainers, Lockstep(), **layout, make=sparsifier(0.0))
     sent: set[Encoding] = set()
     for step in range(200):
         (used,) = compressed.run(step, step + 1)
@@ -142,15 +141,15 @@ class Scrambled:
         computing: list[tuple[int, int | None]] = [
             (rank, None)
             for rank, step in self._done.items()
-            if step < steps and self._wanted(rank, step) <= self._inboxes[rank].keys()
+            if step < steps and self._wanted(rank) <= self._inboxes[rank].keys()
         ]
         return computing + [(to, sender) for (sender, to), frames in self._links.items() if frames]
 
-    def _wanted(self, rank: int, step: int) -> set[tuple[int, int]]:
-        return {(want.sender, want.step) for want in self.world.clients[rank].wants(step)}
+    def _wanted(self, rank: int) -> set[tuple[int, int]]:
+        return {(want.sender, want.number) for want in self.world.clients[rank].wanted()}
 
     def _compute(self, rank: int) -> None:
-        for wanted in sorted(self._wanted(rank, self._done[rank])):
+        for wanted in sorted(self._wanted(rank)):
             frame = self._inboxes[rank].pop(wanted)
             self.world.clients[rank].apply(frame)
             self._check(rank, frame)
@@ -160,21 +159,21 @@ class Scrambled:
 
     def _arrive(self, to: int, frame: Frame) -> None:
         if to in self.world.clients:
-            self._inboxes[to][frame.sender, frame.step] = frame
+            self._inboxes[to][frame.sender, frame.number] = frame
             return
         answers = arrived(self.world.servers[to].handle(frame))
         for answer in answers:
             self._links[to, answer.to].append(answer.frame)
         if answers:
             stage = frame.sender % self.world.topology.stages
-            self._published[to, stage, answers[0].frame.step] = self._values(to, stage)
+            self._published[to, stage, answers[0].frame.number] = self._values(to, stage)
 
     def _check(self, rank: int, frame: Frame) -> None:
         """The replica is what the server had published then."""
         self.pulls += 1
         stage = rank % self.world.topology.stages
         replica = self.world.replicas[rank // self.world.topology.stages]
-        published = self._published[frame.sender, stage, frame.step]
+        published = self._published[frame.sender, stage, frame.number]
         assert_same({name: replica[name] for name in published}, published)
 
     def _values(self, owner: int, stage: int) -> dict[str, Tensor]:
@@ -197,7 +196,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
     trainers: int,
     servers: int,
     stages: int,
-    policy: Policy,
+    policy: SyncPolicy,
     pull: Dtype,
     optimizer: DenseOptimizer,
     choices: Random,
@@ -227,7 +226,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
 def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOptimizer):
     world = World(
         2,
-        Sync(),
+        Lockstep(),
         optimizer=optimizer,
         pull=dtype,
         make=sparsifier(0.9),
@@ -254,7 +253,7 @@ def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOpt
 @pytest.mark.parametrize("pull", DTYPES)
 @pytest.mark.parametrize("drain", [DrainMode.DISCARD, DrainMode.FLUSH])
 def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
-    policy: Policy, pull: Dtype, drain: DrainMode
+    policy: SyncPolicy, pull: Dtype, drain: DrainMode
 ):
     def world() -> World:
         return World(
@@ -298,12 +297,12 @@ def elements(section: Section) -> set[int]:
 
 
 def test_what_any_trainer_sent_is_told_and_nothing_else():
-    world = World(3, Sync(), stages=2, make=sparsifier(0.95), gradients=gappy_gradients_of)
+    world = World(3, Lockstep(), stages=2, make=sparsifier(0.95), gradients=gappy_gradients_of)
     shared = 0
     for step in range(10):
         pushed: defaultdict[int, list[set[int]]] = defaultdict(list)
         for rank in world.clients:
-            world.pull(rank, step)
+            world.pull(rank)
         for rank in world.clients:
             (push,) = world.push(rank, step)
             world.arrive([push])
@@ -335,23 +334,23 @@ def replaced(frame: Frame, place: int) -> Frame:
 
 
 def test_a_broken_section_names_who_sent_it_and_when():
-    world = World(2, Sync(), make=sparsifier(0.9), gradients=gappy_gradients_of)
+    world = World(2, Lockstep(), make=sparsifier(0.9), gradients=gappy_gradients_of)
     world.run(0, 3)
     pushes: list[Outgoing] = []
     for rank in world.clients:
-        world.pull(rank, 3)
+        world.pull(rank)
         pushes += world.push(rank, 3)
     server = world.servers[2]
     with pytest.raises(
-        DlrmError, match=r"push of worker-1.0 \(rank 1\) for step 3: tensor 1: no INDEX32 section"
+        DlrmError, match=r"push 3 of worker-1.0 \(rank 1\): tensor 1: no INDEX32 section"
     ):
         server.handle(replaced(travel(pushes[1]), 1))
 
 
 def test_a_broken_answer_names_who_sent_it_and_which_version():
-    world = World(2, Sync(), make=sparsifier(0.9), gradients=gappy_gradients_of)
+    world = World(2, Lockstep(), make=sparsifier(0.9), gradients=gappy_gradients_of)
     world.run(0, 3)
-    answer = next(one for one in world.mail if one.to == 1 and one.frame.step == 3)
+    answer = next(one for one in world.mail if one.to == 1 and one.frame.number == 3)
     with pytest.raises(
         DlrmError, match=r"worker-1.0 \(rank 1\): PARAMETERS 3 of rank 2: tensor 0: no INDEX32"
     ):

@@ -14,7 +14,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.parallel.sync.policy import Sync
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Encoding
 
@@ -51,13 +51,13 @@ def ternary(trainers: int) -> Callable[[Layout], Compressor]:
     return make
 
 
-def world(optimizer: DenseOptimizer, *, tells_levels: bool, gradients=alike) -> World:
+def world(optimizer: DenseOptimizer, *, publishes_means: bool, gradients=alike) -> World:
     return World(
         3,
-        Sync(),
+        Lockstep(),
         optimizer=optimizer,
         servers=2,
-        tells_levels=tells_levels,
+        publishes_means=publishes_means,
         make=ternary(3),
         gradients=gradients,
     )
@@ -65,12 +65,12 @@ def world(optimizer: DenseOptimizer, *, tells_levels: bool, gradients=alike) -> 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 def test_replicas_learn_what_servers_learn(optimizer: DenseOptimizer) -> None:
-    told, learned = (world(optimizer, tells_levels=one) for one in (False, True))
+    told, learned = (world(optimizer, publishes_means=one) for one in (False, True))
     used = told.run(0, 9)
     for found, expected in zip(learned.run(0, 9), used, strict=True):
         assert_same(found, expected)
     assert_same(learned.held(), told.held())
-    frames = [one.frame for one in learned.mail if one.frame.step == 9]
+    frames = [one.frame for one in learned.mail if one.frame.number == 9]
     encodings = {
         section.tensor: section.encoding for frame in frames for section in frame.sections[:-1]
     }
@@ -81,12 +81,12 @@ def test_replicas_learn_what_servers_learn(optimizer: DenseOptimizer) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 def test_a_resumed_replica_remembers_what_its_server_does(optimizer: DenseOptimizer) -> None:
-    straight = world(optimizer, tells_levels=True)
+    straight = world(optimizer, publishes_means=True)
     straight.run(0, 5)
     held = straight.held()
-    resumed = world(optimizer, tells_levels=True)
+    resumed = world(optimizer, publishes_means=True)
     resumed.restart(5, held)
-    straight.mail = [one for one in straight.mail if one.frame.step == 5]
+    straight.mail = [one for one in straight.mail if one.frame.number == 5]
     expected = straight.run(5, 9)
     for found, one in zip(resumed.run(5, 9), expected, strict=True):
         assert_same(found, one)
@@ -94,14 +94,14 @@ def test_a_resumed_replica_remembers_what_its_server_does(optimizer: DenseOptimi
 
 
 def test_scales_that_differ_are_told_as_weights() -> None:
-    apart = world(Sgd(), tells_levels=True, gradients=drawn_apart)
+    apart = world(Sgd(), publishes_means=True, gradients=drawn_apart)
     apart.run(0, 3)
     sections = [section for one in apart.mail for section in one.frame.sections]
     assert {section.encoding for section in sections} == {Encoding.DENSE}
 
 
 def test_a_broken_mean_names_who_told_it() -> None:
-    broken = world(Sgd(), tells_levels=True)
+    broken = world(Sgd(), publishes_means=True)
     broken.run(0, 1)
     answer = next(one for one in broken.mail if len(travel(one).sections[0].payload) > 100)
     frame = travel(answer)

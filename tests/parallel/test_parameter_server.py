@@ -14,21 +14,19 @@ from server_world import (
     assert_same,
     drawn,
     gradients_of,
-    pushed,
     travel,
 )
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
-from dlrm_hybrid.parallel.dense.options import ServerOptions
 from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.dense.service import goodbye, serve
-from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
+from dlrm_hybrid.parallel.dense.service import serve
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
-from dlrm_hybrid.wire.section import Dtype
 
 OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
 
@@ -48,10 +46,10 @@ def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:
 def test_one_trainer_with_servers_equals_none_bit_for_bit(
     optimizer: DenseOptimizer, servers: int, stages: int
 ):
-    world = World(1, Sync(), optimizer=optimizer, servers=servers, stages=stages)
+    world = World(1, Lockstep(), optimizer=optimizer, servers=servers, stages=stages)
     world.run(0, 50)
     for rank in world.clients:
-        world.pull(rank, 50)
+        world.pull(rank)
     assert_same(world.replicas[0], plain(optimizer, 50))
     moved = {name: (tensor - drawn(0)[name]).abs() for name, tensor in world.replicas[0].items()}
     assert min(float(tensor.mean()) for tensor in moved.values()) > 1e-2
@@ -60,10 +58,10 @@ def test_one_trainer_with_servers_equals_none_bit_for_bit(
 def test_the_order_of_arrival_changes_no_bit():
     results: list[dict[str, Tensor]] = []
     for order in itertools.permutations(range(3)):
-        world = World(3, Sync())
+        world = World(3, Lockstep())
         for step in range(5):
             for rank in order:
-                world.pull(rank, step)
+                world.pull(rank)
             world.arrive([push for rank in order for push in world.push(rank, step)])
         results.append(world.servers[3].tensors())
     for result in results[1:]:
@@ -76,7 +74,7 @@ def test_the_order_of_arrival_changes_no_bit():
 
 
 def test_a_version_holds_the_mean_of_the_trainers():
-    world = World(3, Sync())
+    world = World(3, Lockstep())
     world.run(0, 1)
     for name, weight in world.servers[3].tensors().items():
         gradients = [gradients_of(trainer, 0)[name] for trainer in range(3)]
@@ -85,14 +83,14 @@ def test_a_version_holds_the_mean_of_the_trainers():
 
 
 def test_every_so_many_versions_carry_a_digest():
-    world = World(1, Sync(), check_every=3)
+    world = World(1, Lockstep(), check_every=3)
     checked: list[int] = []
     for step in range(7):
-        world.pull(0, step)
+        world.pull(0)
         world.arrive(world.push(0, step))
         (told,) = world.mail
         if len(told.frame.sections) > len(SHAPES):
-            checked.append(told.frame.step)
+            checked.append(told.frame.number)
     assert checked == [3, 6]
 
 
@@ -105,7 +103,7 @@ def test_every_so_many_versions_carry_a_digest():
 def test_random_arrivals_give_the_versions_of_the_policy(
     trainers: int, staleness: int, steps: int, choices: Random
 ):
-    policy = Bounded(staleness) if staleness else Sync()
+    policy = Lockstep(staleness)
     world = World(trainers, policy)
     server = world.servers[trainers]
     versions = [drawn(0)]
@@ -113,13 +111,13 @@ def test_random_arrivals_give_the_versions_of_the_policy(
     while min(done) < steps:
         able: list[int] = []
         for rank in range(trainers):
-            wants = {want.step for want in world.clients[rank].wants(done[rank])}
-            here = {one.frame.step for one in world.mail if one.to == rank}
+            wants = {want.number for want in world.clients[rank].wanted()}
+            here = {one.frame.number for one in world.mail if one.to == rank}
             if done[rank] < steps and wants <= here:
                 able.append(rank)
         rank = choices.choice(able)
-        world.pull(rank, done[rank])
-        assert_same(world.replicas[rank], versions[policy.version(done[rank])])
+        world.pull(rank)
+        assert_same(world.replicas[rank], versions[policy.needs(done[rank]).version])
         pushes = world.push(rank, done[rank])
         done[rank] += 1
         answers = server.handle(travel(pushes[0]))
@@ -130,9 +128,9 @@ def test_random_arrivals_give_the_versions_of_the_policy(
     assert len(versions) == steps + 1
 
 
-@pytest.mark.parametrize("policy", [Sync(), Bounded(1), Bounded(3)], ids=str)
+@pytest.mark.parametrize("policy", [Lockstep(), Lockstep(1), Lockstep(3)], ids=str)
 @pytest.mark.parametrize("pause", [0, 2, 5])
-def test_a_restarted_world_goes_on_bit_for_bit(policy: Policy, pause: int):
+def test_a_restarted_world_goes_on_bit_for_bit(policy: SyncPolicy, pause: int):
     optimizer = Momentum(momentum=0.9)
     unbroken = World(2, policy, optimizer=optimizer, servers=2, stages=2)
     unbroken.run(0, pause)
@@ -149,7 +147,7 @@ def test_a_restarted_world_goes_on_bit_for_bit(policy: Policy, pause: int):
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused():
-    world = World(1, Sync())
+    world = World(1, Lockstep())
     values = world.servers[1].tensors()
     with pytest.raises(DataError, match="top.1.weight: missing"):
         world.servers[1].restart(3, {k: v for k, v in values.items() if k != "top.1.weight"})
@@ -160,26 +158,26 @@ def test_a_checkpoint_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_gradient_that_is_not_finite_names_its_trainer(value: float):
-    world = World(2, Sync())
+    world = World(2, Lockstep())
     world.run(0, 2)
     for rank in (0, 1):
-        world.pull(rank, 2)
+        world.pull(rank)
     world.arrive(world.push(0, 2))
     gradients = gradients_of(1, 2)
     gradients["bottom.1.bias"][7] = value
     with pytest.raises(DivergedError, match=r"step 3: .* bottom.1.bias from worker-1.0 \(rank 1\)"):
-        world.arrive(pushed(world.clients[1], 2, gradients))
+        world.arrive(world.push(1, 2, gradients))
 
 
 def test_huge_but_finite_gradients_are_taken():
-    world = World(1, Sync())
+    world = World(1, Lockstep())
     gradients = {name: torch.full(shape, 2e38) for name, shape in SHAPES.items()}
-    world.arrive(pushed(world.clients[0], 0, gradients))
+    world.arrive(world.push(0, 0, gradients))
     assert world.servers[1].tensors()["bottom.1.bias"].isfinite().all()
 
 
 def test_answers_go_to_the_trainers_of_the_stage_with_their_dense_size():
-    world = World(2, Sync(), stages=2)
+    world = World(2, Lockstep(), stages=2)
     pushes = [world.push(rank, 0) for rank in range(4)]
     server = world.servers[4]
     assert server.handle(travel(pushes[0][0])) == []
@@ -205,16 +203,16 @@ def break_type(frame: Frame) -> Frame:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda frame: replace(frame, step=1), "rank 0 for step 1: too early"),
-        (lambda frame: replace(frame, sender=5), "rank 5 for step 0: .* owns nothing"),
-        (lambda frame: replace(frame, attempt=2), r"worker-0.0 \(rank 0\), step 0: .* attempt 2"),
+        (lambda frame: replace(frame, number=1), "push 1 of rank 0: too early"),
+        (lambda frame: replace(frame, sender=5), "push 0 of nobody .rank 5.: .* owns nothing"),
+        (lambda frame: replace(frame, attempt=2), r"push 0 of worker-0.0 \(rank 0\): .* attempt 2"),
         (lambda frame: replace(frame, kind=Kind.HELLO), "HELLO of attempt 0, expected PUSH"),
-        (break_sections, r"push of worker-0.0 \(rank 0\) for step 0: holds tensors"),
-        (break_type, r"push of worker-0.0 \(rank 0\) for step 0: tensor 0: .* DENSE int32"),
+        (break_sections, r"push 0 of worker-0.0 \(rank 0\): holds tensors"),
+        (break_type, r"push 0 of worker-0.0 \(rank 0\): tensor 0: .* DENSE int32"),
     ],
 )
 def test_frames_that_do_not_fit_are_refused(change, message: str):
-    world = World(1, Sync())
+    world = World(1, Lockstep())
     (push,) = world.push(0, 0)
     with pytest.raises(DlrmError, match=message):
         world.servers[1].handle(change(push.frame))
@@ -222,32 +220,26 @@ def test_frames_that_do_not_fit_are_refused(change, message: str):
 
 def test_a_server_owns_its_memory():
     values = drawn(0)
-    world = World(1, Sync())
-    server = ParameterServer(
-        world.topology,
-        0,
-        world.tensors,
-        values,
-        world.learning,
-        ServerOptions(
-            policy=Sync(), check_every=1, attempt=0, pull=Dtype.FLOAT32, tells_levels=False
-        ),
-        SpanClock(),
-    )
+    world = World(1, Lockstep())
+    server = ParameterServer(world.topology, 0, world.tensors, values, world.options(), SpanClock())
     before = server.digest(0)
     values["bottom.1.bias"].zero_()
     assert server.digest(0) == before == world.clients[0].digest(1)
 
 
+def goodbye(rank: int, ticks: int) -> Frame:
+    return Frame(kind=Kind.GOODBYE, sender=rank, attempt=0, number=ticks)
+
+
 def test_the_service_answers_until_the_last_goodbye():
-    world = World(2, Sync())
+    world = World(2, Lockstep())
     first, second, channel = in_process_channels(3)
     for worker in (first, second):
         for push in world.push(worker.rank, 0):
             worker.send(*push)
-    second.send(2, goodbye(1, 0, 1), 0)
-    first.send(2, goodbye(0, 0, 1), 0)
-    serve(channel, world.servers[2].handle, {0, 1}, 7.0)
+    second.send(2, goodbye(1, 1), 0)
+    first.send(2, goodbye(0, 1), 0)
+    serve(channel, {Kind.PUSH: world.servers[2].handle}, {0, 1}, 7.0)
     for worker in (first, second):
         world.clients[worker.rank].apply(worker.receive(0.0))
     assert_same(world.replicas[0], world.servers[2].tensors())
@@ -257,15 +249,15 @@ def test_the_service_answers_until_the_last_goodbye():
 
 
 def test_frames_after_a_goodbye_are_refused():
-    world = World(2, Sync())
+    world = World(2, Lockstep())
     _, second, channel = in_process_channels(3)
-    second.send(2, goodbye(1, 0, 0), 0)
+    second.send(2, goodbye(1, 0), 0)
     second.send(*world.push(1, 0)[0])
     with pytest.raises(DlrmError, match="PUSH 0 of rank 1, which has said goodbye"):
-        serve(channel, world.servers[2].handle, {0, 1}, 7.0)
+        serve(channel, {Kind.PUSH: world.servers[2].handle}, {0, 1}, 7.0)
 
 
 def test_every_tensor_is_learned_on_its_server_only():
-    world = World(1, Sync(), servers=3)
+    world = World(1, Lockstep(), servers=3)
     owned = [set(server.tensors()) for server in world.servers.values()]
     assert sorted(name for names in owned for name in names) == sorted(SHAPES)

@@ -1,4 +1,4 @@
-"""Agreements without sockets: workers of some stages that propose, frames in flight."""
+"""Rounds without sockets: workers of some stages that contribute, frames in flight."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.collectives.rounds import Agree, Propose, State, start, step
+from dlrm_hybrid.parallel.collectives.rounds import Contribution, Reduce, State, start, step
 from dlrm_hybrid.types import DlrmError
 
 
 @dataclass
 class Worker:
-    """Proposes, and waits for the agreement before it goes on."""
+    """Contributes, and waits for the result before it goes on."""
 
     rank: int
     at: tuple[int, int]
     waits: bool = False
-    sent: deque[Propose] = field(default_factory=deque[Propose])
-    answers: deque[Agree] = field(default_factory=deque[Agree])
-    agreed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    sent: deque[Contribution] = field(default_factory=deque[Contribution])
+    answers: deque[Reduce] = field(default_factory=deque[Reduce])
+    got: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 @given(
@@ -31,7 +31,7 @@ class Worker:
     steps=st.integers(1, 4),
     choices=st.randoms(use_true_random=False),
 )
-def test_all_interleavings_give_every_agreement_once_and_in_order(
+def test_all_interleavings_give_every_result_once_and_in_order(
     rounds: int, trainers: int, stages: int, first: int, steps: int, choices
 ) -> None:
     groups = {s: tuple(t * stages + s for t in range(trainers)) for s in range(stages)}
@@ -44,22 +44,22 @@ def test_all_interleavings_give_every_agreement_once_and_in_order(
             (move, worker)
             for worker in workers.values()
             for move, possible in (
-                ("propose", not worker.waits and worker.at[0] < first + steps),
+                ("contribute", not worker.waits and worker.at[0] < first + steps),
                 ("arrive", bool(worker.sent)),
-                ("agree", bool(worker.answers)),
+                ("get", bool(worker.answers)),
             )
             if possible
         ]
 
     while possible := moves():
         move, worker = choices.choice(possible)
-        if move == "propose":
-            worker.sent.append(Propose(worker.rank, *worker.at))
+        if move == "contribute":
+            worker.sent.append(Contribution(worker.rank, *worker.at))
             worker.waits = True
-        elif move == "agree":
+        elif move == "get":
             answer = worker.answers.popleft()
-            assert (answer.step, answer.number) == worker.at
-            worker.agreed.append(worker.at)
+            assert (answer.push, answer.round) == worker.at
+            worker.got.append(worker.at)
             number = worker.at[1] + 1
             worker.at = (worker.at[0] + number // rounds, number % rounds)
             worker.waits = False
@@ -67,44 +67,53 @@ def test_all_interleavings_give_every_agreement_once_and_in_order(
             state, action = step(state, worker.sent.popleft())
             if action is not None:
                 assert action.to == groups[action.stage]
-                at = (action.step, action.number)
+                at = (action.push, action.round)
                 for rank in action.to:
-                    assert workers[rank].at == at, "made before every worker had proposed"
+                    assert workers[rank].at == at, "made before every worker had contributed"
                     assert not workers[rank].sent
                     workers[rank].answers.append(action)
                 made[action.stage].append(at)
     expected = [(one, number) for one in range(first, first + steps) for number in range(rounds)]
-    assert all(agreements == expected for agreements in made.values())
-    assert all(worker.agreed == expected for worker in workers.values())
+    assert all(results == expected for results in made.values())
+    assert all(worker.got == expected for worker in workers.values())
 
 
-def after(*events: Propose) -> State:
+def after(*events: Contribution) -> State:
     state = start(2, {0: (0, 2), 1: (1, 3)})
     for event in events:
         state, _ = step(state, event)
     return state
 
 
-def test_the_last_proposal_of_a_round_makes_the_agreement() -> None:
-    state, action = step(after(), Propose(3, 5, 0))
+def test_the_last_contribution_to_a_round_makes_its_result() -> None:
+    state, action = step(after(), Contribution(3, 5, 0))
     assert action is None
-    state, action = step(state, Propose(0, 4, 0))
+    state, action = step(state, Contribution(0, 4, 0))
     assert action is None
-    state, action = step(state, Propose(1, 5, 0))
-    assert action == Agree(1, 5, 0, (1, 3))
+    state, action = step(state, Contribution(1, 5, 0))
+    assert action == Reduce(1, 5, 0, (1, 3))
 
 
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([Propose(4, 0, 0)], "rank 4 for step 0, round 0: the stage of that rank"),
-        ([Propose(0, 0, 0), Propose(0, 0, 0)], "rank 0 for step 0, round 0: it came before"),
-        ([Propose(0, 0, 1)], "rank 0 for step 0, round 1: step 0, round 0 is due"),
-        ([Propose(0, 3, 0), Propose(2, 4, 0)], "rank 2 for step 4, round 0: step 3, round 0"),
-        ([Propose(0, 3, 0), Propose(2, 3, 0), Propose(0, 4, 0)], "step 3, round 1 is due"),
+        ([Contribution(4, 0, 0)], "rank 4 to push 0, round 0: the stage of that rank"),
+        (
+            [Contribution(0, 0, 0), Contribution(0, 0, 0)],
+            "rank 0 to push 0, .*: it came before",
+        ),
+        ([Contribution(0, 0, 1)], "rank 0 to push 0, round 1: push 0, round 0 is due"),
+        (
+            [Contribution(0, 3, 0), Contribution(2, 4, 0)],
+            "rank 2 to push 4, .*: push 3, round 0",
+        ),
+        (
+            [Contribution(0, 3, 0), Contribution(2, 3, 0), Contribution(0, 4, 0)],
+            "push 3, round 1",
+        ),
     ],
 )
-def test_proposals_out_of_turn_are_refused(events: list[Propose], message: str) -> None:
+def test_contributions_out_of_turn_are_refused(events: list[Contribution], message: str) -> None:
     before = after(*events[:-1])
     with pytest.raises(DlrmError, match=message):
         step(before, events[-1])

@@ -2,17 +2,15 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from schedule_simulation import StageOp, global_order, simulate
 
 from dlrm_hybrid.parallel.schedule import (
     SCHEDULES,
     Op,
     Schedule,
-    StageOp,
-    global_order,
     gpipe,
     one_f_one_b,
     sequential,
-    simulate,
 )
 
 SHAPES = list(itertools.product(range(1, 9), range(1, 17)))
@@ -64,7 +62,7 @@ def test_live_microbatches():
 
 
 def test_one_f_one_b_of_the_first_of_three_stages():
-    ops = [f"{kind}{microbatch}" for kind, microbatch in one_f_one_b(0, 3, 4)]
+    ops = [f"{kind}{microbatch}" for kind, microbatch, _ in one_f_one_b(0, 3, 4)]
     assert ops == ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]
 
 

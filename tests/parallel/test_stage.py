@@ -9,10 +9,11 @@ from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.stage import Inputs, StageResult, StageStep, aligned, predict_stage
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, aligned, predict_stage
+from dlrm_hybrid.types import BatchNumber, ConfigError
 
 ROWS = 24
+NUMBER = BatchNumber(5)
 CUTS = [cuts for number in range(8) for cuts in combinations(possible_cuts(PAPER), number)]
 
 
@@ -26,17 +27,23 @@ def _step(
     models: list[StageModel], batch: Inputs, pooled_BFD: Tensor, microbatches: int = 1
 ) -> list[StageResult]:
     """One micro-batch after the other through all stages and back."""
-    steps = [StageStep(model, batch, pooled_BFD, microbatches) for model in models]
+    stages = [_begun(model, batch, pooled_BFD, microbatches) for model in models]
     for microbatch in range(microbatches):
         carried: Tensor | None = None
-        for step in steps:
-            carried = step.forward(microbatch, carried)
+        for stage in stages:
+            carried = stage.forward(NUMBER, microbatch, carried)
             assert carried is None or not carried.requires_grad
         assert carried is None
-        for step in reversed(steps):
-            carried = step.backward(microbatch, carried)
+        for stage in reversed(stages):
+            carried = stage.backward(NUMBER, microbatch, carried)
         assert carried is None
-    return [step.finish() for step in steps]
+    return [stage.finish(NUMBER) for stage in stages]
+
+
+def _begun(model: StageModel, batch: Inputs, pooled_BFD: Tensor | None, microbatches: int) -> Stage:
+    stage = Stage(model, microbatches)
+    stage.begin(NUMBER, batch, pooled_BFD)
+    return stage
 
 
 def _whole(
@@ -116,10 +123,10 @@ def test_bits_do_not_depend_on_where_the_features_lie(offset: int):
     assert moved_BI.data_ptr() % 16 == 4 * offset
     moved = Inputs(rows=ROWS, dense_BI=moved_BI, ids_FB=None, label_B=None)
     first = _models(narrow, ("bottom.1",))[0]
-    left_BN = StageStep(first, batch, None, 1).forward(0, None)
+    left_BN = _begun(first, batch, None, 1).forward(NUMBER, 0, None)
     assert left_BN is not None
     for same_BN in (
-        StageStep(first, moved, None, 1).forward(0, None),
+        _begun(first, moved, None, 1).forward(NUMBER, 0, None),
         predict_stage(first, moved, None, None),
     ):
         assert same_BN is not None
@@ -130,4 +137,42 @@ def test_bits_do_not_depend_on_where_the_features_lie(offset: int):
 def test_unequal_microbatches_are_refused():
     first = _models(SMALL, ("bottom.2",))[0]
     with pytest.raises(ConfigError, match=r"train\.batch_size=24 .*schedule\.microbatches=5"):
-        StageStep(first, draw_batch(SMALL, ROWS, 0), None, 5)
+        _begun(first, draw_batch(SMALL, ROWS, 0), None, 5)
+
+
+def test_batches_in_flight_do_not_mix():
+    model = _models(SMALL, ())[0]
+    rows_BFD = torch.randn(ROWS, len(SMALL.table_rows), SMALL.embedding_dim)
+    batches = {BatchNumber(n): draw_batch(SMALL, ROWS, n) for n in range(3)}
+    alone: dict[int, StageResult] = {}
+    for number, batch in batches.items():
+        (alone[number],) = _step([model], batch, rows_BFD)
+    stage = Stage(model, 1)
+    for number, batch in batches.items():
+        stage.begin(number, batch, rows_BFD)
+        stage.forward(number, 0, None)
+    for number in (1, 2, 0):
+        stage.backward(BatchNumber(number), 0, None)
+        found = stage.finish(BatchNumber(number))
+        assert found.loss_sum == alone[number].loss_sum
+        for name, gradient in alone[number].gradients.items():
+            assert torch.equal(found.gradients[name], gradient)
+    assert alone[0].loss_sum != alone[1].loss_sum
+
+
+def test_a_dropped_graph_is_computed_again_with_the_weights_of_then():
+    model = _models(SMALL, ())[0]
+    batch = draw_batch(SMALL, ROWS, 0)
+    rows_BFD = torch.randn(ROWS, len(SMALL.table_rows), SMALL.embedding_dim)
+    (before,) = _step([model], batch, rows_BFD)
+    stage = _begun(model, batch, rows_BFD, 1)
+    stage.forward(NUMBER, 0, None)
+    stage.drop_graphs()
+    for weight in model.parameters():
+        weight.detach().mul_(1.5)
+    stage.backward(NUMBER, 0, None)
+    found = stage.finish(NUMBER)
+    (after,) = _step([model], batch, rows_BFD)
+    for name, gradient in after.gradients.items():
+        assert torch.equal(found.gradients[name], gradient)
+        assert not torch.equal(gradient, before.gradients[name])

@@ -8,8 +8,9 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, E
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
-from dlrm_hybrid.parallel.tables.shared import SharedDistinctTables, SharedTables
+from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, LookupRequest, UpdateRequest
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.types import BatchNumber
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(4, 1), table_rows=(3, 50, 1, 17))
 ROWS_T = (6, 0, 11)
@@ -22,7 +23,7 @@ def embeddings_of(optimizer: str) -> Embeddings:
     return embeddings
 
 
-def step_of(seed: int) -> tuple[list[Lookup], list[LearnEmbeddings]]:
+def step_of(seed: int) -> tuple[list[LookupRequest], list[UpdateRequest]]:
     generator = torch.Generator().manual_seed(seed)
 
     def ids_of(rows: int) -> Tensor:
@@ -30,10 +31,11 @@ def step_of(seed: int) -> tuple[list[Lookup], list[LearnEmbeddings]]:
             [torch.randint(0, limit, (rows,), generator=generator) for limit in SPEC.table_rows]
         )
 
-    lookups = [Lookup(ids_of(rows), 0.05) for rows in ROWS_T]
+    batch = BatchNumber(seed)
+    lookups = [LookupRequest(batch, ids_of(rows), 0.05) for rows in ROWS_T]
     shape = (len(SPEC.table_rows), SPEC.embedding_dim)
     gradients = [torch.randn(rows, *shape, generator=generator) for rows in ROWS_T]
-    return lookups, [LearnEmbeddings(gradient_BFD) for gradient_BFD in gradients]
+    return lookups, [UpdateRequest(batch, gradient_BFD) for gradient_BFD in gradients]
 
 
 @pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
@@ -41,13 +43,14 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
     found, expected = embeddings_of(optimizer), embeddings_of(optimizer)
     first = {name: weight.clone() for name, weight in expected.weights().items()}
     rounding = Rounding(CommPrecision.FLOAT32)
-    distinct, plain = SharedDistinctTables(found, rounding), SharedTables(expected, rounding)
+    distinct = EachIdOnce(found, rounding, SpanClock())
+    plain = AllIds(expected, rounding, SpanClock())
     for step in range(20):
         lookups, gradients = step_of(step)
         pairs = zip(distinct.lookup(lookups), plain.lookup(lookups), strict=True)
         assert all(torch.allclose(one, other, rtol=0, atol=1e-6) for one, other in pairs)
-        distinct.learn(gradients)
-        plain.learn(gradients)
+        distinct.update(gradients)
+        plain.update(gradients)
     for name, weight in expected.weights().items():
         assert (found.weights()[name] - weight).abs().max() <= 1e-6, name
         assert (weight - first[name]).abs().max() >= 1e-3, name
@@ -57,15 +60,15 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
 def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
     embeddings = embeddings_of("sgd")
     rounding = Rounding(CommPrecision(precision))
-    tables = SharedDistinctTables(embeddings, rounding)
+    tables = EachIdOnce(embeddings, rounding, SpanClock())
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     # The second and third vanish beside the first in half precision, unless they are summed first.
     gradient_BFD = torch.tensor([0.5, 0.0016, 0.0016]).view(3, 1, 1).expand(3, 4, 4)
     before = {name: weight.clone() for name, weight in embeddings.weights().items()}
-    (pooled_BFD,) = tables.lookup([Lookup(ids_FB, 1.0)])
+    (pooled_BFD,) = tables.lookup([LookupRequest(BatchNumber(0), ids_FB, 1.0)])
     first_FD = torch.stack([weight[0] for weight in before.values()])
     assert torch.equal(pooled_BFD, rounding.pooled(first_FD).expand(3, 4, 4))
-    tables.learn([LearnEmbeddings(gradient_BFD)])
+    tables.update([UpdateRequest(BatchNumber(0), gradient_BFD)])
     total = gradient_BFD[0] + gradient_BFD[1] + gradient_BFD[2]
     for weight, old, sum_D in zip(
         embeddings.weights().values(), before.values(), rounding.gradient(total), strict=True
@@ -80,8 +83,8 @@ def test_an_id_that_is_no_row_is_refused(bad_id: int) -> None:
     ids_FB[3, 1] = bad_id
     rounding = Rounding(CommPrecision.FLOAT32)
     for tables in (
-        SharedTables(embeddings_of("sgd"), rounding),
-        SharedDistinctTables(embeddings_of("sgd"), rounding),
+        AllIds(embeddings_of("sgd"), rounding, SpanClock()),
+        EachIdOnce(embeddings_of("sgd"), rounding, SpanClock()),
     ):
         with pytest.raises(RuntimeError, match="out of bounds|num_rows|Expected idx"):
-            tables.lookup([Lookup(ids_FB, 0.0)])
+            tables.predict([ids_FB])

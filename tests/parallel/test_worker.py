@@ -28,12 +28,12 @@ from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
 from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
 from dlrm_hybrid.model.step import Trainer, predict
-from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
+from dlrm_hybrid.parallel.effects import Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.sync.policy import Bounded
-from dlrm_hybrid.parallel.worker import EVALUATION, StepOutcome, train_step
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.worker import EVALUATION, StepMetrics, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.types import ConfigError, DlrmError
+from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind
 
 CUTS = [cuts for number in range(4) for cuts in combinations(possible_cuts(SMALL), number)]
@@ -64,7 +64,7 @@ def _check_equal(plain: Trainer, worlds: Sequence[TinyWorld], spec: ModelSpec, s
     for step in range(steps):
         batch = draw_batch(spec, ROWS, step)
         result = plain.step(*columns(batch), lr=worlds[0].lr, embedding_lr=worlds[0].table_lr)
-        expected = StepOutcome(
+        expected = StepMetrics(
             loss_sum=float(result.loss) * ROWS, correct=int(result.correct), rows=ROWS
         )
         for world in worlds:
@@ -120,7 +120,7 @@ def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: DenseOptimi
     _check_equal(_plain(optimizer=optimizer), worlds, SMALL, steps=10)
     for world in worlds:
         # Of every server and stage the last version, which no further step has wanted.
-        assert all(frame.step == 10 for frame in world.waiting())
+        assert all(frame.number == 10 for frame in world.waiting())
         assert (len(world.waiting()) == 0) == (world.layout.servers == 0)
 
 
@@ -200,7 +200,7 @@ def test_no_schedule_and_no_cut_changes_a_bit_of_microbatches_and_trainers():
 
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_bounded_computes_with_exactly_the_older_version(staleness: int):
-    layouts = [Layout(cuts=cuts, servers=1, policy=Bounded(staleness)) for cuts in SOME_CUTS]
+    layouts = [Layout(cuts=cuts, servers=1, policy=Lockstep(staleness)) for cuts in SOME_CUTS]
     worlds = [TinyWorld(SMALL, layout) for layout in layouts]
     model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
     weights = model.dense_parameters()
@@ -257,7 +257,7 @@ def test_what_travels_in_a_step():
     assert seen == Counter(crossings)
     pushes = [sent for sent in world.sent if sent.frame.kind is Kind.PUSH]
     assert sum(sent.dense_equivalent_bytes for sent in pushes) == 2 * num_bytes
-    assert all(sent.frame.attempt == ATTEMPT and sent.frame.step in (0, 1) for sent in world.sent)
+    assert all(sent.frame.attempt == ATTEMPT and sent.frame.number in (0, 1) for sent in world.sent)
     assert all(
         sent.dense_equivalent_bytes == sum(len(one.payload) for one in sent.frame.sections)
         for sent in world.sent
@@ -268,14 +268,14 @@ def test_what_travels_in_a_step():
 def test_a_step_looks_up_first_and_updates_the_tables_last():
     (worker,) = TinyWorld(SMALL, Layout(microbatches=2)).workers
     batch = draw_batch(SMALL, ROWS, 0)
-    run = train_step(worker, 0, batch)
+    run = train_step(worker, Tick(0), batch)
     lookup = next(run)
-    assert isinstance(lookup, Lookup)
-    assert lookup.ids_FB is batch.ids_FB
-    assert lookup.lr == LR
-    learn = run.send(torch.randn(ROWS, 26, 4))
-    assert isinstance(learn, LearnEmbeddings)
-    assert learn.gradient_BFD.shape == (ROWS, 26, 4)
+    assert isinstance(lookup, Together)
+    assert lookup.value.ids_FB is batch.ids_FB
+    assert lookup.value.lr == LR
+    update = run.send(torch.randn(ROWS, 26, 4))
+    assert isinstance(update, Together)
+    assert update.value.gradient_BFD.shape == (ROWS, 26, 4)
     with pytest.raises(StopIteration) as end:
         run.send(None)
     assert end.value.value.rows == ROWS
@@ -299,7 +299,7 @@ def test_predictions_are_those_of_the_whole_model(cuts: tuple[str, ...], precisi
     assert not any(_distance(world.tensors(), before).values())
     assert world.waiting() == []
     assert {sent.frame.microbatch for sent in world.sent} <= {EVALUATION}
-    confirmations = [sent for sent in world.sent if sent.frame.kind is Kind.CONTROL]
+    confirmations = [sent for sent in world.sent if sent.frame.kind is Kind.RECEIVED]
     assert len(confirmations) == 3 * len(cuts)
 
 
@@ -313,11 +313,11 @@ def test_activations_of_another_size_are_refused():
     world = TinyWorld(SMALL, Layout(cuts=("bottom.2",)))
     first, second = world.workers
     batch = draw_batch(SMALL, ROWS, 0)
-    next(train_step(first, 0, reads(first, batch)))
-    run = train_step(second, 0, replace(reads(second, batch), rows=ROWS // 2))
+    next(train_step(first, Tick(0), reads(first, batch)))
+    run = train_step(second, Tick(0), replace(reads(second, batch), rows=ROWS // 2))
     next(run)
     run.send(torch.zeros(ROWS // 2, 26, 4))
-    with pytest.raises(DlrmError, match="step 0, boundary 0, micro-batch 0: .* of 256, .*8 x 16"):
+    with pytest.raises(DlrmError, match="batch 0, boundary 0, micro-batch 0: .* of 256, .*8 x 16"):
         run.send(world.sent[0].frame)
 
 

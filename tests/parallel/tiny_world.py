@@ -15,21 +15,25 @@ from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
+from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
-from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
-from dlrm_hybrid.parallel.dense.master import Learning
-from dlrm_hybrid.parallel.dense.options import ClientOptions, ServerOptions
-from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.effects import Effect, LearnEmbeddings, Lookup, Receive
-from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.stage import Inputs
-from dlrm_hybrid.parallel.sync.policy import Policy, Sync
+from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.effects import Effect, Receive, Together
+from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.schedule import SCHEDULES, Schedule
+from dlrm_hybrid.parallel.stage import Inputs, Stage
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.tables.shared import AllIds, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import StepOutcome, Worker, evaluate_batch, train_step
+from dlrm_hybrid.parallel.worker import Boundaries, StepMetrics, Worker, predict_batch, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Frame, decode, encode
 from dlrm_hybrid.wire.section import Dtype
 
@@ -55,8 +59,12 @@ class Layout:
     trainers: int = 1
     servers: int = 0
     microbatches: int = 1
-    schedule: str = "sequential"
-    policy: Policy = Sync()
+    schedule: str | Schedule = "sequential"
+    policy: SyncPolicy = Lockstep()
+
+    @property
+    def ops(self) -> Schedule:
+        return SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
 
 
 @dataclass(frozen=True)
@@ -96,78 +104,78 @@ class TinyWorld:
         self.sent: list[Sent] = []
         self.embeddings = Embeddings(spec, TABLES)
         draw_embeddings(self.embeddings.weights(), SEED)
-        self._pooled = torch.empty(0)
+        group = self.topology.interaction_group
+        joint = AllIds(self.embeddings, Rounding(CommPrecision.FLOAT32), SpanClock())
         self._queues: list[deque[Frame]] = [deque() for _ in range(self.topology.size)]
-        learning = Learning(optimizer=optimizer, schedule=Constant(base_lr=lr))
+        config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=lr))
         tensors = lay_out(spec.dense_shapes(), partition.stage_of, layout.servers)
         self.workers: list[Worker] = []
         for rank in range(self.topology.num_workers):
             part = stages[rank % len(stages)]
+            port = Port(
+                topology=self.topology,
+                rank=rank,
+                attempt=ATTEMPT,
+                transmit=self._sender(rank),
+            )
             model = StageModel(spec, part, precision, SEED)
             weights = model.dense_parameters()
             client = (
                 ServerClient(
-                    *(self.topology, rank, tensors, weights),
-                    ClientOptions(policy=layout.policy, attempt=ATTEMPT, learning=None),
+                    *(port, tensors, weights),
+                    ClientOptions(policy=layout.policy, optimizer=None),
                     uncompressed(tensors, part.index),
                     SpanClock(),
                 )
                 if layout.servers
-                else LocalClient(self.topology.name(rank), weights, learning)
+                else LocalClient(self.topology.name(rank), weights, config, SpanClock())
             )
             self.workers.append(
                 Worker(
                     rank=rank,
-                    attempt=ATTEMPT,
-                    model=model,
-                    codec=DenseCodec(),
-                    ops=SCHEDULES[layout.schedule](part.index, len(stages), layout.microbatches),
-                    client=client,
-                    collectives=CollectiveClient(
-                        topology=self.topology,
-                        rank=rank,
-                        attempt=ATTEMPT,
-                        send=self._sender(rank),
-                    ),
+                    stage=Stage(model, layout.microbatches),
+                    ops=layout.ops(part.index, len(stages), layout.microbatches),
+                    boundaries=Boundaries(port, part, DenseCodec(), SpanClock()),
+                    tables=SharedTables(joint, group) if rank in group else None,
                     embedding_schedule=Constant(base_lr=self.table_lr),
-                    send=self._sender(rank),
+                    client=client,
                 )
             )
+        options = ServerOptions(
+            policy=layout.policy,
+            bucket=BucketOptions(
+                optimizer=config,
+                history=layout.policy.history,
+                pull=Dtype.FLOAT32,
+                publishes_means=False,
+            ),
+            check_every=1,
+            attempt=ATTEMPT,
+        )
+        whole = StageModel(spec, Partition.of(spec, ()).stages[0], precision, SEED)
         self.servers = [
             ParameterServer(
-                self.topology,
-                index,
-                tensors,
-                StageModel(
-                    spec, Partition.of(spec, ()).stages[0], precision, SEED
-                ).dense_parameters(),
-                learning,
-                ServerOptions(
-                    policy=layout.policy,
-                    check_every=1,
-                    attempt=ATTEMPT,
-                    pull=Dtype.FLOAT32,
-                    tells_levels=False,
-                ),
-                SpanClock(),
+                *(self.topology, index, tensors),
+                *(whole.dense_parameters(), options, SpanClock()),
             )
             for index in range(layout.servers)
         ]
 
-    def step(self, step: int, batches: list[Inputs]) -> list[StepOutcome]:
+    def step(self, step: int, batches: list[Inputs]) -> list[StepMetrics]:
         """One step of all workers; a batch for each trainer."""
-        return self._run(lambda worker, batch: train_step(worker, step, batch), batches)
+        return self._run(lambda worker, batch: train_step(worker, Tick(step), batch), batches)
 
     def predict(self, number: int, batches: list[Inputs]) -> list[Tensor | None]:
         """The logits of one batch of each trainer, by worker."""
-        return self._run(lambda worker, batch: evaluate_batch(worker, number, batch), batches)
+        return self._run(lambda worker, batch: predict_batch(worker, number, batch), batches)
 
     def tensors(self) -> dict[str, Tensor]:
         """Trainer 0's weights, or the servers' where there are some, and the tables."""
         tensors: dict[str, Tensor] = {}
         for worker in self.workers[: self.topology.stages]:
             tensors |= {
-                name: weight.detach() for name, weight in worker.model.dense_parameters().items()
+                name: weight.detach()
+                for name, weight in worker.stage.model.dense_parameters().items()
             }
         for server in self.servers:
             tensors |= {name: value for name, value in server.tensors().items() if name in tensors}
@@ -204,7 +212,7 @@ class TinyWorld:
                 except StopIteration as done:
                     results[rank] = done.value
             self._serve()
-            answers = {**self._frames_for(asked), **self._answer_tables(asked)}
+            answers = {**self._frames_for(asked), **self._answer_groups(asked)}
             for rank in answers:
                 del asked[rank]
         return [results[rank] for rank in sorted(results)]
@@ -229,22 +237,18 @@ class TinyWorld:
                     break
         return found
 
-    def _answer_tables(self, asked: Mapping[int, Effect]) -> dict[int, Any]:
-        """Answers once the interaction stages of all trainers have asked for the same."""
-        group = self.topology.interaction_group
-        effects = [asked.get(rank) for rank in group]
-        lookups = [effect for effect in effects if isinstance(effect, Lookup)]
-        if len(lookups) == len(group):
-            self.embeddings.set_lr(lookups[0].lr)
-            self._pooled = self.embeddings(torch.cat([one.ids_FB for one in lookups], 1))
-            sizes = [one.ids_FB.shape[1] for one in lookups]
-            return dict(zip(group, self._pooled.detach().split(sizes), strict=True))
-        learns = [effect for effect in effects if isinstance(effect, LearnEmbeddings)]
-        if len(learns) == len(group):
-            gradient = torch.cat([one.gradient_BFD for one in learns])
-            self._pooled.backward(gradient / len(group))
-            return dict.fromkeys(group)
-        return {}
+    def _answer_groups(self, asked: Mapping[int, Effect]) -> dict[int, Any]:
+        """Answers once all of a group have asked for the same."""
+        answers: dict[int, Any] = {}
+        for effect in asked.values():
+            if not isinstance(effect, Together) or effect.group[0] in answers:
+                continue
+            others = [asked.get(rank) for rank in effect.group]
+            same = [one for one in others if isinstance(one, Together)]
+            if len(same) == len(others) and all(one.compute == effect.compute for one in same):
+                results = effect.compute([one.value for one in same])
+                answers |= zip(effect.group, results, strict=True)
+        return answers
 
 
 def uncompressed(tensors: Sequence[DenseTensor], stage: int) -> Dense:
@@ -290,7 +294,7 @@ def shares(batch: Inputs, trainers: int) -> list[Inputs]:
 
 def reads(worker: Worker, batch: Inputs) -> Inputs:
     """What the worker's stage reads of a batch, nothing else."""
-    part = worker.model.part
+    part = worker.part
     return Inputs(
         rows=batch.rows,
         dense_BI=batch.dense_BI if part.is_first else None,
@@ -300,5 +304,5 @@ def reads(worker: Worker, batch: Inputs) -> Inputs:
 
 
 def _is_wanted(frame: Frame, wanted: Receive) -> bool:
-    keys = ("kind", "sender", "step", "boundary", "microbatch")
+    keys = ("kind", "sender", "number", "boundary", "round", "microbatch")
     return all(getattr(frame, key) == getattr(wanted, key) for key in keys)

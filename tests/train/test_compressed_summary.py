@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from world_runs import Train, curve, summary
 
+from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.parallel.dense.sections import split_digest
-from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.parallel.worker import EVALUATION
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
@@ -112,13 +112,13 @@ def test_densities_are_those_of_the_frames(
     assert code == 0
     values = json.loads((folder / "config.json").read_text())
     watched = Watched(validate(values), cut)
-    send = TimedChannel.send
+    send = MeteredChannel.send
 
-    def count_and_send(channel: TimedChannel, to: int, frame: Frame, *rest: int) -> None:
+    def count_and_send(channel: MeteredChannel, to: int, frame: Frame, *rest: int) -> None:
         watched.count(frame)
         send(channel, to, frame, *rest)
 
-    monkeypatch.setattr(TimedChannel, "send", count_and_send)
+    monkeypatch.setattr(MeteredChannel, "send", count_and_send)
     train_here(tmp_path / "again", values)
     assert curve(tmp_path / "again") == curve(folder)
     elements, sent = Counter[str](), Counter[str]()

@@ -16,6 +16,8 @@ from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 ENTRY = "world_faults:struck_world_rank"
+# Of the training step; the numbers of all others are no steps.
+STEP_KINDS = set(Kind) - {kind for kind in Kind if kind >= Kind.REPORT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ def _sending(fault: Fault, folder: Path) -> None:
     send, counted = MeteredChannel.send, []
 
     def strike_then_send(channel: MeteredChannel, to: int, frame: Frame, *rest: int) -> None:
-        if frame.kind is not Kind.CONTROL and frame.step >= fault.step:
+        if frame.kind in STEP_KINDS and frame.number >= fault.step:
             counted.append(to)
             if len(counted) == fault.sends + 1:
                 _strike(fault, folder)

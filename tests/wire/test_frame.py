@@ -38,6 +38,7 @@ ITEM_BYTES = {
     "FLOAT64": 8,
 }
 SMALLEST = 40
+U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
 
 
@@ -57,8 +58,9 @@ FRAMES = st.builds(
     kind=st.sampled_from(Kind),
     sender=U32,
     attempt=U32,
-    step=st.integers(0, 2**64 - 1),
-    boundary=U32,
+    number=st.integers(0, 2**64 - 1),
+    boundary=U16,
+    round=U16,
     microbatch=U32,
     sections=st.lists(sections(), max_size=4).map(tuple),
 )
@@ -69,8 +71,9 @@ def frame(*arrays: np.ndarray) -> Frame:
         kind=Kind.PUSH,
         sender=3,
         attempt=1,
-        step=70_000_000_000,
+        number=70_000_000_000,
         boundary=1,
+        round=3,
         microbatch=2,
         sections=tuple(dense(number, array) for number, array in enumerate(arrays)),
     )
@@ -93,9 +96,7 @@ def test_a_sealed_frame_is_what_it_was_when_it_was_sealed() -> None:
         kind=Kind.PARAMETERS,
         sender=3,
         attempt=0,
-        step=7,
-        boundary=0,
-        microbatch=0,
+        number=7,
         sections=(dense(0, values),),
     )
     before = bytes(encode(one))
@@ -105,12 +106,12 @@ def test_a_sealed_frame_is_what_it_was_when_it_was_sealed() -> None:
     assert encode(told) == before != encode(one)
     assert (told, encoded_bytes(told)) == (one, len(before))
     # What is made of it with other fields is encoded anew.
-    assert decode(encode(replace(told, step=8))).step == 8
+    assert decode(encode(replace(told, number=8))).number == 8
 
 
 def test_bytes_lie_as_drawn() -> None:
     payload = np.array([1.5, -2.0, 3.0], np.float32)
-    head = b"DLHF" + struct.pack("<BBHIIQII", 1, 4, 1, 3, 1, 70_000_000_000, 1, 2)
+    head = b"DLHF" + struct.pack("<BBHIIQHHI", 2, 4, 1, 3, 1, 70_000_000_000, 1, 3, 2)
     table = struct.pack("<HBBIQ", 0, 1, 1, 3, 12)
     assert encode(frame(payload)) == sealed(head + table + payload.tobytes() + bytes(4))
 
@@ -122,9 +123,21 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         ("ACTIVATION_GRADIENT", 3),
         ("PUSH", 4),
         ("PARAMETERS", 5),
-        ("CONTROL", 6),
-        ("PROPOSAL", 7),
-        ("AGREEMENT", 8),
+        ("RECEIVED", 6),
+        ("CONTRIBUTION", 7),
+        ("RESULT", 8),
+        ("REPORT", 12),
+        ("DECISION", 13),
+        ("FETCH", 14),
+        ("WEIGHTS", 15),
+        ("SAVE", 16),
+        ("COPIED", 17),
+        ("SHARD", 18),
+        ("COMMIT", 19),
+        ("LOGITS", 20),
+        ("STOP_REQUEST", 21),
+        ("STOP_DECISION", 22),
+        ("GOODBYE", 23),
     ]
     assert {one.name: one.value for one in Encoding} == {
         "DENSE": 1,
@@ -163,8 +176,8 @@ def test_every_flipped_byte_is_told() -> None:
     ("offset", "value", "reason"),
     [
         (0, b"HTTP", "byte 0: the magic bytes are others"),
-        (4, b"\x02", "byte 4: version 2; this program reads version 1"),
-        (4, b"\x00", "byte 4: version 0; this program reads version 1"),
+        (4, b"\x01", "byte 4: version 1; this program reads version 2"),
+        (4, b"\x00", "byte 4: version 0; this program reads version 2"),
         (5, b"\x00", "byte 5: kind 0 is unknown"),
         (5, b"\x09", "byte 5: kind 9 is unknown"),
         (6, b"\xff\xff", "byte 6: 65535 sections do not fit"),
@@ -276,7 +289,7 @@ def test_a_mutant_costs_little_memory(case: tuple[bytes, bytes, bool]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"step": -1}, "does not fit its place"),
+        ({"number": -1}, "does not fit its place"),
         ({"sender": 2**32}, "does not fit its place"),
         ({"sections": (Section(2**16, Encoding.DENSE, Dtype.UINT8, 0, b""),)}, "does not fit"),
         (

@@ -67,9 +67,7 @@ def test_they_come_back_through_a_frame_at_any_address(
         kind=Kind.PUSH,
         sender=1,
         attempt=0,
-        step=2,
-        boundary=0,
-        microbatch=0,
+        number=2,
         sections=tuple(
             sparse(number, count, indices, values_for(indices, dtype), dtype)
             for number, (count, indices) in enumerate(tensors)

@@ -1,6 +1,6 @@
 """Who may speak to a rank, who has said what, and what is on its way: no sockets here.
 
-Below the frames of the program ranks exchange three words, each with a frame of kind CONTROL:
+Below the frames of the program ranks exchange three words, each with a frame of kind HELLO:
 
     HELLO    first message to another rank; holds the token that rank has published
     GOODBYE  last message to another rank
@@ -184,12 +184,10 @@ class Roster:
     def _control(self, values: np.ndarray) -> Part:
         return encode(
             Frame(
-                kind=Kind.CONTROL,
+                kind=Kind.HELLO,
                 sender=self.rank,
                 attempt=self.attempt,
-                step=0,
-                boundary=0,
-                microbatch=0,
+                number=0,
                 sections=(dense(0, values),),
             )
         )

@@ -27,12 +27,12 @@ Saved = Any
 class Key:
     """Which activations these are."""
 
-    step: int
+    batch: int
     boundary: int
     microbatch: int
 
     def __str__(self) -> str:
-        return f"step {self.step}, boundary {self.boundary}, micro-batch {self.microbatch}"
+        return f"batch {self.batch}, boundary {self.boundary}, micro-batch {self.microbatch}"
 
 
 class ActivationCodec(Protocol):

@@ -63,7 +63,7 @@ class ThresholdCodec:
         """The kept elements; the mask is saved.
 
         Raises:
-            DivergedError: an activation is not finite; names step, boundary and micro-batch.
+            DivergedError: an activation is not finite; names batch, boundary and micro-batch.
         """
         largest = largest_of_rows(x_BN, self._sparsity, key)
         self._tally.add(key.boundary, x_BN.numel(), largest.indices_K.size, largest.tau_B)

@@ -42,7 +42,7 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> Largest:
         sparsity: fraction of a row that lies below its threshold, in [0, 1).
 
     Raises:
-        DivergedError: an activation is not finite; names step, boundary and micro-batch.
+        DivergedError: an activation is not finite; names batch, boundary and micro-batch.
 
     Source: Gupta et al., KDD 2021, algorithm 2.
     """

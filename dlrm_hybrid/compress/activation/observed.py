@@ -30,7 +30,7 @@ class ObservedCodec:
         """As `DenseCodec`.
 
         Raises:
-            DivergedError: an activation is not finite; names step, boundary and micro-batch.
+            DivergedError: an activation is not finite; names batch, boundary and micro-batch.
         """
         largest = largest_of_rows(x_BN, self._sparsity, key)
         self._tally.add(key.boundary, x_BN.numel(), x_BN.numel(), largest.tau_B)

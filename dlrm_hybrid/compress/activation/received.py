@@ -28,7 +28,7 @@ def only_section(
     """The one section of a tensor of this type and shape; DENSE, or any encoding.
 
     Raises:
-        DlrmError: there is none, another or one more; names step, boundary and micro-batch.
+        DlrmError: there is none, another or one more; names batch, boundary and micro-batch.
     """
     for section in sections if len(sections) == 1 else ():
         is_fitting = (section.dtype, section.count) == (dtype, prod(shape))

@@ -80,6 +80,6 @@ class SketchCodec:
     def _projection(self, width: int, key: Key) -> Tensor:
         """Normal numbers of variance 1 / C, (N, C)."""
         columns = max(1, round((1 - self._sparsity) * width))
-        seed = rng.fold(self._seed, "sketch", key.step, key.boundary, key.microbatch)
+        seed = rng.fold(self._seed, "sketch", key.batch, key.boundary, key.microbatch)
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(width, columns, generator=generator) / sqrt(columns)

@@ -1,8 +1,8 @@
-"""When the workers of a stage have agreed: a pure machine, without tensors.
+"""When the workers of a stage have all contributed: a pure machine, without tensors.
 
-In each step come some rounds, one after the other. In a round every worker of the stage proposes
-once; when the last has, all get the same agreement, and may propose in the next round or, after the
-last one, in the next step. A run begins with the step of the first proposal.
+Before each push come some rounds. In a round every worker of the stage contributes once; when the
+last has, all get the same result, and may contribute to the next round or, after the last one, to
+the next push. A run begins with the push of the first contribution.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dlrm_hybrid.types import DlrmError
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
-    """Event: what the worker with rank `sender` proposes in a round of a step has come."""
+class Contribution:
+    """Event: the sections of the worker with rank `sender` for a round before a push have come."""
 
     sender: int
-    step: int
-    number: int
+    push: int
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Agree:
-    """Action: make the agreement of a round from all its proposals, and send it to `to`.
+class Reduce:
+    """Action: reduce all contributions to a round, and send the result to `to`.
 
     Attributes:
-        stage: whose workers agree.
-        step: counted from 0.
-        number: of the round in its step, counted from 0.
+        stage: whose workers contributed.
+        push: counted from 0.
+        round: before that push, counted from 0.
         to: ranks of the workers of the stage, in trainer order.
     """
 
     stage: int
-    step: int
-    number: int
+    push: int
+    round: int
     to: tuple[int, ...]
 
 
@@ -46,65 +46,65 @@ class Group:
     Attributes:
         stage: the stage.
         workers: their ranks, in trainer order.
-        step: of the round that is open; None before the first proposal.
-        number: of that round.
-        proposed: ranks whose proposals have come.
+        push: of the round that is open; None before the first contribution.
+        round: that is open.
+        contributed: ranks whose contributions have come.
     """
 
     stage: int
     workers: tuple[int, ...]
-    step: int | None
-    number: int
-    proposed: frozenset[int]
+    push: int | None
+    round: int
+    contributed: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All stages that agree here, and the rounds of each step."""
+    """All stages that reduce here, and the rounds before each push."""
 
     rounds: int
     groups: tuple[Group, ...]
 
 
 def start(rounds: int, workers: Mapping[int, Sequence[int]]) -> State:
-    """The state before the first proposal.
+    """The state before the first contribution.
 
     Args:
-        rounds: of each step, at least 1.
-        workers: ranks of the workers of each stage that agrees here, in trainer order.
+        rounds: before each push, at least 1.
+        workers: ranks of the workers of each stage that reduces here, in trainer order.
     """
     groups = (
-        Group(stage, tuple(ranks), step=None, number=0, proposed=frozenset())
+        Group(stage, tuple(ranks), push=None, round=0, contributed=frozenset())
         for stage, ranks in sorted(workers.items())
     )
     return State(rounds, tuple(groups))
 
 
-def step(state: State, event: Propose) -> tuple[State, Agree | None]:
+def step(state: State, event: Contribution) -> tuple[State, Reduce | None]:
     """The state after an event, and what to do now.
 
     Raises:
-        DlrmError: the proposal is of a worker that does not agree here, has come before, or is not
-            of the round that is open.
+        DlrmError: the contribution is of a worker that does not reduce here, has come before, or
+            is not to the round that is open.
     """
     group = next((group for group in state.groups if event.sender in group.workers), None)
     if group is None:
-        raise DlrmError(f"{_describe(event)}: the stage of that rank does not agree here")
-    due = (event.step if group.step is None else group.step, group.number)
-    if (event.step, event.number) != due:
-        raise DlrmError(f"{_describe(event)}: step {due[0]}, round {due[1]} is due")
-    if event.sender in group.proposed:
+        raise DlrmError(f"{_describe(event)}: the stage of that rank does not reduce here")
+    due = (event.push if group.push is None else group.push, group.round)
+    if (event.push, event.round) != due:
+        raise DlrmError(f"{_describe(event)}: push {due[0]}, round {due[1]} is due")
+    if event.sender in group.contributed:
         raise DlrmError(f"{_describe(event)}: it came before")
-    after = replace(group, step=event.step, proposed=group.proposed | {event.sender})
+    after = replace(group, push=event.push, contributed=group.contributed | {event.sender})
     action = None
-    if len(after.proposed) == len(group.workers):
-        action = Agree(group.stage, event.step, event.number, group.workers)
-        number = (event.number + 1) % state.rounds
-        next_step = event.step + (number == 0)
-        after = replace(group, step=next_step, number=number, proposed=frozenset())
+    if len(after.contributed) == len(group.workers):
+        action = Reduce(group.stage, event.push, event.round, group.workers)
+        round_ = (event.round + 1) % state.rounds
+        push = event.push + (round_ == 0)
+        after = replace(group, push=push, round=round_, contributed=frozenset())
     groups = tuple(after if one is group else one for one in state.groups)
     return replace(state, groups=groups), action
 
 
-def _describe(event: Propose) -> str:
-    return f"proposal of rank {event.sender} for step {event.step}, round {event.number}"
+def _describe(event: Contribution) -> str:
+    return f"contribution of rank {event.sender} to push {event.push}, round {event.round}"

@@ -1,9 +1,9 @@
 """All that one server owns of one stage: gradients in, what has changed out.
 
-Its tensors lie one behind the other, so that a step is one sum, one call of the optimizer and one
-look at what to tell, whatever their number.
+Its tensors are concatenated, so that an update is one sum, one call of the optimizer and one look
+at what to publish, whatever their number.
 
-Shapes: T tensors of N elements in all, which lie between E = T + 1 places; K elements.
+Shapes: T tensors of N elements in all, E = T + 1 offsets between them; K elements.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from dlrm_hybrid.compress.update import Update, decode
 from dlrm_hybrid.kernels.scatter import put
 from dlrm_hybrid.parallel.dense.aggregate import Aggregate, Array, Int32s, Mean
-from dlrm_hybrid.parallel.dense.master import Learning, Master
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX, Published
-from dlrm_hybrid.parallel.dense.sections import check_tensors, digest_of, unit_bytes
+from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX, ReplicaMirror
+from dlrm_hybrid.parallel.dense.sections import bucket_bytes, check_tensors, digest_of
 from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
@@ -35,34 +35,37 @@ _ALL = ""  # the name that its weights have together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How versions are kept.
+class BucketOptions:
+    """How a bucket is updated and published.
 
     Attributes:
-        staleness: versions by which a worker may be behind.
-        pull: type of the values that workers are told.
-        tells_levels: means of ternary gradients are told instead, where they can be.
+        optimizer: with its learning rates.
+        history: older versions to keep, with which a worker may still have to compute.
+        pull: type of the values that are published.
+        publishes_means: means of ternary gradients are published instead, where they can be;
+            `pull` is FLOAT32.
     """
 
-    staleness: int
+    optimizer: OptimizerConfig
+    history: int
     pull: Dtype
-    tells_levels: bool
+    publishes_means: bool
 
 
-class Learned(NamedTuple):
-    """Elements that have moved; lasts until the next step.
+class SparseChange(NamedTuple):
+    """Elements that have moved; lasts until the next update.
 
     Attributes:
-        places_K: ascending, among the N.
+        indices_K: increasing, among the N.
         weight_K: the weights there.
     """
 
-    places_K: Int32s
+    indices_K: Int32s
     weight_K: Array
 
 
-class Averaged(NamedTuple):
-    """Ternary means that all elements have learned from; lasts until the next step.
+class TernaryMean(NamedTuple):
+    """Ternary means that all elements have moved by; lasts until the next update.
 
     Attributes:
         mean_N: float32.
@@ -76,91 +79,88 @@ class Averaged(NamedTuple):
 
 
 @final
-class Unit:
-    """Weights of one stage, learned from the pushes of its workers.
+class Bucket:
+    """Master weights of one stage on one server, updated by the pushes of its workers.
 
     Args:
-        tensors: of the unit.
+        tensors: of the bucket.
         values: their initial values by name, float32; copied.
-        learning: optimizer and learning rates.
-        keeping: of versions.
+        options: how it is updated and published.
 
     Attributes:
-        versions: all that were told since this was made.
+        versions: all that were published since this was made.
     """
 
     def __init__(
         self,
         tensors: Sequence[DenseTensor],
         values: Mapping[str, Tensor],
-        learning: Learning,
-        keeping: Keeping,
+        options: BucketOptions,
     ) -> None:
         self._tensors = tensors
-        self._firsts_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
+        self._offsets_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])
-        self._master = Master({_ALL: weight_N}, learning)
-        self._published = Published(tensors, self._firsts_E, weight_N.numpy(), keeping.pull)
-        self._aggregate = Aggregate(self._firsts_E)
-        self._tells_levels = keeping.tells_levels
-        versions = range(keeping.staleness)
+        self._master = MasterWeights({_ALL: weight_N}, options.optimizer)
+        self._mirror = ReplicaMirror(tensors, self._offsets_E, weight_N.numpy(), options.pull)
+        self._aggregate = Aggregate(self._offsets_E)
+        self._publishes_means = options.publishes_means
         self.versions = Versions()
-        self._older = deque(self._published.value_N.copy() for _ in versions)
+        self._older = deque(self._mirror.value_N.copy() for _ in range(options.history))
 
     @property
     def num_bytes(self) -> int:
         """Size as float32."""
-        return unit_bytes(self._tensors)
+        return bucket_bytes(self._tensors)
 
     def gradients(self, sections: Sequence[Section], what: str) -> Update:
         """The gradients that a push holds; raises DlrmError, its message begins with `what`."""
         check_tensors(sections, self._tensors, what)
         return decode(sections, what)
 
-    def learn(
-        self, pushes: Sequence[Update], step: int, sender: Callable[[int], str]
-    ) -> Learned | Averaged | None:
-        """Make the version `step + 1`; what has changed, None for everything.
+    def apply(
+        self, pushes: Sequence[Update], number: int, sender: Callable[[int], str]
+    ) -> SparseChange | TernaryMean | None:
+        """Update the weights by the mean of some pushes; what has changed, None for everything.
 
         Args:
-            pushes: gradients of `step`, in trainer order.
-            step: of the learning rate.
-            sender: names who sent the push with this position.
+            pushes: gradients, in the order in which they are summed.
+            number: of the push whose learning rate it is.
+            sender: names who sent the push at this index.
 
         Raises:
             DivergedError: a gradient is not finite; names trainer, step and tensor.
         """
         if self._older:
             self._older.rotate()
-            np.copyto(self._older[0], self._published.value_N)
+            np.copyto(self._older[0], self._mirror.value_N)
         mean = self._aggregate.mean(pushes)
         if not mean.is_finite:
-            self._blame(pushes, mean, step, sender)
-        if mean.places_K is not None and not self._master.moves_all:
-            weight_K = self._master.learn_at(_ALL, mean.places_K, mean.values_K, step)
-            return Learned(mean.places_K, weight_K)
-        self._master.learn(_ALL, torch.from_numpy(self._spread(mean)), step)
-        if self._tells_levels and any(unit is not None for unit in mean.units):
-            return Averaged(mean.values_K, mean.units, len(pushes))
+            self._blame(pushes, mean, number, sender)
+        if mean.indices_K is not None and not self._master.moves_all:
+            weight_K = self._master.apply_sparse(_ALL, mean.indices_K, mean.values_K, number)
+            return SparseChange(mean.indices_K, weight_K)
+        self._master.apply_gradient(_ALL, torch.from_numpy(self._scattered(mean)), number)
+        if self._publishes_means and any(unit is not None for unit in mean.units):
+            return TernaryMean(mean.values_K, mean.units, len(pushes))
         return None
 
-    def tell(self, learned: Learned | Averaged | None) -> list[Section]:
-        """Publish what was learned last: the sections that say what has changed."""
-        elements = int(self._firsts_E[-1])
-        told = learned.places_K.size if isinstance(learned, Learned) else elements
-        self.versions = self.versions.plus(Versions(elements, told))
-        if isinstance(learned, Averaged):
-            return self._means(learned)
-        return self._published.tell_all() if learned is None else self._published.tell(*learned)
+    def publish(self, change: SparseChange | TernaryMean | None) -> list[Section]:
+        """The sections that say what `apply` has changed; every replica will have taken it over."""
+        elements = int(self._offsets_E[-1])
+        published = change.indices_K.size if isinstance(change, SparseChange) else elements
+        self.versions = self.versions.plus(Versions(elements, published))
+        if isinstance(change, TernaryMean):
+            return self._means(change)
+        return self._mirror.publish_all() if change is None else self._mirror.publish(*change)
 
-    def _means(self, learned: Averaged) -> list[Section]:
+    def _means(self, change: TernaryMean) -> list[Section]:
         """Levels, and views of the weights of what was not ternary."""
         sections = self.sections(behind=0)
-        for place, (first, last) in enumerate(pairwise(self._firsts_E.tolist())):
-            unit, number = learned.units[place], self._tensors[place].id
+        for index, (first, last) in enumerate(pairwise(self._offsets_E.tolist())):
+            unit, tensor = change.units[index], self._tensors[index].id
             if unit is not None:
-                mean_N = learned.mean_N[first:last]
-                sections[place] = levels(number, mean_N, unit, learned.trainers)
+                mean_N = change.mean_N[first:last]
+                sections[index] = levels(tensor, mean_N, unit, change.trainers)
         return sections
 
     def digest(self, behind: int) -> int:
@@ -169,7 +169,7 @@ class Unit:
 
     def sections(self, behind: int) -> list[Section]:
         """Views of all values of a version."""
-        parts = np.split(self._version(behind), self._firsts_E[1:-1])
+        parts = np.split(self._version(behind), self._offsets_E[1:-1])
         return [dense(one.id, part_N) for one, part_N in zip(self._tensors, parts, strict=True)]
 
     def weights(self) -> dict[str, Tensor]:
@@ -179,8 +179,8 @@ class Unit:
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold; see `ParameterServer.tensors`."""
         held = dict(self._master.tensors())
-        if self._published.is_rounded:
-            held[SUFFIX] = torch.from_numpy(self._published.value_N)
+        if self._mirror.is_rounded:
+            held[SUFFIX] = torch.from_numpy(self._mirror.value_N)
         for behind, value_N in enumerate(self._older, start=1):
             held[f".behind{behind}"] = torch.from_numpy(value_N)
         return {
@@ -190,32 +190,32 @@ class Unit:
         }
 
     def _named(self, end: str, flat_N: Tensor) -> dict[str, Tensor]:
-        """Views of all tensors in `flat_N`, by their names with `end` behind."""
-        spans = pairwise(self._firsts_E.tolist())
+        """Views of all tensors in `flat_N`, by their names, each followed by `end`."""
+        spans = pairwise(self._offsets_E.tolist())
         return {
             f"{tensor.name}{end}": flat_N[first:last].view(tensor.shape)
             for tensor, (first, last) in zip(self._tensors, spans, strict=True)
         }
 
     def _version(self, behind: int) -> Array:
-        return self._older[behind - 1] if behind else self._published.value_N
+        return self._older[behind - 1] if behind else self._mirror.value_N
 
-    def _spread(self, mean: Mean) -> Array:
+    def _scattered(self, mean: Mean) -> Array:
         """Zeros written out."""
-        if mean.places_K is None:
+        if mean.indices_K is None:
             return mean.values_K
-        spread_N = np.zeros(self._firsts_E[-1], np.float32)
-        put(mean.places_K, mean.values_K, spread_N)
-        return spread_N
+        full_N = np.zeros(self._offsets_E[-1], np.float32)
+        put(mean.indices_K, mean.values_K, full_N)
+        return full_N
 
     def _blame(
-        self, pushes: Sequence[Update], mean: Mean, step: int, sender: Callable[[int], str]
+        self, pushes: Sequence[Update], mean: Mean, number: int, sender: Callable[[int], str]
     ) -> None:
         """Raise DivergedError for the first tensor whose mean is not finite."""
-        cuts_E = self._firsts_E
-        if mean.places_K is not None:
-            cuts_E = np.searchsorted(mean.places_K, self._firsts_E)
-        for place, (first, last) in enumerate(pairwise(cuts_E.tolist())):
-            given = [push.values_of(place) for push in pushes]
-            name = self._tensors[place].name
-            check_finite(name, step, mean.values_K[first:last], given, sender)
+        cuts_E = self._offsets_E
+        if mean.indices_K is not None:
+            cuts_E = np.searchsorted(mean.indices_K, self._offsets_E)
+        for index, (first, last) in enumerate(pairwise(cuts_E.tolist())):
+            given = [push.values_of(index) for push in pushes]
+            name = self._tensors[index].name
+            check_finite(name, number, mean.values_K[first:last], given, sender)

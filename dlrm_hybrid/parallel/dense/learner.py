@@ -1,7 +1,7 @@
-"""A replica that learns as its servers do, from the means that they tell instead of weights.
+"""A replica that applies what its servers do: means that they publish instead of weights.
 
 Both apply one optimizer to the same bits, so they stay equal (W. Wen et al., TernGrad, NIPS 2017,
-parameter localisation). What does not become ternary is told as weights.
+parameter localisation). What does not become ternary is published as weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.parallel.dense.master import Learning, Master, copy_into
+from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
@@ -30,28 +30,28 @@ class Learner:
     """The optimizer of one worker's replica.
 
     Args:
-        replica: by name, contiguous; learned in place.
-        learning: as that of the servers.
+        replica: by name, contiguous; updated in place.
+        optimizer: as that of the servers.
     """
 
-    def __init__(self, replica: Mapping[str, Tensor], learning: Learning) -> None:
-        self._master = Master(replica, learning)
+    def __init__(self, replica: Mapping[str, Tensor], optimizer: OptimizerConfig) -> None:
+        self._master = MasterWeights(replica, optimizer)
 
     def follow(
-        self, unit: Sequence[DenseTensor], sections: Sequence[Section], step: int, what: str
+        self, bucket: Sequence[DenseTensor], sections: Sequence[Section], number: int, what: str
     ) -> None:
-        """Learn from the means of `step`, and overwrite what is told as weights.
+        """Apply the means of a push, and overwrite what is published as weights.
 
         Args:
-            unit: the tensors that the sections are of.
+            bucket: the tensors that the sections are of.
             sections: LEVELS, or DENSE of float32.
-            step: whose gradients the means are of.
+            number: of the push whose gradients the means are of.
             what: message of an error begins with it.
 
         Raises:
             DlrmError: a section is none of these, or broken.
         """
-        for tensor, section in zip(unit, sections, strict=True):
+        for tensor, section in zip(bucket, sections, strict=True):
             try:
                 if section.encoding is not Encoding.LEVELS:
                     weight = torch.from_numpy(array_of(section).copy()).view(tensor.shape)
@@ -60,7 +60,7 @@ class Learner:
                 mean = torch.from_numpy(mean_of(section)).view(tensor.shape)
             except (SectionError, ValueError) as error:
                 raise DlrmError(f"{what}: {error}") from error
-            self._master.learn(tensor.name, mean, step)
+            self._master.apply_gradient(tensor.name, mean, number)
 
     def restart(self, values: Mapping[str, Tensor]) -> None:
         """Go on from the `tensors` of servers; raises DataError if a value is missing."""

@@ -1,4 +1,4 @@
-"""Dense weights where they are learned, with their optimizer: on a server or in a lone worker."""
+"""Dense weights where they are updated, with their optimizer: on a server or in a lone worker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
-    """How dense weights learn.
+class OptimizerConfig:
+    """How dense weights are updated.
 
     Attributes:
         optimizer: moves a weight by its mean gradient.
-        schedule: learning rate of every step.
+        schedule: learning rate of every push number.
     """
 
     optimizer: DenseOptimizer
@@ -34,42 +34,42 @@ class Learning:
 
 
 @final
-class Master:
-    """Weights by name, learned in place, and the optimizer's memory of each."""
+class MasterWeights:
+    """Weights by name, updated in place, and the optimizer state of each."""
 
-    def __init__(self, weights: Mapping[str, Tensor], learning: Learning) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], config: OptimizerConfig) -> None:
         self.weights = {name: weight.detach() for name, weight in weights.items()}
-        self._learning = learning
-        self._state = init_state(learning.optimizer, self.weights)
+        self._config = config
+        self._state = init_state(config.optimizer, self.weights)
 
-    def learn(self, name: str, gradient: Tensor, step: int) -> None:
-        """Move one weight by the gradient of the mean loss at `step`."""
-        learning = self._learning
-        lr = learning.schedule.lr(step)
-        learning.optimizer.apply(self.weights[name], gradient, self._state[name], lr)
+    def apply_gradient(self, name: str, gradient: Tensor, number: int) -> None:
+        """Move one weight by the gradient of the mean loss, at the rate of this push number."""
+        config = self._config
+        lr = config.schedule.lr(number)
+        config.optimizer.apply(self.weights[name], gradient, self._state[name], lr)
 
-    def learn_at(
-        self, name: str, index_K: NDArray[np.int32], gradient_K: Array, step: int
+    def apply_sparse(
+        self, name: str, index_K: NDArray[np.int32], gradient_K: Array, number: int
     ) -> Array:
-        """As `learn` with zeros but at K elements of the flat weight; their new values.
+        """As `apply_gradient` with zeros but at K elements of the flat weight; their new values.
 
         Args:
             name: of the weight.
             index_K: each element once.
             gradient_K: float32.
-            step: of the learning rate.
+            number: of the push whose learning rate it is.
 
         The optimizer must leave elements alone whose gradient is zero.
         """
-        learning = self._learning
+        config = self._config
         weight, state = self.weights[name], self._state[name]
         weight_K = _at(weight, index_K)
         state_K = {slot: _at(tensor, index_K) for slot, tensor in state.items()}
-        learning.optimizer.apply(
+        config.optimizer.apply(
             torch.from_numpy(weight_K),
             torch.from_numpy(gradient_K),
             {slot: torch.from_numpy(array_K) for slot, array_K in state_K.items()},
-            learning.schedule.lr(step),
+            config.schedule.lr(number),
         )
         put(index_K, weight_K, weight.view(-1).numpy())
         for slot, array_K in state_K.items():
@@ -79,10 +79,10 @@ class Master:
     @property
     def moves_all(self) -> bool:
         """Whether elements move whose gradient is zero."""
-        return self._learning.optimizer.moves_all
+        return self._config.optimizer.moves_all
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views of all weights, and of the optimizer's memory as `<name>.<slot>`."""
+        """Views of all weights, and of the optimizer state as `<name>.<slot>`."""
         slots = {
             f"{name}.{slot}": tensor
             for name, state in self._state.items()

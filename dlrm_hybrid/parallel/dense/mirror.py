@@ -1,10 +1,10 @@
-"""What a server has told its workers of its weights: every replica equals it bit for bit.
+"""What a server has published of its weights: every replica equals it bit for bit.
 
-In float32 that is the weights themselves. In half precision a worker is told the rounded difference
-between weight and published copy, and both sides add it; what rounding leaves out stays in the
-difference and is told when the element changes again.
+In float32 that is the weights themselves. In half precision the rounded difference between weight
+and mirror is published, and both sides add it; what rounding leaves out stays in the difference and
+is published when the element changes again.
 
-Shapes: T tensors of N elements in all, which lie between E = T + 1 places; K elements that changed.
+Shapes: T tensors of N elements in all, E = T + 1 offsets between them; K elements that changed.
 """
 
 from __future__ import annotations
@@ -35,60 +35,60 @@ def adds(sections: Sequence[Section]) -> bool:
 
 
 @final
-class Published:
-    """The published copy of a unit.
+class ReplicaMirror:
+    """What every replica of a bucket is.
 
     Args:
-        tensors: of the unit.
-        firsts_E: where each begins among the N, and the end of the last.
-        weight_N: of all, learned in place.
+        tensors: of the bucket.
+        offsets_E: where each begins among the N, and the end of the last.
+        weight_N: of all, updated in place.
         dtype: of values on the wire.
 
     Attributes:
-        is_rounded: whether the copy differs from the weights.
-        value_N: the copy; the weights themselves in float32.
+        is_rounded: whether the mirror differs from the weights.
+        value_N: the mirror; the weights themselves in float32.
     """
 
     def __init__(
-        self, tensors: Sequence[DenseTensor], firsts_E: Int64s, weight_N: Array, dtype: Dtype
+        self, tensors: Sequence[DenseTensor], offsets_E: Int64s, weight_N: Array, dtype: Dtype
     ) -> None:
         self._ids = [tensor.id for tensor in tensors]
-        self._firsts_E = firsts_E
-        self._counts_T = np.diff(firsts_E)
+        self._offsets_E = offsets_E
+        self._counts_T = np.diff(offsets_E)
         self._dtype = dtype
         self._weight_N = weight_N
         self.is_rounded = dtype is not Dtype.FLOAT32
         self.value_N = weight_N.copy() if self.is_rounded else weight_N
         self._value = self.value_N.ctypes.data
 
-    def tell_all(self) -> list[Section]:
+    def publish_all(self) -> list[Section]:
         """Publish all elements; the sections may view the weights."""
-        told_N = self._weight_N
+        sent_N = self._weight_N
         if self.is_rounded:
-            told_N = narrow(self._weight_N - self.value_N, self._dtype)
-            np.add(self.value_N, told_N, out=self.value_N)
-        bounds = self._firsts_E[1:-1]
+            sent_N = narrow(self._weight_N - self.value_N, self._dtype)
+            np.add(self.value_N, sent_N, out=self.value_N)
+        bounds = self._offsets_E[1:-1]
         return [
             packed(number, values_N, self._dtype)
-            for number, values_N in zip(self._ids, np.split(told_N, bounds), strict=True)
+            for number, values_N in zip(self._ids, np.split(sent_N, bounds), strict=True)
         ]
 
-    def tell(self, places_K: Int32s, weight_K: Array) -> list[Section]:
+    def publish(self, indices_K: Int32s, weight_K: Array) -> list[Section]:
         """Publish the elements that changed, and no others.
 
         Args:
-            places_K: ascending, among the N.
+            indices_K: increasing, among the N.
             weight_K: the weights there.
         """
-        told_K = weight_K
+        sent_K = weight_K
         if self._dtype is Dtype.BFLOAT16:
-            told_K = np.empty_like(weight_K)
-            approach(places_K, weight_K, self.value_N, told_K)
+            sent_K = np.empty_like(weight_K)
+            approach(indices_K, weight_K, self.value_N, sent_K)
         elif self.is_rounded:
             value_K = np.empty_like(weight_K)
-            gather(self._value, self.value_N.size, places_K, value_K)
-            told_K = narrow(weight_K - value_K, self._dtype)
-            put(places_K, value_K + told_K, self.value_N)
-        bounds_E, indices_K = np.empty_like(self._firsts_E), np.empty_like(places_K)
-        part(self._firsts_E, places_K, bounds_E, indices_K)
-        return sparse_all(self._ids, self._counts_T, bounds_E, indices_K, told_K, self._dtype)
+            gather(self._value, self.value_N.size, indices_K, value_K)
+            sent_K = narrow(weight_K - value_K, self._dtype)
+            put(indices_K, value_K + sent_K, self.value_N)
+        cuts_E, own_K = np.empty_like(self._offsets_E), np.empty_like(indices_K)
+        part(self._offsets_E, indices_K, cuts_E, own_K)
+        return sparse_all(self._ids, self._counts_T, cuts_E, own_K, sent_K, self._dtype)

@@ -27,20 +27,20 @@ def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     return {name: tensor.view(-1).numpy() for name, tensor in tensors.items()}
 
 
-def check_tensors(sections: Sequence[Section], unit: Sequence[DenseTensor], what: str) -> None:
-    """Refuse sections that are not those of the unit, in its order.
+def check_tensors(sections: Sequence[Section], bucket: Sequence[DenseTensor], what: str) -> None:
+    """Refuse sections that are not those of the bucket, in its order.
 
     Raises:
         DlrmError: the message begins with `what`.
     """
     found = [(section.tensor, section.count) for section in sections]
-    expected = [(tensor.id, tensor.count) for tensor in unit]
+    expected = [(tensor.id, tensor.count) for tensor in bucket]
     if found != expected:
         raise DlrmError(f"{what}: holds tensors and sizes {found}, expected {expected}")
 
 
 def digest_of(arrays: Iterable[Array]) -> int:
-    """xxh3-64 of contiguous arrays, one after the other."""
+    """xxh3-64 of contiguous arrays, concatenated."""
     state = xxhash.xxh3_64()
     for array in arrays:
         state.update(array.data)
@@ -60,6 +60,6 @@ def split_digest(sections: Sequence[Section]) -> tuple[Sequence[Section], int | 
     return sections, None
 
 
-def unit_bytes(unit: Iterable[DenseTensor]) -> int:
-    """Size of a unit as float32."""
-    return sum(tensor.num_bytes for tensor in unit)
+def bucket_bytes(bucket: Iterable[DenseTensor]) -> int:
+    """Size of a bucket as float32."""
+    return sum(tensor.num_bytes for tensor in bucket)

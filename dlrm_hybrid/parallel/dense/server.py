@@ -1,30 +1,50 @@
-"""A server's tensors: gradients in, versions out, in the order that `parallel.server` says.
+"""One parameter server: pushes in, versions out, when the sync policy says so.
 
-The same pushes give the same bits whatever the order in which they arrive: a version is made when
-all pushes of its step are there, summed in trainer order.
+With a deterministic policy the same pushes give the same bits whatever the order in which they
+arrive: they are summed in trainer order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import final
 
 from torch import Tensor
 
 from dlrm_hybrid.compress.update import Update
-from dlrm_hybrid.parallel.dense.bucket import Keeping, Unit
-from dlrm_hybrid.parallel.dense.master import Learning, copy_into
-from dlrm_hybrid.parallel.dense.options import ServerOptions
+from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions
+from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import digest_section
-from dlrm_hybrid.parallel.outgoing import Outgoing
-from dlrm_hybrid.parallel.sync import lockstep as server
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Push, SyncPolicy
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Versions
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
+
+Handle = Callable[[Frame], Sequence[Outgoing]]
+"""Takes a frame of the kinds it is for; what comes back is to be sent before the next call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How a server makes and publishes versions.
+
+    Attributes:
+        policy: when versions are made.
+        bucket: how each is updated and published.
+        check_every: versions between two comparisons of the replicas with their mirror.
+        attempt: how often the run has been restarted.
+    """
+
+    policy: SyncPolicy
+    bucket: BucketOptions
+    check_every: int
+    attempt: int
 
 
 @final
@@ -36,8 +56,7 @@ class ParameterServer:
         index: of this server.
         tensors: all dense tensors of the model; those of this server are taken.
         values: initial value of every dense tensor by name, float32.
-        learning: optimizer and learning rates.
-        options: of its versions.
+        options: how versions are made and published.
         clock: told when gradients are decoded and versions encoded.
     """
 
@@ -47,7 +66,6 @@ class ParameterServer:
         index: int,
         tensors: Sequence[DenseTensor],
         values: Mapping[str, Tensor],
-        learning: Learning,
         options: ServerOptions,
         clock: SpanClock,
     ) -> None:
@@ -60,129 +78,129 @@ class ParameterServer:
         for tensor in tensors:
             if tensor.server == index:
                 owned.setdefault(tensor.stage, []).append(tensor)
-        keeping = Keeping(
-            staleness=options.policy.staleness,
-            pull=options.pull,
-            tells_levels=options.tells_levels,
-        )
-        self._units = {
-            stage: Unit(unit, values, learning, keeping) for stage, unit in owned.items()
+        self._buckets = {
+            stage: Bucket(tensors, values, options.bucket) for stage, tensors in owned.items()
         }
-        self._pushed: dict[tuple[int, int], Update] = {}
-        self._state = self._start(0)
+        self._pushed: dict[Push, Update] = {}
+        self._states = self._settled(0)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
-        """Take a push; the answers to send before the next call, mostly none.
+        """Take a PUSH; the answers to send before the next call, mostly none.
 
         Raises:
-            DlrmError: the push is not due or does not fit; the message names rank and step.
+            DlrmError: the push is not due or does not fit; the message names rank and number.
             DivergedError: a gradient is not finite; names trainer rank, step and tensor.
         """
+        what = f"push {frame.number} of {self._name(frame.sender)}"
         if frame.kind is not Kind.PUSH or frame.attempt != self._options.attempt:
             raise DlrmError(
-                f"{self._name(frame.sender)}, step {frame.step}: {frame.kind.name} of attempt "
-                f"{frame.attempt}, expected PUSH of attempt {self._options.attempt}"
+                f"{what}: {frame.kind.name} of attempt {frame.attempt}, expected PUSH of attempt "
+                f"{self._options.attempt}"
             )
-        self._state, actions = server.step(self._state, server.Push(frame.sender, frame.step))
+        stage = frame.sender % self._topology.stages
+        if stage not in self._states or frame.sender >= self._topology.num_workers:
+            raise DlrmError(f"{what}: this server owns nothing of that rank's stage")
+        push = Push(frame.sender, frame.number)
+        self._states[stage], actions = self._states[stage].on_push(push)
         with self._decoding:
-            self._pushed[frame.sender, frame.step] = self._gradients(frame)
+            self._pushed[push] = self._buckets[stage].gradients(frame.sections, what)
         outgoing: list[Outgoing] = []
         changed: list[Section] = []
         for action in actions:
-            match action:
-                case server.MakeVersion(stage, step):
-                    changed = self._learn(stage, step)
-                case server.SendVersion(stage, version, to):
-                    outgoing += self._tell(stage, version, changed, to, behind=0)
+            if isinstance(action, Average):
+                changed = self._average(stage, action)
+            else:
+                outgoing += self._publish(stage, action.version, changed, action.to, behind=0)
         return outgoing
 
     def digest(self, stage: int) -> int:
-        """Of what is published of a stage, to compare with `Client.digest`."""
-        return self._units[stage].digest(behind=0)
+        """Of what is published of a stage, to compare with `ServerClient.digest`."""
+        return self._buckets[stage].digest(behind=0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold.
 
-        Weights by name, the optimizer's memory as `<name>.<slot>`; where workers are told rounded
-        values, what they were told as `<name>.published`; and with a staleness s that of the
-        versions 1 … s before as `<name>.behind<n>`: a worker may still have to compute with them.
+        Weights by name, the optimizer state as `<name>.<slot>`; where workers get rounded values,
+        what they have as `<name>.published`; and with a history of h versions those 1 … h before as
+        `<name>.behind<n>`: a worker may still have to compute with them.
         """
         return {
-            name: view for unit in self._units.values() for name, view in unit.tensors().items()
+            name: view
+            for bucket in self._buckets.values()
+            for name, view in bucket.tensors().items()
         }
 
     def versions(self) -> Versions:
-        """What it has told in this attempt, to every worker once."""
-        return reduce(Versions.plus, (unit.versions for unit in self._units.values()), Versions())
+        """What it has published in this attempt, to every worker once."""
+        published = (bucket.versions for bucket in self._buckets.values())
+        return reduce(Versions.plus, published, Versions())
 
     def weights(self, stage: int) -> dict[str, Tensor]:
         """Views of the weights of one stage, by name; empty if this server owns none of them."""
-        unit = self._units.get(stage)
-        return {} if unit is None else unit.weights()
+        bucket = self._buckets.get(stage)
+        return {} if bucket is None else bucket.weights()
 
-    def made(self, stage: int | None, version: int) -> bool:
-        """Whether this version of a stage has been made; None for all stages."""
+    def has_version(self, stage: int | None, version: int) -> bool:
+        """Whether a stage is at this version or a newer one; None: all are."""
         return all(
-            unit.version >= version
-            for unit in self._state.units
-            if stage is None or unit.stage == stage
+            state.version >= version
+            for owned, state in self._states.items()
+            if stage is None or owned == stage
         )
 
-    def restart(self, step: int, values: Mapping[str, Tensor]) -> list[Outgoing]:
-        """Go on after `step` steps from the `tensors` of a checkpoint of that step.
+    def restart(self, pushed: int, values: Mapping[str, Tensor]) -> list[Outgoing]:
+        """Go on from the `tensors` of a checkpoint made after so many pushes of each worker.
 
-        Returns the versions that workers resumed at `step` have not applied yet: none with `sync`.
+        Returns the versions that workers resumed there have not applied yet: none with `sync`.
 
         Raises:
             DataError: a value is missing or has another shape.
         """
         copy_into(self.tensors(), values)
-        self._state = self._start(step)
+        self._states = self._settled(pushed)
         self._pushed.clear()
+        policy = self._options.policy
+        newest = policy.settled(pushed)
         outgoing: list[Outgoing] = []
-        for stage, unit in self._units.items():
+        for stage, bucket in self._buckets.items():
             to = self._topology.stage_group(stage)
-            for version in range(self._options.policy.version(step) + 1, step + 1):
-                behind = step - version
-                outgoing += self._tell(stage, version, unit.sections(behind), to, behind)
+            for number in range(policy.needs(pushed).version + 1, newest + 1):
+                sections = bucket.sections(newest - number)
+                outgoing += self._publish(stage, Version(number), sections, to, newest - number)
         return outgoing
 
-    def _start(self, step: int) -> server.State:
-        groups = {stage: self._topology.stage_group(stage) for stage in self._units}
-        return server.start(self._options.policy, groups, step)
+    def _settled(self, pushed: int) -> dict[int, BucketState]:
+        policy, topology = self._options.policy, self._topology
+        return {
+            stage: policy.bucket(topology.stage_group(stage), pushed) for stage in self._buckets
+        }
 
-    def _gradients(self, frame: Frame) -> Update:
-        stage = frame.sender % self._topology.stages
-        what = f"push of {self._name(frame.sender)} for step {frame.step}"
-        return self._units[stage].gradients(frame.sections, what)
-
-    def _learn(self, stage: int, step: int) -> list[Section]:
-        """Make version `step + 1` of a stage; the sections that say what has changed."""
-        group = self._topology.stage_group(stage)
-        pushes = [self._pushed.pop((worker, step)) for worker in group]
-        unit = self._units[stage]
-        learned = unit.learn(pushes, step, lambda trainer: self._name(group[trainer]))
+    def _average(self, stage: int, action: Average) -> list[Section]:
+        """Make the next version of a stage; the sections that say what has changed."""
+        updates = [self._pushed.pop(push) for push in action.pushes]
+        bucket = self._buckets[stage]
+        change = bucket.apply(
+            updates, action.number, lambda index: self._name(action.pushes[index].sender)
+        )
         with self._encoding:
-            return unit.tell(learned)
+            return bucket.publish(change)
 
-    def _tell(
-        self, stage: int, version: int, sections: list[Section], to: Sequence[int], behind: int
+    def _publish(
+        self, stage: int, version: Version, sections: list[Section], to: Sequence[int], behind: int
     ) -> list[Outgoing]:
-        """One frame for all trainers; it makes the version that many before the last one."""
-        unit = self._units[stage]
+        """One frame for all of `to`; it makes the version that many before the newest one."""
+        bucket = self._buckets[stage]
         if version % self._options.check_every == 0:
-            sections = [*sections, digest_section(unit.digest(behind))]
+            sections = [*sections, digest_section(bucket.digest(behind))]
         frame = Frame(
             kind=Kind.PARAMETERS,
             sender=self._rank,
             attempt=self._options.attempt,
-            step=version,
-            boundary=0,
-            microbatch=0,
+            number=version,
             sections=tuple(sections),
         )
-        told = sealed(frame) if len(to) > 1 else frame
-        return [Outgoing(worker, told, unit.num_bytes) for worker in to]
+        shared = sealed(frame) if len(to) > 1 else frame
+        return [Outgoing(worker, shared, bucket.num_bytes) for worker in to]
 
     def _name(self, rank: int) -> str:
         known = 0 <= rank < self._topology.size

@@ -1,58 +1,100 @@
-"""The version of the weights that a step uses; the pushes of step k make version k + 1."""
+"""What a rule for the age of weights decides, at workers and at servers; pure, without tensors.
+
+A policy owns both machines: what a worker needs before it computes, and what a server does with
+the pushes to one bucket. To add one: a file with such a class, and a row in the law tests.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol
 
-from dlrm_hybrid.types import ConfigError
-
-
-class Policy(Protocol):
-    """How far behind the newest version workers compute; both steps and versions count from 0."""
-
-    @property
-    def staleness(self) -> int:
-        """Versions by which a step may be behind; also how many steps a worker may run ahead."""
-        ...
-
-    def version(self, step: int) -> int:
-        """The one version that `step` is computed with, on every worker."""
-        ...
+from dlrm_hybrid.types import Version
 
 
-@final
 @dataclass(frozen=True, slots=True)
-class Sync:
-    """Step k is computed with version k: every push of every earlier step is in it."""
+class Exactly:
+    """Compute with this version and no newer one, whatever has come."""
 
-    @property
-    def staleness(self) -> int:
-        """None."""
-        return 0
-
-    def version(self, step: int) -> int:
-        """The step's own."""
-        return step
+    version: Version
 
 
-@final
 @dataclass(frozen=True, slots=True)
-class Bounded:
-    """Step k is computed with version max(0, k - staleness), so pushes and pulls overlap steps.
+class AtLeast:
+    """Compute with the newest version that has come, but with none older than this one."""
 
-    As deterministic as `Sync`: a worker waits for this version, and takes no newer one.
+    version: Version
 
-    Raises:
-        ConfigError: `sync.staleness` is below 1.
+
+Needs = Exactly | AtLeast
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The gradients that a worker pushes to a bucket for the `number`-th time, counted from 0."""
+
+    sender: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Update the weights by the mean of these pushes, which makes the next version.
+
+    Attributes:
+        pushes: in the order in which they are summed.
+        number: the learning rate is that of this push number.
     """
 
-    staleness: int
+    pushes: tuple[Push, ...]
+    number: int
 
-    def __post_init__(self) -> None:
-        if self.staleness < 1:
-            raise ConfigError(f"sync.staleness: {self.staleness} must be at least 1")
 
-    def version(self, step: int) -> int:
-        """The step's own, less the staleness."""
-        return max(0, step - self.staleness)
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send the version just made to these workers."""
+
+    version: Version
+    to: tuple[int, ...]
+
+
+Action = Average | Publish
+
+
+class BucketState(Protocol):
+    """What a server knows of the workers that push to one bucket; immutable."""
+
+    @property
+    def version(self) -> Version:
+        """The newest that has been made."""
+        ...
+
+    def on_push(self, push: Push) -> tuple[BucketState, tuple[Action, ...]]:
+        """The state after a push, and what to do now, in this order.
+
+        Raises:
+            DlrmError: the push is not due; names rank and number.
+        """
+        ...
+
+
+class SyncPolicy(Protocol):
+    """Which version of the weights a push is computed with, and when versions are made."""
+
+    @property
+    def history(self) -> int:
+        """Versions before the newest one with which a worker may still have to compute."""
+        ...
+
+    def needs(self, pushed: int) -> Needs:
+        """What a worker computes with after so many pushes of its own."""
+        ...
+
+    def settled(self, pushed: int) -> Version:
+        """The version there is once every worker has pushed so often and all has arrived."""
+        ...
+
+    def bucket(self, workers: Sequence[int], pushed: int) -> BucketState:
+        """A server's state of one bucket, settled after so many pushes of each worker."""
+        ...

@@ -1,7 +1,4 @@
-"""Who answers a worker's lookups: tables of this process, or one set for all trainers of a world.
-
-Both divide every trainer's gradient by the number of trainers before they learn, so that the same
-numbers meet in the same order.
+"""One set of tables for all trainers of a world in one process; rows come in trainer order.
 
 Shapes: B batch, F tables, D embedding dimension, K distinct ids, N bags of each table.
 """
@@ -10,43 +7,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.comm.counted_group import split
-from dlrm_hybrid.model.embeddings import (
-    DistinctBags,
-    DistinctIds,
-    distinct_bags,
-    distinct_ids,
-)
-from dlrm_hybrid.parallel.effects import LearnEmbeddings, Lookup
+from dlrm_hybrid.model.embeddings import DistinctBags, DistinctIds, distinct_bags, distinct_ids
+from dlrm_hybrid.parallel.effects import Program, Together
+from dlrm_hybrid.parallel.tables.base import Tables, mean_part
+from dlrm_hybrid.parallel.tables.local import EmbeddingTables
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.types import BatchNumber
 
 
-class EmbeddingTables(Protocol):
-    """Tables that learn in backward: `model.Embeddings`, or sharded ones."""
+class LookupRequest(NamedTuple):
+    """What one trainer looks up; see `Tables.lookup`."""
 
-    def __call__(self, ids_FB: Tensor) -> Tensor:
-        """Pooled rows float32 (B, F, D) of ids_FB, int64 and contiguous."""
+    batch: BatchNumber
+    ids_FB: Tensor
+    lr: float
+
+
+class UpdateRequest(NamedTuple):
+    """What one trainer teaches; see `Tables.update`."""
+
+    batch: BatchNumber
+    gradient_BFD: Tensor
+
+
+class JointTables(Protocol):
+    """Answers all trainers at once, in their order."""
+
+    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
+        """Pooled rows of each trainer, detached."""
         ...
 
-    def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+    def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
+        """Learn from all trainers' gradients of a batch."""
         ...
 
-
-class DistinctTables(Protocol):
-    """Tables of this process that learn in backward: `model.Embeddings`."""
-
-    def pooled(self, bags: DistinctBags) -> Tensor:
-        """Look up bags of all tables → float32 (N, F * D)."""
-        ...
-
-    def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+    def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
+        """Pooled rows of the ids of each trainer; no update follows."""
         ...
 
 
@@ -62,122 +66,149 @@ class Rounding(Protocol):
         ...
 
 
-class WorldTables(Protocol):
-    """What answers all trainers of a world in one process together, in their order."""
+@final
+class SharedTables(Tables):
+    """One trainer's access to tables that a group of trainers shares.
 
-    def lookup(self, effects: Sequence[Lookup]) -> list[Tensor]:
-        """Pooled rows of each trainer, detached."""
-        ...
+    Args:
+        joint: the tables.
+        group: ranks of the workers that look up, in trainer order.
+    """
 
-    def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
-        """Learn from all trainers' gradients of what was looked up last."""
-        ...
+    def __init__(self, joint: JointTables, group: tuple[int, ...]) -> None:
+        self._joint = joint
+        self._group = group
+
+    @override
+    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+        request = LookupRequest(batch, ids_FB, lr)
+        return (yield Together(self._group, self._joint.lookup, request))
+
+    @override
+    def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
+        request = UpdateRequest(batch, gradient_BFD)
+        yield Together(self._group, self._joint.update, request)
+
+    @override
+    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
+        return (yield Together(self._group, self._joint.predict, ids_FB))
 
 
 @final
-class OwnTables:
-    """Tables of one trainer's process; sharded ones answer all trainers together by themselves."""
-
-    def __init__(self, embeddings: EmbeddingTables, trainers: int) -> None:
-        self._embeddings = embeddings
-        self._trainers = trainers
-        self._pooled_BFD: Tensor | None = None
-
-    def lookup(self, effect: Lookup) -> Tensor:
-        """Pooled rows, detached."""
-        self._embeddings.set_lr(effect.lr)
-        self._pooled_BFD = self._embeddings(effect.ids_FB)
-        return self._pooled_BFD.detach()
-
-    def learn(self, effect: LearnEmbeddings) -> None:
-        """Learn from the gradient of what was looked up last."""
-        pooled_BFD, self._pooled_BFD = self._pooled_BFD, None
-        assert pooled_BFD is not None, "a lookup comes before its gradient"
-        pooled_BFD.backward(mean_part(effect.gradient_BFD, self._trainers))
-
-
-@final
-class SharedTables:
-    """One set of tables for all trainers; rows come in trainer order.
+class AllIds(JointTables):
+    """Looks up every id of every trainer.
 
     Args:
         embeddings: the tables.
         rounding: of what would travel between processes.
+        clock: told of the time they take.
     """
 
-    def __init__(self, embeddings: EmbeddingTables, rounding: Rounding) -> None:
+    def __init__(self, embeddings: EmbeddingTables, rounding: Rounding, clock: SpanClock) -> None:
         self._embeddings = embeddings
         self._rounding = rounding
-        self._pooled_BFD: Tensor | None = None
+        self._looking_up = clock.within(Span.EMBEDDING)
+        self._pooled: dict[BatchNumber, Tensor] = {}
 
-    def lookup(self, effects: Sequence[Lookup]) -> list[Tensor]:
-        """Pooled rows of each trainer, detached."""
-        self._embeddings.set_lr(effects[0].lr)
-        ids_FB = torch.cat([effect.ids_FB for effect in effects], dim=1)
-        self._pooled_BFD = self._embeddings(ids_FB)
-        rows = [effect.ids_FB.shape[1] for effect in effects]
-        pooled_BFD = self._rounding.pooled(self._pooled_BFD.detach())
-        return [part.clone() for part in split(pooled_BFD, rows)]
+    @override
+    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
+        with self._looking_up:
+            self._embeddings.set_lr(requests[0].lr)
+            pooled_BFD = self._embeddings(torch.cat([one.ids_FB for one in requests], dim=1))
+            self._pooled[requests[0].batch] = pooled_BFD
+            return self._rounded(pooled_BFD.detach(), [one.ids_FB for one in requests])
 
-    def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
-        """Learn from all trainers' gradients of what was looked up last."""
-        pooled_BFD, self._pooled_BFD = self._pooled_BFD, None
-        assert pooled_BFD is not None, "a lookup comes before its gradient"
-        parts = [
-            self._rounding.gradient(mean_part(effect.gradient_BFD, len(effects)))
-            for effect in effects
-        ]
-        pooled_BFD.backward(torch.cat(parts))
+    @override
+    def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
+        with self._looking_up:
+            parts = [
+                self._rounding.gradient(mean_part(one.gradient_BFD, len(requests)))
+                for one in requests
+            ]
+            self._pooled.pop(requests[0].batch).backward(torch.cat(parts))
+        return [None] * len(requests)
+
+    @override
+    def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
+        with self._looking_up, torch.no_grad():
+            return self._rounded(self._embeddings(torch.cat(list(ids), dim=1)), ids)
+
+    def _rounded(self, pooled_BFD: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
+        rows = [ids_FB.shape[1] for ids_FB in ids]
+        return [part.clone() for part in split(self._rounding.pooled(pooled_BFD), rows)]
+
+
+class BagTables(Protocol):
+    """Tables of this process that learn in backward: `model.Embeddings`."""
+
+    def pooled(self, bags: DistinctBags) -> Tensor:
+        """Look up bags of all tables → float32 (N, F * D)."""
+        ...
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate with which the rows of the next lookups learn."""
+        ...
 
 
 @final
-class SharedDistinctTables:
-    """One set of tables for all trainers, each of which names an id once and sums its gradients.
+class EachIdOnce(JointTables):
+    """Looks up each id of a trainer once, and sums its gradients before they would travel.
 
     Args:
         embeddings: the tables.
         rounding: of what would travel between processes.
+        clock: told of the time they take.
     """
 
-    def __init__(self, embeddings: DistinctTables, rounding: Rounding) -> None:
+    def __init__(self, embeddings: BagTables, rounding: Rounding, clock: SpanClock) -> None:
         self._embeddings = embeddings
         self._rounding = rounding
-        self._last: _LookedUp | None = None
+        self._looking_up = clock.within(Span.EMBEDDING)
+        self._batches: dict[BatchNumber, _LookedUp] = {}
 
-    def lookup(self, effects: Sequence[Lookup]) -> list[Tensor]:
-        """Pooled rows of each trainer, detached."""
-        self._embeddings.set_lr(effects[0].lr)
-        num_tables = len(effects[0].ids_FB)
-        order_F = np.arange(num_tables)
-        asked = [distinct_ids(effect.ids_FB, order_F) for effect in effects]
-        counts_TF = np.stack([one.counts_F for one in asked])
-        bags = distinct_bags(np.concatenate([one.ids_K for one in asked]), counts_TF)
-        pooled_NW = self._embeddings.pooled(bags)
-        self._last = _LookedUp(asked, bags, pooled_NW)
-        rows_KD = bags.picked(pooled_NW.detach(), pooled_NW.shape[1] // num_tables)
-        parts = split(self._rounding.pooled(rows_KD), [len(one.ids_K) for one in asked])
-        return [one.spread(part_KD) for one, part_KD in zip(asked, parts, strict=True)]
+    @override
+    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
+        with self._looking_up:
+            self._embeddings.set_lr(requests[0].lr)
+            found = self._found([one.ids_FB for one in requests])
+            self._batches[requests[0].batch] = found
+            return self._rounded(found)
 
-    def learn(self, effects: Sequence[LearnEmbeddings]) -> None:
-        """Learn from all trainers' gradients of what was looked up last."""
-        last, self._last = self._last, None
-        assert last is not None, "a lookup comes before its gradient"
-        parts = [
-            self._rounding.gradient(one.summed(mean_part(effect.gradient_BFD, len(effects))))
-            for one, effect in zip(last.asked, effects, strict=True)
-        ]
-        last.pooled_NW.backward(last.bags.placed(torch.cat(parts), last.pooled_NW.shape))
+    @override
+    def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
+        with self._looking_up:
+            found = self._batches.pop(requests[0].batch)
+            parts = [
+                self._rounding.gradient(ids.summed(mean_part(one.gradient_BFD, len(requests))))
+                for ids, one in zip(found.ids, requests, strict=True)
+            ]
+            found.pooled_NW.backward(found.bags.placed(torch.cat(parts), found.pooled_NW.shape))
+        return [None] * len(requests)
+
+    @override
+    def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
+        with self._looking_up, torch.no_grad():
+            return self._rounded(self._found(ids))
+
+    def _found(self, ids: Sequence[Tensor]) -> _LookedUp:
+        order_F = np.arange(len(ids[0]))
+        distinct = [distinct_ids(ids_FB, order_F) for ids_FB in ids]
+        counts_TF = np.stack([one.counts_F for one in distinct])
+        bags = distinct_bags(np.concatenate([one.ids_K for one in distinct]), counts_TF)
+        return _LookedUp(distinct, bags, self._embeddings.pooled(bags))
+
+    def _rounded(self, found: _LookedUp) -> list[Tensor]:
+        num_tables = len(found.ids[0].counts_F)
+        pooled_NW = found.pooled_NW.detach()
+        rows_KD = found.bags.picked(pooled_NW, pooled_NW.shape[1] // num_tables)
+        parts = split(self._rounding.pooled(rows_KD), [len(one.ids_K) for one in found.ids])
+        return [one.spread(part_KD) for one, part_KD in zip(found.ids, parts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LookedUp:
     """What waits for its gradients."""
 
-    asked: list[DistinctIds]
+    ids: list[DistinctIds]
     bags: DistinctBags
     pooled_NW: Tensor
-
-
-def mean_part(gradient_BFD: Tensor, trainers: int) -> Tensor:
-    """A trainer's part of the gradient of the mean loss of all trainers."""
-    return gradient_BFD if trainers == 1 else gradient_BFD / trainers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -10,9 +11,9 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.step import Trainer
-from dlrm_hybrid.parallel.in_process import InProcessWorld
-from dlrm_hybrid.parallel.tables.shared import SharedDistinctTables, SharedTables, WorldTables
-from dlrm_hybrid.parallel.timed import TimedChannel
+from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import server as build_server
 from dlrm_hybrid.run.assembly import world as build_world
@@ -22,6 +23,7 @@ from dlrm_hybrid.train.engine import Engine
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
 from dlrm_hybrid.train.single import SingleEngine
+from dlrm_hybrid.wire.frame import Kind
 
 MAILBOX_CAPACITY = 4096
 
@@ -61,30 +63,36 @@ def _single(config: Config, shards: Shards, steps: int, clock: SpanClock) -> Sin
 def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InProcessEngine:
     layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
     topology = layout.topology
-    channels = _channels(topology.size, clock)
+    channels = [
+        MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
+    ]
+    embeddings = build_model.embeddings(config, layout.spec)
+    joint = _tables(config, embeddings, clock)
+    group = topology.interaction_group
+    tables = {rank: SharedTables(joint, group) for rank in group}
     parts = [
-        build_world.worker(config, layout, rank, channels[rank].send, clock)
+        build_world.worker(config, layout, rank, channels[rank].send, tables.get(rank), clock)
         for rank in range(topology.num_workers)
+    ]
+    alone = {group[0]: SharedTables(joint, group[:1])}
+    evaluators = [
+        build_world.evaluator(
+            config, layout, parts[rank].worker, channels[rank].send, alone.get(rank)
+        )
+        for rank in range(topology.stages)
     ]
     servers = [
         (channels[topology.server(index)], build_server.server(config, layout, index, clock))
         for index in range(topology.servers)
     ]
-    embeddings = build_model.embeddings(config, layout.spec)
-    tables = _tables(config, embeddings)
+    handlers: list[tuple[Channel, Handle]] = []
+    for index, (channel, server) in enumerate(servers):
+        route = _route(server.handle, build_server.collectives(config, layout, index))
+        handlers.append((channel, clock.timed(Span.APPLY, route)))
     mailboxes = {
         rank: Mailbox(channels[rank], layout.attempt, MAILBOX_CAPACITY)
         for rank in range(topology.num_workers)
     }
-    evaluators = [
-        build_world.evaluator(config, layout, rank, parts[rank].client, channels[rank].send)
-        for rank in range(topology.stages)
-    ]
-    answering = [
-        (channel, clock.timed(Span.APPLY, build_server.handle(config, layout, index, server)))
-        for index, (channel, server) in enumerate(servers)
-    ]
-    group = topology.interaction_group
     return InProcessEngine(
         ranks=Ranks(
             workers=[one.worker for one in parts],
@@ -94,42 +102,29 @@ def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) ->
             channels=channels,
             tables=embeddings,
         ),
-        world=InProcessWorld(
-            mailboxes=mailboxes,
-            servers=answering,
-            tables=tables,
-            interaction_group=group,
-            clock=clock,
-        ),
+        runner=InProcessRunner(mailboxes=mailboxes, servers=handlers, clock=clock),
         reads=[
             clock.timed(Span.READ, build_model.loader(config, shards, trainer).read)
             for trainer in range(topology.trainers)
         ],
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         evaluators=evaluators,
-        evaluation_world=InProcessWorld(
-            mailboxes=mailboxes,
-            servers=[],
-            tables=tables,
-            interaction_group=group[:1],
-            clock=clock,
-        ),
         test=test_part(config, shards),
     )
 
 
-def _channels(ranks: int, clock: SpanClock) -> list[MeteredChannel]:
-    """Of all ranks; they count for the phase that the engine is told of."""
-    nothing = Counters()
-    timed = [TimedChannel(channel, clock) for channel in in_process_channels(ranks)]
-    return [MeteredChannel(channel, nothing) for channel in timed]
+def _route(push: Handle, collect: Handle | None) -> Handle:
+    """To the server of pushes, or of contributions where there are any."""
+    if collect is None:
+        return push
+    return lambda frame: collect(frame) if frame.kind is Kind.CONTRIBUTION else push(frame)
 
 
-def _tables(config: Config, embeddings: Embeddings) -> WorldTables:
+def _tables(config: Config, embeddings: Embeddings, clock: SpanClock) -> JointTables:
     """What a world of processes computes; rows of one trainer do not travel."""
     if config.parallel.trainers == 1:
-        return SharedTables(embeddings, Rounding(CommPrecision.FLOAT32))
+        return AllIds(embeddings, Rounding(CommPrecision.FLOAT32), clock)
     rounding = Rounding(CommPrecision(config.embedding.comm_precision))
     if config.embedding.deduplicate:
-        return SharedDistinctTables(embeddings, rounding)
-    return SharedTables(embeddings, rounding)
+        return EachIdOnce(embeddings, rounding, clock)
+    return AllIds(embeddings, rounding, clock)

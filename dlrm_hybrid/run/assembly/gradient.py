@@ -40,7 +40,7 @@ def rounds(config: Config) -> tuple[Op, ...]:
     return tuple(Op(name) for name in methods()[config.gradient.name].rounds(config.gradient))
 
 
-def tells_levels(config: Config) -> bool:
+def publishes_means(config: Config) -> bool:
     """Whether servers tell means of ternary gradients, from which replicas learn."""
     terngrad = config.gradient.find(TernGradSettings)
     return terngrad is not None and terngrad.pull == "levels"

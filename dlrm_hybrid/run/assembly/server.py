@@ -7,13 +7,10 @@ from torch import Tensor
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.tensors import draw_dense
-from dlrm_hybrid.parallel.collectives.reduce import CollectiveServer
-from dlrm_hybrid.parallel.dense.options import ServerOptions
-from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.dense.service import Handle
-from dlrm_hybrid.run.assembly import activations as build_compress
-from dlrm_hybrid.run.assembly import gradient as build_gradient
-from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.parallel.collectives.server import CollectiveServer
+from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
+from dlrm_hybrid.run.assembly import activations, gradient, world
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.spans import SpanClock
 
@@ -26,30 +23,24 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         if tensor.server == index
     }
     draw_dense(values, config.train.seed)
+    policy = world.policy(config)
     options = ServerOptions(
-        policy=build_world.policy(config),
+        policy=policy,
+        bucket=BucketOptions(
+            optimizer=world.optimizer_config(config, layout),
+            history=policy.history,
+            pull=activations.dtype(config.pull.precision),
+            publishes_means=gradient.publishes_means(config),
+        ),
         check_every=config.sync.check_every,
         attempt=layout.attempt,
-        pull=build_compress.dtype(config.pull.precision),
-        tells_levels=build_gradient.tells_levels(config),
     )
-    return ParameterServer(
-        layout.topology,
-        index,
-        layout.tensors,
-        values,
-        build_world.learning(config, layout),
-        options,
-        clock,
-    )
+    return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
 
 
-def handle(config: Config, layout: Layout, index: int, server: ParameterServer) -> Handle:
-    """What becomes of pushes to a server, and of contributions to rounds."""
-    ops = build_gradient.rounds(config)
+def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
+    """What takes contributions on a server; None where the method has no rounds."""
+    ops = gradient.rounds(config)
     if not ops:
-        return server.handle
-    collectives = CollectiveServer(
-        layout.topology, index, layout.tensors, ops, layout.attempt, server.handle
-    )
-    return collectives.handle
+        return None
+    return CollectiveServer(layout.topology, index, layout.tensors, ops, layout.attempt).handle

@@ -21,8 +21,9 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, whole
-from dlrm_hybrid.parallel.drive import Surroundings
-from dlrm_hybrid.parallel.tables.shared import OwnTables
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.runners import ProcessRunner
+from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import MAILBOX_CAPACITY, test_part
@@ -30,7 +31,6 @@ from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
-from dlrm_hybrid.train.conversation import Conversation
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
@@ -95,63 +95,60 @@ def worker_rank(
     patience_seconds = config.network.patience_seconds
     mailbox = Mailbox(channel, layout.attempt, MAILBOX_CAPACITY)
     with ExitStack() as stack:
-        tables: Sequence[Piece] = ()
-        lookups: tuple[OwnTables | None, OwnTables | None] = (None, None)
+        pieces: Sequence[Piece] = ()
+        tables: tuple[LocalTables | None, LocalTables | None] = (None, None)
         if rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec)
-            tables = whole({**embeddings.weights(), **embeddings.optimizer_state()})
-            own = OwnTables(embeddings, 1)
-            lookups = (own, own)
+            pieces = whole({**embeddings.weights(), **embeddings.optimizer_state()})
+            own = LocalTables(embeddings, 1, meter.clock)
+            tables = (own, own)
         elif rank in topology.interaction_group:
             sharded = _sharded(config, layout, channel, meeting, meter.clock, stack)
-            tables = sharded.pieces
-            lookups = (
-                OwnTables(_EqualBatches(sharded, topology.trainers), topology.trainers),
-                OwnTables(sharded, topology.trainers),
+            pieces = sharded.pieces
+            tables = (
+                LocalTables(
+                    _EqualBatches(sharded, topology.trainers), topology.trainers, meter.clock
+                ),
+                LocalTables(sharded, topology.trainers, meter.clock),
             )
-        around, evaluation_around = (
-            Surroundings(
-                mailbox=mailbox,
-                tables=one,
-                patience_seconds=patience_seconds,
-                clock=meter.clock,
-            )
-            for one in lookups
-        )
-        talk = Conversation(
+        messenger = Messenger(
             attempt=layout.attempt,
             channel=channel,
             mailbox=mailbox,
             patience_seconds=patience_seconds,
         )
-        rank = _worker(config, layout, shards, talk, around, evaluation_around, meter)
-        yield BuiltWorker(rank, tables)
+        yield BuiltWorker(_worker(config, layout, shards, messenger, tables, meter), pieces)
 
 
 def _worker(
     config: Config,
     layout: Layout,
     shards: Shards,
-    talk: Conversation,
-    around: Surroundings,
-    evaluation_around: Surroundings,
+    messenger: Messenger,
+    tables: tuple[LocalTables | None, LocalTables | None],
     meter: RankMeter,
 ) -> WorkerRank:
-    rank, stages = talk.rank, layout.topology.stages
-    send = talk.channel.send
+    """With tables for training, and for batches of any size."""
+    rank, stages = messenger.rank, layout.topology.stages
+    send = messenger.channel.send
     loader = build_model.loader(config, shards, rank // stages)
-    parts = build_world.worker(config, layout, rank, send, meter.clock)
+    parts = build_world.worker(config, layout, rank, send, tables[0], meter.clock)
+    runner = ProcessRunner(
+        mailbox=messenger.mailbox,
+        patience_seconds=messenger.patience_seconds,
+        clock=meter.clock,
+    )
     evaluation = WorldEvaluation(
         topology=layout.topology,
-        talk=talk,
-        around=evaluation_around,
-        evaluator=build_world.evaluator(config, layout, rank, parts.client, send),
+        messenger=messenger,
+        runner=runner,
+        evaluator=build_world.evaluator(config, layout, parts.worker, send, tables[1]),
         test=test_part(config, shards),
     )
     return WorkerRank(
         topology=layout.topology,
-        talk=talk,
-        around=around,
+        messenger=messenger,
+        runner=runner,
         worker=parts.worker,
         client=parts.client,
         compression=parts.compression,

@@ -7,24 +7,24 @@ from math import prod
 
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.parallel.collectives.reduce import CollectiveClient
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
-from dlrm_hybrid.parallel.dense.master import Learning
-from dlrm_hybrid.parallel.dense.options import ClientOptions
-from dlrm_hybrid.parallel.outgoing import Send
+from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.effects import Send
+from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.schedule import SCHEDULES
-from dlrm_hybrid.parallel.sync.policy import Bounded, Policy, Sync
-from dlrm_hybrid.parallel.timed import TimedClient, TimedCodec, TimedCompressor
+from dlrm_hybrid.parallel.stage import Stage
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import Worker
+from dlrm_hybrid.parallel.worker import Boundaries, Worker
 from dlrm_hybrid.run.assembly import activations as build_compress
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import gradient as build_gradient
@@ -79,17 +79,17 @@ def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int
     )
 
 
-def policy(config: Config) -> Policy:
-    """How old the weights of a step may be."""
-    return Bounded(config.sync.staleness) if config.sync.name == "bounded" else Sync()
+def policy(config: Config) -> SyncPolicy:
+    """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
+    return Lockstep(config.sync.staleness)
 
 
-def learning(config: Config, plan: Layout) -> Learning:
-    """How dense weights learn from what is pushed: gradients, or finished updates."""
+def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:
+    """How dense weights move by what is pushed: gradients, or finished updates."""
     schedule = build_model.schedule(config, config.optimizer.lr, plan.steps)
     if config.gradient.residual == "update":
         schedule = Constant(base_lr=1.0)
-    return Learning(optimizer=build_model.dense_optimizer(config), schedule=schedule)
+    return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)
 
 
 def compression(config: Config, plan: Layout, rank: int) -> Compression:
@@ -121,78 +121,75 @@ def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """A worker, its tie to the owners of its weights, and all that it compresses with."""
+    """A worker, its tie to the masters of its weights, and all that it compresses with."""
 
     worker: Worker
     client: ServerClient | LocalClient
     compression: Compression
 
 
-def worker(config: Config, plan: Layout, rank: int, send: Send, clock: SpanClock) -> WorkerParts:
-    """The worker with this rank, with initial values, each part with a clock around it."""
-    model = stage_model(config, plan, rank % plan.topology.stages)
+def worker(
+    config: Config, plan: Layout, rank: int, send: Send, tables: Tables | None, clock: SpanClock
+) -> WorkerParts:
+    """The worker with this rank, with initial values.
+
+    Args:
+        config: of the run.
+        plan: of the world.
+        rank: of the worker.
+        send: to any rank.
+        tables: for its lookups, where the interaction is.
+        clock: of its process.
+    """
+    port = Port(topology=plan.topology, rank=rank, attempt=plan.attempt, transmit=send)
+    model = stage_model(config, plan, port.stage)
     own = compression(config, plan, rank)
-    owner = _client(config, plan, rank, model, own, clock)
-    codec = TimedCodec(own.activations, clock)
-    made = _worker(config, plan, rank, model, codec, TimedClient(owner, clock), send)
-    return WorkerParts(worker=made, client=owner, compression=own)
+    client = _client(config, plan, port, model, own, clock)
+    boundaries = Boundaries(port, model.part, own.activations, clock)
+    made = _worker(config, plan, model, boundaries, tables, client)
+    return WorkerParts(worker=made, client=client, compression=own)
 
 
-def evaluator(config: Config, plan: Layout, rank: int, owner: Client, send: Send) -> Worker:
-    """The same stage with weights of its own, to predict with."""
-    model = stage_model(config, plan, rank % plan.topology.stages)
+def evaluator(
+    config: Config, plan: Layout, owner: Worker, send: Send, tables: Tables | None
+) -> Worker:
+    """The same stage as that of `owner`, with weights of its own to predict with."""
+    port = Port(topology=plan.topology, rank=owner.rank, attempt=plan.attempt, transmit=send)
+    model = stage_model(config, plan, port.stage)
     codec = build_compress.evaluation_activations(config, model.part)
-    return _worker(config, plan, rank, model, codec, owner, send)
+    boundaries = Boundaries(port, model.part, codec, SpanClock())
+    return _worker(config, plan, model, boundaries, tables, owner.client)
 
 
 def _client(
-    config: Config,
-    plan: Layout,
-    rank: int,
-    model: StageModel,
-    own: Compression,
-    clock: SpanClock,
+    config: Config, plan: Layout, port: Port, model: StageModel, own: Compression, clock: SpanClock
 ) -> ServerClient | LocalClient:
-    weights = model.dense_parameters()
+    weights, optimizer = model.dense_parameters(), optimizer_config(config, plan)
     if own.gradients is None:
-        return LocalClient(plan.topology.name(rank), weights, learning(config, plan))
+        return LocalClient(plan.topology.name(port.rank), weights, optimizer, clock)
     options = ClientOptions(
         policy=policy(config),
-        attempt=plan.attempt,
-        learning=learning(config, plan) if build_gradient.tells_levels(config) else None,
+        optimizer=optimizer if build_gradient.publishes_means(config) else None,
     )
-    return ServerClient(
-        plan.topology,
-        rank,
-        plan.tensors,
-        weights,
-        options,
-        TimedCompressor(own.gradients, clock),
-        clock,
-    )
+    return ServerClient(port, plan.tensors, weights, options, own.gradients, clock)
 
 
 def _worker(
     config: Config,
     plan: Layout,
-    rank: int,
     model: StageModel,
-    codec: ActivationCodec,
-    owner: Client,
-    send: Send,
+    boundaries: Boundaries,
+    tables: Tables | None,
+    client: Client,
 ) -> Worker:
-    stages = plan.topology.stages
+    stages, microbatches = plan.topology.stages, config.schedule.microbatches
     base_lr = config.embedding.lr or config.optimizer.lr
     return Worker(
-        rank=rank,
-        attempt=plan.attempt,
-        model=model,
-        codec=codec,
-        ops=SCHEDULES[config.schedule.name](rank % stages, stages, config.schedule.microbatches),
-        client=owner,
-        collectives=CollectiveClient(
-            topology=plan.topology, rank=rank, attempt=plan.attempt, send=send
-        ),
+        rank=boundaries.rank,
+        stage=Stage(model, microbatches),
+        ops=SCHEDULES[config.schedule.name](model.part.index, stages, microbatches),
+        boundaries=boundaries,
+        tables=tables,
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
-        send=send,
+        client=client,
     )

@@ -11,7 +11,6 @@ from dlrm_hybrid.comm.rendezvous import Board
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.parallel.timed import TimedChannel
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.request import TrainTask
@@ -40,7 +39,7 @@ def world_channel(
     size = layout.topology.size
     inner = open_zmq_channel(board, task.rank, size, task.attempt, options, print)
     try:
-        yield MeteredChannel(TimedChannel(inner, clock), Counters()), inner
+        yield MeteredChannel(inner, Counters(), clock), inner
     except (PreemptedError, InterruptedRunError):
         inner.close()  # all stop at the same step
         raise

@@ -19,7 +19,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.parallel.dense.service import goodbye, serve
+from dlrm_hybrid.parallel.dense.service import serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
@@ -44,10 +44,12 @@ from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
 from dlrm_hybrid.train.phases import metered
-from dlrm_hybrid.train.server_rank import AskedServer
+from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.world_saver import WorldCheckpointWriter
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
+from dlrm_hybrid.wire.frame import Frame
+from dlrm_hybrid.wire.frame import Kind as FrameKind
 
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
 IDLE_SECONDS = 86_400.0
@@ -141,10 +143,9 @@ def _serve(job: _Job, index: int) -> None:
         start = facts["step"]
         for outgoing in server.restart(start, dense_values(folder, facts["config"], job.values)):
             job.channel.send(*outgoing)
-    take = build_server.handle(job.config, job.layout, index, server)
-    asked = AskedServer(
+    answering = ServerRank(
         server=server,
-        take=take,
+        collect=build_server.collectives(job.config, job.layout, index),
         rank=job.task.rank,
         attempt=job.task.attempt,
         meter=job.meter,
@@ -152,8 +153,11 @@ def _serve(job: _Job, index: int) -> None:
         writer=_writer(job),
     )
     workers = range(job.layout.topology.num_workers)
-    handle = job.meter.clock.timed(Span.APPLY, asked.handle)
-    job.meter.step = serve(job.channel, handle, workers, IDLE_SECONDS)
+    handlers = {
+        kind: job.meter.clock.timed(Span.APPLY, handle)
+        for kind, handle in answering.handlers().items()
+    }
+    job.meter.step = serve(job.channel, handlers, workers, IDLE_SECONDS)
 
 
 def _work(job: _Job, report: ranks.Report, stop: StopRequest) -> None:
@@ -185,8 +189,10 @@ def _work(job: _Job, report: ranks.Report, stop: StopRequest) -> None:
 
 
 def _leave_servers(job: _Job, step: int) -> None:
+    rank, attempt = job.task.rank, job.task.attempt
+    goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
     for server in job.layout.topology.server_group:
-        job.channel.send(server, goodbye(job.task.rank, job.task.attempt, step), 0)
+        job.channel.send(server, goodbye, 0)
 
 
 def _parts(
@@ -196,10 +202,11 @@ def _parts(
     worker, topology = built.rank, job.layout.topology
     title = f"{topology.name(job.task.rank)} (rank {job.task.rank})"
     saver = WorldCheckpointWriter(
-        talk=worker.talk,
+        messenger=worker.messenger,
         leader=worker.leader,
         names={rank: topology.name(rank) for rank in range(topology.size)},
         servers=topology.server_group,
+        settled=worker.client.settled,
         committer=rank_facts.committer(job.task, job.config, job.values, job.shards, title),
         writer=_writer(job),
         groups=lambda: piece_groups(built.pieces()),

@@ -8,7 +8,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Sections
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 
-KEY = Key(step=7, boundary=1, microbatch=2)
+KEY = Key(batch=7, boundary=1, microbatch=2)
 
 
 def travel(sections: Sections, offset: int) -> Sections:
@@ -17,7 +17,7 @@ def travel(sections: Sections, offset: int) -> Sections:
         kind=Kind.ACTIVATION,
         sender=0,
         attempt=0,
-        step=KEY.step,
+        number=KEY.batch,
         boundary=KEY.boundary,
         microbatch=KEY.microbatch,
         sections=sections,

@@ -100,7 +100,7 @@ def test_other_sections_than_expected_are_refused(row: CodecRow, sections: Secti
     x_BN = gaussian(2, 3, 12)
     forward, saved = codec.encode(x_BN, KEY)
     codec.decode(travel(forward, 0), x_BN.shape, KEY)
-    named = r"step 7, boundary 1, micro-batch 2: .*, expected .* elements"
+    named = r"batch 7, boundary 1, micro-batch 2: .*, expected .* elements"
     with pytest.raises(DlrmError, match=named):
         codec.decode(sections, x_BN.shape, KEY)
     with pytest.raises(DlrmError, match=named):

@@ -55,7 +55,7 @@ def test_what_does_not_make_the_expected_tensor_is_refused(sections: tuple[Secti
     codec = DenseCodec()
     shape = torch.Size((2, 3))
     assert codec.decode((Section(0, Encoding.DENSE, Dtype.FLOAT32, 6, bytes(24)),), shape, KEY)
-    named = r"step 7, boundary 1, micro-batch 2: .*expected DENSE FLOAT32 of 2 x 3 elements"
+    named = r"batch 7, boundary 1, micro-batch 2: .*expected DENSE FLOAT32 of 2 x 3 elements"
     with pytest.raises(DlrmError, match=named):
         codec.decode(sections, shape, KEY)
     with pytest.raises(DlrmError, match=named):

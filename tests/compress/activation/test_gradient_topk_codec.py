@@ -108,6 +108,6 @@ def test_a_gradient_that_is_not_finite_leaves_the_residual_alone(bad: float) -> 
     before_BN = codec.tensors()[RESIDUAL].clone()
     bad_BN = g_BN.clone()
     bad_BN[2, 3] = bad
-    with pytest.raises(DivergedError, match="step 7, boundary 1, micro-batch 2: a gradient"):
+    with pytest.raises(DivergedError, match="batch 7, boundary 1, micro-batch 2: a gradient"):
         codec.encode_gradient(bad_BN, None, KEY)
     assert torch.equal(codec.tensors()[RESIDUAL], before_BN)

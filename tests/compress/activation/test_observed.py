@@ -29,5 +29,5 @@ def test_all_crosses_and_the_thresholds_are_those_of_the_threshold_codec(sparsit
 def test_an_activation_that_is_not_finite_ends_the_run() -> None:
     x_BN = gaussian(3, 20, 3)
     x_BN[0, 0] = float("nan")
-    with pytest.raises(DivergedError, match="step 7, boundary 1, micro-batch 2: an activation"):
+    with pytest.raises(DivergedError, match="batch 7, boundary 1, micro-batch 2: an activation"):
         ObservedCodec(0.9).encode(x_BN, KEY)

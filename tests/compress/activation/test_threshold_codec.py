@@ -145,7 +145,7 @@ def test_rows_of_zeros_stay_so_and_send_nothing() -> None:
 def test_an_activation_that_is_not_finite_ends_the_run(bad: float, dtype: Dtype) -> None:
     x_BN = gaussian(3, 20, 10)
     x_BN[1, 19] = bad
-    with pytest.raises(DivergedError, match="step 7, boundary 1, micro-batch 2: an activation"):
+    with pytest.raises(DivergedError, match="batch 7, boundary 1, micro-batch 2: an activation"):
         codec_of(0.9, dtype).encode(x_BN, KEY)
 
 

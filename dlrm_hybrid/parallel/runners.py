@@ -1,0 +1,144 @@
+"""Run the programs of workers: one in a process of its own, or those of a world in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.parallel.effects import Effect, Outgoing, Program, Receive, Result, Together
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.types import DeadlineError, DlrmError
+from dlrm_hybrid.wire.frame import Frame
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRunner:
+    """Carries out every effect of one worker at once.
+
+    Attributes:
+        mailbox: of its frames.
+        patience_seconds: how long to wait for a frame.
+        clock: told when the program computes.
+    """
+
+    mailbox: Mailbox
+    patience_seconds: float
+    clock: SpanClock
+
+    def run(self, program: Program[Result]) -> Result:
+        """The result of a program.
+
+        Raises:
+            DlrmError: what the program, the mailbox and the channel raise.
+        """
+        computing = self.clock.within(Span.COMPUTE)
+        answer: Any = None
+        while True:
+            try:
+                with computing:
+                    effect = program.send(answer)
+            except StopIteration as end:
+                return end.value
+            assert isinstance(effect, Receive), "the others of a group live in other processes"
+            if effect.waits:
+                answer = self.mailbox.take(effect, self.patience_seconds)
+            else:
+                answer = self.mailbox.take_now(effect)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcessRunner:
+    """Runs the programs of all workers of a world in turns; servers answer at once.
+
+    It is the oracle of the world of processes, and the fast way to many runs on a small machine.
+
+    Attributes:
+        mailboxes: of every worker, by rank.
+        servers: channel and handler of every server.
+        clock: told when programs compute.
+    """
+
+    mailboxes: Mapping[int, Mailbox]
+    servers: Sequence[tuple[Channel, Callable[[Frame], Sequence[Outgoing]]]]
+    clock: SpanClock
+
+    def run(self, programs: Mapping[int, Program[Result]]) -> dict[int, Result]:
+        """Run one program for each worker to its end; results by rank.
+
+        Raises:
+            DlrmError: nobody can go on; the message says who waits for what.
+        """
+        turn = _Turn(self, dict(programs))
+        for rank in programs:
+            turn.advance(rank, None)
+        while turn.waiting:
+            if not (turn.answer() | self._serve()):
+                raise DlrmError(f"deadlock: {turn.waiting}")
+        return turn.results
+
+    def _serve(self) -> bool:
+        """Let every server take what has come for it; whether there was anything."""
+        served = False
+        for channel, handle in self.servers:
+            while (frame := _receive_now(channel)) is not None:
+                served = True
+                for outgoing in handle(frame):
+                    channel.send(*outgoing)
+        return served
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Programs on their way: what each waits for, and the results of those at their end."""
+
+    world: InProcessRunner
+    programs: dict[int, Program[Any]]
+    waiting: dict[int, Effect] = field(default_factory=dict[int, Effect])
+    results: dict[int, Any] = field(default_factory=dict[int, Any])
+
+    def advance(self, rank: int, value: Any) -> None:
+        """Give a program what it waits for, and note what it wants next."""
+        try:
+            with self.world.clock.within(Span.COMPUTE):
+                self.waiting[rank] = self.programs[rank].send(value)
+        except StopIteration as end:
+            self.waiting.pop(rank, None)
+            self.results[rank] = end.value
+
+    def answer(self) -> bool:
+        """Answer whatever can be answered; whether there was anything."""
+        answered = False
+        for rank, effect in list(self.waiting.items()):
+            if self.waiting.get(rank) is not effect:
+                continue  # answered with the rest of its group
+            if isinstance(effect, Together):
+                answered |= self._answer_group(effect)
+                continue
+            frame = self.world.mailboxes[rank].take_now(effect)
+            if frame is not None or not effect.waits:
+                self.advance(rank, frame)
+                answered = True
+        return answered
+
+    def _answer_group(self, effect: Together) -> bool:
+        """Compute for a group once all of it asks for the same; whether it did."""
+        effects = [self.waiting.get(rank) for rank in effect.group]
+        asked = [one for one in effects if isinstance(one, Together)]
+        if len(asked) < len(effects) or any(one.compute != effect.compute for one in asked):
+            return False
+        results = effect.compute([one.value for one in asked])
+        for rank, result in zip(effect.group, results, strict=True):
+            self.advance(rank, result)
+        return True
+
+
+def _receive_now(channel: Channel) -> Frame | None:
+    try:
+        return channel.receive(0.0)
+    except DeadlineError:
+        return None

@@ -1,0 +1,46 @@
+"""What a worker with the interaction asks of embedding tables, wherever these are.
+
+Shapes: B batch, F tables, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.types import BatchNumber
+
+
+class Tables(Protocol):
+    """One trainer's access to the tables; several batches may be between lookup and update."""
+
+    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+        """Pooled rows float32 (B, F, D), detached, that `update` will follow.
+
+        Args:
+            batch: its number.
+            ids_FB: int64, contiguous.
+            lr: learning rate of the rows in this batch: FBGEMM wants it before the lookup.
+        """
+        ...
+
+    def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
+        """Update the rows that a batch looked up.
+
+        Args:
+            batch: its number; forgotten afterwards.
+            gradient_BFD: of the mean loss of this trainer's batch, float32; divided by the number
+                of trainers here.
+        """
+        ...
+
+    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
+        """Pooled rows as `lookup` gives them; no update follows."""
+        ...
+
+
+def mean_part(gradient_BFD: Tensor, trainers: int) -> Tensor:
+    """A trainer's part of the gradient of the mean loss of all trainers."""
+    return gradient_BFD if trainers == 1 else gradient_BFD / trainers

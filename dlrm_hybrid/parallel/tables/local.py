@@ -1,0 +1,68 @@
+"""Tables that this process looks up by itself: all of them, or its shards of them.
+
+Sharded tables answer all trainers together, by collectives of their own process group.
+
+Shapes: B batch, F tables, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.tables.base import Tables, mean_part
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.types import BatchNumber
+
+
+class EmbeddingTables(Protocol):
+    """Tables that learn in backward: `model.Embeddings`, or sharded ones."""
+
+    def __call__(self, ids_FB: Tensor) -> Tensor:
+        """Pooled rows float32 (B, F, D) of ids_FB, int64 and contiguous."""
+        ...
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate with which the rows of the next lookups learn."""
+        ...
+
+
+@final
+class LocalTables(Tables):
+    """Lookups and updates that are computed at once.
+
+    Args:
+        embeddings: the tables.
+        trainers: that share them.
+        clock: told of the time they take.
+    """
+
+    def __init__(self, embeddings: EmbeddingTables, trainers: int, clock: SpanClock) -> None:
+        self._embeddings = embeddings
+        self._trainers = trainers
+        self._looking_up = clock.within(Span.EMBEDDING)
+        self._pooled: dict[BatchNumber, Tensor] = {}
+
+    @override
+    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+        yield from ()
+        with self._looking_up:
+            self._embeddings.set_lr(lr)
+            self._pooled[batch] = pooled_BFD = self._embeddings(ids_FB)
+            return pooled_BFD.detach()
+
+    @override
+    def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
+        yield from ()
+        with self._looking_up:
+            self._pooled.pop(batch).backward(mean_part(gradient_BFD, self._trainers))
+
+    @override
+    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
+        yield from ()
+        with self._looking_up, torch.no_grad():
+            return self._embeddings(ids_FB)
