@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
+from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.schema import Config
 
@@ -223,16 +224,6 @@ def _pull(config: Config) -> Iterator[str]:
         yield f"pull.precision = {config.pull.precision!r}: needs parallel.servers of 1 or more"
 
 
-def _of_whole_activations(config: Config) -> Iterator[str]:
-    activation = config.activation
-    if activation.sparsity != 0:
-        yield f"activation.sparsity = {activation.sparsity}: only applies to activation=dct"
-    if activation.precision != "float32":
-        yield f"activation.precision = {activation.precision!r}: activation=none sends float32"
-    if activation.observe is not None and not config.parallel.cuts:
-        yield f"activation.observe = {activation.observe}: needs parallel.cuts"
-
-
 def _no_cuts(config: Config) -> str:
     if config.parallel.name == "single":
         return "compresses what stages exchange, and parallel=single has none; add parallel=hybrid"
@@ -240,28 +231,29 @@ def _no_cuts(config: Config) -> str:
 
 
 def _activation(config: Config) -> Iterator[str]:
-    """Faults of `activation`."""
-    activation, cuts = config.activation, config.parallel.cuts
-    if activation.name == "dct" and activation.allow_rice is None:
+    """What keys of `activation` mean together, and with `parallel.cuts`."""
+    keys, cuts = config.activation, config.parallel.cuts
+    method = METHODS.get(keys.name)
+    if keys.name == "dct" and keys.allow_rice is None:
         yield "activation.allow_rice = null: activation=dct needs true or false"
-    if activation.name != "dct" and activation.allow_rice is not None:
-        yield f"activation.allow_rice = {activation.allow_rice}: only applies to activation=dct"
-    if activation.name == "none":
-        yield from _of_whole_activations(config)
-        return
-    if activation.observe is not None:
-        yield f"activation.observe = {activation.observe}: only applies to activation=none"
-    if not cuts:
-        yield f"activation = {activation.name!r}: {_no_cuts(config)}"
-    elif isinstance(activation.sparsity, tuple) and len(activation.sparsity) != len(cuts):
+    if keys.name != "dct" and keys.allow_rice is not None:
+        yield f"activation.allow_rice = {keys.allow_rice}: only applies to activation=dct"
+    if method is None and keys.sparsity != 0:
+        yield f"activation.sparsity = {keys.sparsity}: only applies to activation=dct"
+    if keys.precision not in (("float32",) if method is None else method.precisions):
+        yield (f"activation.precision = {keys.precision!r}: activation={keys.name} sends float32")
+    if keys.observe is not None and method is not None:
+        yield f"activation.observe = {keys.observe}: only applies to activation=none"
+    elif keys.observe is not None and not cuts:
+        yield f"activation.observe = {keys.observe}: needs parallel.cuts"
+    if method is not None and not cuts:
+        yield f"activation = {keys.name!r}: {_no_cuts(config)}"
+    elif (
+        method is not None and isinstance(keys.sparsity, tuple) and len(keys.sparsity) != len(cuts)
+    ):
         yield (
-            f"activation.sparsity = {list(activation.sparsity)}: one number, or one for each of "
+            f"activation.sparsity = {list(keys.sparsity)}: one number, or one for each of "
             f"parallel.cuts = [{', '.join(cuts)}]"
-        )
-    if activation.name in ("sketch", "gradient_topk") and activation.precision != "float32":
-        yield (
-            f"activation.precision = {activation.precision!r}: activation={activation.name} "
-            "sends float32"
         )
 
 

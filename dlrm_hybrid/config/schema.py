@@ -1,8 +1,8 @@
 """Types and bounds of every configuration key.
 
 A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
-together is said in `rules.py`. What one choice of `gradient` alone reads is beside that method, in
-compress/gradient/methods/.
+together is said in `rules.py`. What compressors read is beside them, in
+compress/gradient/methods/ and compress/activation/methods.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pydantic.dataclasses import dataclass
 from dlrm_hybrid.bounds import (
     PAGE_PATTERN,
     STRICT,
-    BelowOne,
     Count,
     Name,
     Path,
@@ -25,6 +24,7 @@ from dlrm_hybrid.bounds import (
     Rate,
     Seed,
 )
+from dlrm_hybrid.compress.activation.methods import ActivationKeys
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules, sections
 
 
@@ -96,21 +96,6 @@ if TYPE_CHECKING:
     GradientConfig = GradientKeys
 else:
     GradientConfig = _with_choices()
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ActivationConfig:
-    """How activations and their gradients travel between stages; see conf/activation/.
-
-    `allow_rice` belongs to `dct`, `observe` to `none`; null elsewhere.
-    """
-
-    name: Literal["none", "dct", "sketch", "gradient_topk"]
-    sparsity: BelowOne | tuple[BelowOne, ...]
-    precision: Precision
-    allow_rice: bool | None
-    evaluate_masked: bool
-    observe: BelowOne | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -260,7 +245,7 @@ class Config:
     model: ModelConfig
     parallel: ParallelConfig
     gradient: GradientConfig
-    activation: ActivationConfig
+    activation: ActivationKeys
     pull: PullConfig
     sync: SyncConfig
     schedule: ScheduleConfig

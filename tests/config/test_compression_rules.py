@@ -1,6 +1,8 @@
 import pytest
 
+from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.keys import all_keys, conf_folder
 from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.types import ConfigError
@@ -72,3 +74,8 @@ def test_one_sparsity_serves_all_cuts() -> None:
     assert sparsity_per_cut(config) == (0.9, 0.9)
     several = values_of([HYBRID, "activation=dct", "activation.sparsity=[0.5,0.75]"])
     assert sparsity_per_cut(validate(several)) == (0.5, 0.75)
+
+
+def test_every_choice_of_activation_is_built() -> None:
+    choices = {path.stem for path in (conf_folder() / "activation").glob("*.yaml")}
+    assert {*METHODS, "none"} == choices == {*all_keys()["activation.name"].choices}
