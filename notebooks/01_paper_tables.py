@@ -45,8 +45,7 @@ import dlrm_hybrid
 from dlrm_hybrid.report.runs import read_runs
 
 sys.path.append(str(Path(dlrm_hybrid.__file__).parents[1] / "scripts" / "studies"))
-from paper_rows import paper_runs
-from paper_tables import settings
+from paper_tables import paper_runs, settings
 from show import show
 
 TRAIN = (

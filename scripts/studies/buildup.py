@@ -10,22 +10,17 @@ one density; those with one method and number of trainers are averaged.
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
-from typing import final
 
+from frame import Frame, frame
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from method_names import method_of
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 SIZE_INCHES = (9.6, 4.4)
@@ -37,64 +32,31 @@ PUBLISHED = {"ResNet-18, 0.01": 13.59, "LSTM, 0.001": 14.18, "NCF, 0.1": 5.31}
 """Density of what DEFT's top-k changes over what was asked for, by model and density."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One method with so many trainers; means over seeds.
+def points(runs: Sequence[Run]) -> Frame:
+    """A row for each method and number of trainers, means over seeds, in the order of the runs.
 
-    Attributes:
-        method: its name, see `methods.method_of`.
-        trainers: how many.
-        asked: share of the elements that should leave each trainer.
-        pushed: share that left.
-        pulled: share of the weights that a version changed.
-        seeds: how many.
-    """
-
-    method: str
-    trainers: int
-    asked: float
-    pushed: float
-    pulled: float
-    seeds: int
-
-    @property
-    def growth(self) -> float:
-        """How many times more elements a version changes than one trainer sent."""
-        return self.pulled / self.pushed
-
-
-def points(runs: Sequence[Run]) -> list[Point]:
-    """Of all complete runs, by method in the order of the runs, then by trainers.
+    `growth` is how many times more elements a version changes than one trainer sent.
 
     Raises:
-        ConfigError: one sent whole gradients or did not count what its servers told, or they are of
+        ConfigError: one sent whole gradients or did not count what its servers sent, or they are of
             several densities, or none is here.
     """
-    complete = [run for run in runs if run.status == COMPLETE]
-    asked = sorted({1.0 - run.config["gradient"]["sparsity"] for run in complete})
+    found = frame(runs)
+    asked = sorted(found["density"].unique())
     if len(asked) != 1:
         raise ConfigError(f"runs of densities {asked}: their pulls are no one picture")
-    groups: defaultdict[tuple[str, int], list[Run]] = defaultdict(list)
-    for run in complete:
-        network, compression = run.summary["network"], run.summary["compression"]
-        if None in (network.get("pull_density"), compression["gradient_density"]):
-            raise ConfigError(f"{run.folder}: says nothing of the density of pushes and pulls")
-        groups[method_of(run.config), run.config["parallel"]["trainers"]].append(run)
-    order = list(dict.fromkeys(name for name, _ in groups))
-    return [
-        Point(
-            method=name,
-            trainers=trainers,
-            asked=asked[0],
-            pushed=mean(run.summary["compression"]["gradient_density"] for run in group),
-            pulled=mean(run.summary["network"]["pull_density"] for run in group),
-            seeds=len(group),
+    for row in found[found[["sent", "pulled"]].isna().any(axis=1)].itertuples():
+        raise ConfigError(
+            f"{runs[row.run].folder}: says nothing of the density of pushes and pulls"
         )
-        for (name, trainers), group in sorted(
-            groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
-        )
-    ]
+    means = found.groupby(["method", "trainers"], observed=True).agg(
+        density=("density", "first"),
+        sent=("sent", "mean"),
+        pulled=("pulled", "mean"),
+        seeds=("seed", "size"),
+    )
+    means["growth"] = means["pulled"] / means["sent"]
+    return means.reset_index()
 
 
 def independent(pushed: float, trainers: int) -> float:
@@ -102,25 +64,22 @@ def independent(pushed: float, trainers: int) -> float:
     return 1.0 - (1.0 - pushed) ** trainers
 
 
-def table(found: Sequence[Point]) -> Table:
+def table(found: Frame) -> Table:
     """A row for each method: what is pulled in percent of the weights, over what each pushed."""
-    trainers = sorted({point.trainers for point in found})
+    cells = found.assign(
+        cell=[f"{100 * one.pulled:.2f} % ({one.growth:.2f}×)" for one in found.itertuples()]
+    )
+    wide = cells.pivot(index="method", columns="trainers", values="cell").fillna(MISSING)
+    seeds = found.groupby("method", observed=True)["seeds"].min()
     return Table(
-        ("method", *(f"n = {number}" for number in trainers), "seeds"),
-        tuple(
-            (
-                name,
-                *(_cell(own[number]) if number in own else MISSING for number in trainers),
-                str(min(point.seeds for point in own.values())),
-            )
-            for name, own in _by_method(found).items()
-        ),
+        ("method", *(f"n = {number}" for number in wide.columns), "seeds"),
+        tuple((name, *wide.loc[name], str(seeds[name])) for name in found["method"].unique()),
     )
 
 
-def figure(found: Sequence[Point]) -> Figure:
+def figure(found: Frame) -> Figure:
     """Pulls over what was asked for, with what DEFT's text tells, and over pushes."""
-    asked = found[0].asked
+    asked = found["density"].iloc[0]
     with drawing():
         texts = [
             AxesText("trainers", f"density of a pull, times {asked:.3g}"),
@@ -137,41 +96,30 @@ def figure(found: Sequence[Point]) -> Figure:
                 label=f"DEFT's top-k, {name}",
                 zorder=5,
             )
-        _draw(total, found, lambda point: point.pulled / asked)
-        _draw(growth, found, lambda point: point.growth)
+        _draw(total, found, found["pulled"] / asked)
+        _draw(growth, found, found["growth"])
         add_key(picture, KEY_COLUMNS)
         return picture
 
 
-def _draw(axes: Axes, found: Sequence[Point], value: Callable[[Point], float]) -> None:
+def _draw(axes: Axes, found: Frame, values: Frame) -> None:
     """A line for each method, markers of the later ones smaller: some lie on each other."""
-    trainers, asked = sorted({point.trainers for point in found}), found[0].asked
+    trainers, asked = sorted(found["trainers"].unique()), found["density"].iloc[0]
     bound = [independent(asked, number) / asked for number in trainers]
     axes.plot(trainers, bound, color=GREY, dashes=(4, 2), label="independent choices")
-    for number, (name, own) in enumerate(_by_method(found).items()):
+    for number, (name, own) in enumerate(found.groupby("method", observed=True)):
         axes.plot(
-            list(own),
-            [value(point) for point in own.values()],
+            own["trainers"],
+            values[own.index],
             color=style(number).color,
             marker=style(number).marker,
             markersize=max(LARGEST_MARKER - 1.5 * number, 2.0),
-            label=name,
+            label=str(name),
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(trainers, [str(number) for number in trainers])
     logarithmic(axes.yaxis)
-
-
-def _by_method(found: Sequence[Point]) -> Mapping[str, Mapping[int, Point]]:
-    grouped: dict[str, dict[int, Point]] = {}
-    for point in found:
-        grouped.setdefault(point.method, {})[point.trainers] = point
-    return grouped
-
-
-def _cell(point: Point) -> str:
-    return f"{100 * point.pulled:.2f} % ({point.growth:.2f}×)"
 
 
 def main() -> None:

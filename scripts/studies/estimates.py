@@ -13,12 +13,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, quantiles
 from typing import final
 
+import numpy as np
+import pandas as pd
+from frame import Frame, estimator_of
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from method_names import estimator_of
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
@@ -129,34 +130,27 @@ def _densities(found: Sequence[Estimates]) -> list[float]:
 
 
 def _spread(qualities: Sequence[float]) -> tuple[str, ...]:
-    ranks = quantiles(qualities, n=20, method="inclusive")
-    near = sum(abs(quality - 1) <= NEAR for quality in qualities)
+    found: Frame = pd.Series(qualities)
     return (
-        f"{mean(qualities):.2f}",
-        f"{median(qualities):.2f}",
-        f"{ranks[0]:.2f} – {ranks[-1]:.2f}",
-        f"{near / len(qualities):.0%}",
+        f"{found.mean():.2f}",
+        f"{found.median():.2f}",
+        f"{found.quantile(0.05):.2f} – {found.quantile(0.95):.2f}",
+        f"{(abs(found - 1) <= NEAR).mean():.0%}",
     )
 
 
 def smoothed(curve: Curve) -> Curve:
     """The mean of every point and up to 19 before it."""
-    means = [
-        mean(curve.y[max(0, end - SMOOTHED_POINTS) : end]) for end in range(1, len(curve.y) + 1)
-    ]
-    return Curve(curve.x, tuple(means))
+    found: Frame = pd.Series(curve.y)
+    return Curve(curve.x, tuple(found.rolling(SMOOTHED_POINTS, min_periods=1).mean()))
 
 
 def _draw(axes: Axes, one: Estimates, number: int) -> None:
     """Every point pale, and their running mean."""
     color, label = style(number).color, f"density {one.density:.3g}"
-    axes.plot(one.curve.x, _clipped(one.curve.y), color=color, linewidth=0.4, alpha=0.3)
-    axes.plot(one.curve.x, _clipped(smoothed(one.curve).y), color=color, linewidth=1.4, label=label)
-
-
-def _clipped(qualities: Sequence[float]) -> list[float]:
-    low, high = SHOWN
-    return [min(max(quality, low), high) for quality in qualities]
+    axes.plot(one.curve.x, np.clip(one.curve.y, *SHOWN), color=color, linewidth=0.4, alpha=0.3)
+    means = np.clip(smoothed(one.curve).y, *SHOWN)
+    axes.plot(one.curve.x, means, color=color, linewidth=1.4, label=label)
 
 
 def _scale(axes: Axes) -> None:

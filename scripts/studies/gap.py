@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 
+import pandas as pd
+from frame import Frame
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report import axes
@@ -28,8 +29,6 @@ from dlrm_hybrid.types import ConfigError
 SMOOTH_PART = 10
 SIZE_INCHES = (8.0, 4.2)
 KEY_COLUMNS = 3
-
-ByStep = Mapping[int, float]
 
 
 def gaps(baselines: Sequence[Run], runs: Sequence[Run]) -> list[Line]:
@@ -61,25 +60,19 @@ def figure(drawn: Sequence[Line]) -> Figure:
         return picture
 
 
-def smooth(losses: ByStep) -> ByStep:
-    """The moving mean; starts where its window is full."""
-    values, window = list(losses.values()), max(1, len(losses) // SMOOTH_PART)
-    return {
-        step: mean(values[place + 1 - window : place + 1])
-        for place, step in enumerate(losses)
-        if place + 1 >= window
-    }
+def smooth(losses: Frame) -> Frame:
+    """The moving mean of a tenth of the run; starts where its window is full."""
+    return losses.rolling(max(1, len(losses) // SMOOTH_PART)).mean().dropna()
 
 
-def gap(losses: ByStep, baseline: ByStep) -> ByStep:
+def gap(losses: Frame, baseline: Frame) -> Frame:
     """How much higher the first is, in percent, at the steps that both have."""
-    return {step: 100 * (losses[step] / baseline[step] - 1) for step in losses if step in baseline}
+    return (100 * (losses / baseline - 1)).dropna()
 
 
-def averaged(losses: Sequence[ByStep]) -> ByStep:
+def averaged(losses: Sequence[Frame]) -> Frame:
     """The mean at the steps that all have."""
-    steps = [step for step in losses[0] if all(step in one for one in losses)]
-    return {step: mean(one[step] for one in losses) for step in steps}
+    return pd.concat(losses, axis=1, join="inner").mean(axis=1)
 
 
 def _line(number: int, name: str, pairs: Sequence[tuple[Run, Run]]) -> Line:
@@ -88,26 +81,30 @@ def _line(number: int, name: str, pairs: Sequence[tuple[Run, Run]]) -> Line:
     return Line(
         label=f"{name}, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}",
         style=style(number),
-        curve=Curve(tuple(training), tuple(training.values())) if training else None,
-        dots=Curve(tuple(tested), tuple(tested.values())) if tested else None,
+        curve=_curve(training),
+        dots=_curve(tested),
         band=None,
     )
+
+
+def _curve(values: Frame) -> Curve | None:
+    return Curve(tuple(values.index), tuple(values)) if len(values) else None
 
 
 def _seed(run: Run) -> int:
     return run.config["train"]["seed"]
 
 
-def _trained(run: Run) -> ByStep:
+def _trained(run: Run) -> Frame:
     """Training loss of each interval by its last step."""
-    return {event.step: event.values["loss"] for event in run.events if event.kind is Kind.PROGRESS}
+    found = (event for event in run.events if event.kind is Kind.PROGRESS)
+    return pd.Series({event.step: event.values["loss"] for event in found}, dtype=float)
 
 
-def _tested(run: Run) -> ByStep:
+def _tested(run: Run) -> Frame:
     """Test log-loss by step."""
-    return {
-        event.step: event.values["log_loss"] for event in run.events if event.kind is Kind.EVALUATED
-    }
+    found = (event for event in run.events if event.kind is Kind.EVALUATED)
+    return pd.Series({event.step: event.values["log_loss"] for event in found}, dtype=float)
 
 
 def main() -> None:

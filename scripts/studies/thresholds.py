@@ -16,9 +16,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, quantiles
 from typing import Any, final
 
+import pandas as pd
+from frame import Frame
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -113,13 +114,11 @@ def steadiness(found: Sequence[Thresholds]) -> Table:
     return Table(COLUMNS, tuple(_steadiness(one) for one in found), align="llr")
 
 
-def deviations(curve: Curve) -> list[float]:
+def deviations(curve: Curve) -> Frame:
     """How far each threshold is from the mean of the 100 steps before it, relative to that."""
-    window = RUNNING_STEPS // int(curve.x[0])
-    return [
-        abs(curve.y[place] / mean(curve.y[place - window : place]) - 1)
-        for place in range(window, len(curve.y))
-    ]
+    found: Frame = pd.Series(curve.y)
+    before = found.rolling(RUNNING_STEPS // int(curve.x[0])).mean().shift()
+    return (found / before - 1).abs().dropna()
 
 
 def _of_run(run: Run, name: str) -> Thresholds:
@@ -158,8 +157,7 @@ def _steadiness(one: Thresholds) -> tuple[str, ...]:
     away = deviations(one.curve)
     told = (MISSING, MISSING)
     if len(away) > 1:
-        usual = quantiles(away, n=100, method="inclusive")[98]
-        told = (percent(max(away)), percent(usual))
+        told = (percent(away.max()), percent(away.quantile(0.99)))
     return one.name, one.label, digits(one.curve.y[0]), digits(one.curve.y[-1]), *told
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from method_names import method_of
+from frame import frame, method_of
 from numpy.typing import NDArray
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -22,7 +22,6 @@ from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import Table
-from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 ALONE, PROCESSES = "in_process", "processes"
@@ -32,27 +31,27 @@ COLUMNS = (
 )
 
 
-def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+def pairs_of(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Complete runs that differ in `parallel.world` alone, that of one process first.
 
     Raises:
         ConfigError: a run has no counterpart, or several.
     """
-    groups: dict[tuple[str, float, int], dict[str, Run]] = {}
-    for run in runs:
-        if run.status != COMPLETE:
-            continue
-        config = run.config
-        key = (method_of(config), config["gradient"]["sparsity"], config["train"]["seed"])
-        world: str = config["parallel"]["world"]
-        if groups.setdefault(key, {}).setdefault(world, run) is not run:
-            raise ConfigError(f"{run.folder}: another run is {key[0]} with parallel.world={world}")
-    for found in groups.values():
-        if len(found) == 1:
-            ((world, run),) = found.items()
-            missing = PROCESSES if world == ALONE else ALONE
-            raise ConfigError(f"{run.folder}: no such run with parallel.world={missing}")
-    return [(found[ALONE], found[PROCESSES]) for found in groups.values()]
+    complete = frame(runs)
+    pairs: list[tuple[Run, Run]] = []
+    for (method, *_), group in complete.groupby(["method", "sparsity", "seed"], observed=True):
+        found: dict[str, Run] = {}
+        for row in group.itertuples():
+            run = runs[int(row.run)]
+            if found.setdefault(row.world, run) is not run:
+                raise ConfigError(
+                    f"{run.folder}: another run is {method} with parallel.world={row.world}"
+                )
+        for world, other in ((ALONE, PROCESSES), (PROCESSES, ALONE)):
+            if world not in found:
+                raise ConfigError(f"{found[other].folder}: no such run with parallel.world={world}")
+        pairs.append((found[ALONE], found[PROCESSES]))
+    return pairs
 
 
 def table(found: Sequence[tuple[Run, Run]]) -> Table:
@@ -131,7 +130,7 @@ def main() -> None:
     )
     parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
     options = parser.parse_args()
-    shown = table(pairs(read_runs(options.folders)))
+    shown = table(pairs_of(read_runs(options.folders)))
     print(shown.markdown(), end="")
 
 

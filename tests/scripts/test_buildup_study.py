@@ -1,33 +1,29 @@
 """Build-up over trainers: means over seeds, what is refused, and the bound of chance."""
 
-from pathlib import Path
-from typing import Any
-
 import buildup
 import pytest
+from study_runs import study_run
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.types import ConfigError
 
 
-def a_run(method: str, trainers: int, *, pushed: float | None, pulled: float | None) -> Run:
-    network: dict[str, Any] = {"pull_density": pulled}
-    return Run(
-        folder=Path(f"{method}-{trainers}"),
-        config={
-            "gradient": {"name": method, "sparsity": 0.99, "threshold": None},
-            "parallel": {"trainers": trainers},
-        },
-        overrides=(),
-        environment={},
-        summary={
-            "status": "complete",
-            "compression": {"gradient_density": pushed},
-            "network": network,
-        },
-        events=(),
-    )
+def a_run(
+    method: str,
+    trainers: int,
+    *,
+    pushed: float | None,
+    pulled: float | None,
+    sparsity: float = 0.99,
+    status: str = "complete",
+) -> Run:
+    summary = {
+        "status": status,
+        "compression": {"gradient_density": pushed},
+        "network": {"by_class": {}, "pull_density": pulled},
+    }
+    return study_run(method, sparsity=sparsity, trainers=trainers, summary=summary)
 
 
 RUNS = [
@@ -40,17 +36,16 @@ RUNS = [
 
 def test_points_are_means_by_method_and_trainers() -> None:
     found = buildup.points(RUNS)
-    assert [(one.method, one.trainers, one.seeds) for one in found] == [
+    assert [(one.method, one.trainers, one.seeds) for one in found.itertuples()] == [
         *(("topk", 1, 1), ("topk", 4, 2), ("cltk", 4, 1))
     ]
-    assert found[1].pulled == pytest.approx(0.035)
-    assert found[1].growth == pytest.approx(3.5)
+    assert found["pulled"][1] == pytest.approx(0.035)
+    assert found["growth"][1] == pytest.approx(3.5)
 
 
 def test_runs_that_are_not_complete_do_not_count() -> None:
-    running = a_run("topk", 16, pushed=None, pulled=None)
-    unfinished = Run(**{**fields(running), "summary": {**running.summary, "status": "unfinished"}})
-    assert buildup.points([*RUNS, unfinished]) == buildup.points(RUNS)
+    unfinished = a_run("topk", 16, pushed=None, pulled=None, status="unfinished")
+    assert buildup.points([*RUNS, unfinished]).equals(buildup.points(RUNS))
     with pytest.raises(ConfigError, match=r"runs of densities \[\]"):
         buildup.points([unfinished])
 
@@ -83,17 +78,10 @@ def test_the_picture_has_both_ratios_of_each_method() -> None:
 
 @pytest.mark.parametrize(("pushed", "pulled"), [(None, 1.0), (0.01, None)])
 def test_runs_that_counted_nothing_are_refused(pushed: float | None, pulled: float | None) -> None:
-    with pytest.raises(ConfigError, match="none-2: says nothing of the density"):
+    with pytest.raises(ConfigError, match="none-.*: says nothing of the density"):
         buildup.points([*RUNS, a_run("none", 2, pushed=pushed, pulled=pulled)])
 
 
 def test_two_densities_are_refused() -> None:
-    other = a_run("topk", 2, pushed=0.1, pulled=0.1)
-    gradient = {**other.config["gradient"], "sparsity": 0.9}
-    config = {**other.config, "gradient": gradient}
     with pytest.raises(ConfigError, match="runs of densities"):
-        buildup.points([*RUNS, Run(**{**fields(other), "config": config})])
-
-
-def fields(run: Run) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in Run.__slots__}
+        buildup.points([*RUNS, a_run("topk", 2, pushed=0.1, pulled=0.1, sparsity=0.9)])

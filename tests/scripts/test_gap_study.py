@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from gap import averaged, gap, gaps, smooth
 from made_runs import evaluated, make_run, progress
@@ -16,10 +17,11 @@ def made(folder: Path, seed: int, loss: float) -> Run:
 
 
 def test_arithmetic() -> None:
-    loss = {100 * i: float(i) for i in range(1, 21)}
-    assert smooth(loss) == {100 * i: i - 0.5 for i in range(2, 21)}
-    assert gap({1: 1.5, 2: 3.0, 3: 1.0}, {2: 2.0, 3: 1.0}) == {2: 50.0, 3: 0.0}
-    assert averaged([{1: 1.0, 2: 2.0}, {2: 4.0}]) == {2: 3.0}
+    loss = pd.Series({100 * i: float(i) for i in range(1, 21)})
+    assert smooth(loss).to_dict() == {100 * i: i - 0.5 for i in range(2, 21)}
+    higher = gap(pd.Series({1: 1.5, 2: 3.0, 3: 1.0}), pd.Series({2: 2.0, 3: 1.0}))
+    assert higher.to_dict() == {2: 50.0, 3: 0.0}
+    assert averaged([pd.Series({1: 1.0, 2: 2.0}), pd.Series({2: 4.0})]).to_dict() == {2: 3.0}
 
 
 def test_runs_are_held_against_the_baseline_of_their_seed_and_averaged(tmp_path: Path) -> None:

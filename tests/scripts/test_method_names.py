@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from method_names import estimator_of, method_of
+from frame import estimator_of, method_of
 
 DCT = {"name": "dct", "threshold": "histogram", "lifespan": 1000, "scope": "tensor"}
 TERNARY = {"clip": 2.5, "sharing": True}

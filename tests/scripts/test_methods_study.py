@@ -5,6 +5,7 @@ from pathlib import Path
 
 import methods
 import pytest
+from study_runs import study_run
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.runs import Run
@@ -14,27 +15,15 @@ from dlrm_hybrid.types import ConfigError
 def a_run(
     method: str, sparsity: float, seed: int, loss: float, *, push: int = 1000, threshold: str = ""
 ) -> Run:
-    """A complete run of 100 measured samples in which CPUs worked for 2 ms."""
-    gradient = {"name": method, "sparsity": sparsity, "threshold": threshold or None}
-    density = None if method == "none" else 1.1 * (1 - sparsity)
     summary = {
-        "status": "complete",
         "test": {"loss": loss},
-        "samples_per_second": 50.0,
-        "seconds": 2.0,
-        "cpu": {"seconds": 0.002},
-        "compression": {"gradient_density": density},
+        "compression": {"gradient_density": None if method == "none" else 1.1 * (1 - sparsity)},
         "network": {
             "by_class": {"gradient_push": {"bytes": push}, "parameter_pull": {"bytes": 500}}
         },
     }
-    return Run(
-        folder=Path(f"{method}-{sparsity}-{seed}"),
-        config={"gradient": gradient, "train": {"seed": seed}},
-        overrides=(),
-        environment={},
-        summary=summary,
-        events=(),
+    return study_run(
+        method, sparsity=sparsity, seed=seed, threshold=threshold or None, summary=summary
     )
 
 
@@ -50,11 +39,11 @@ RUNS = [
 
 def test_points_are_methods_at_densities_over_seeds() -> None:
     found = methods.points(RUNS)
-    assert [(point.method, round(point.density, 3)) for point in found] == [
+    assert [(point.method, round(point.density, 3)) for point in found.itertuples()] == [
         *(("none", 1.0), ("topk", 0.1), ("topk", 0.01), ("dct, sidco", 0.1))
     ]
-    low = found[2]
-    assert low.gaps == pytest.approx({0: 1.0, 1: 2.0})
+    low = found.loc[2]
+    assert low.gaps == pytest.approx([1.0, 2.0])
     assert (low.push_bytes, low.pull_bytes, low.num_bytes) == pytest.approx((0.2, 5.0, 5.2))
     assert low.cpu_microseconds == pytest.approx(20.0)
     assert low.sent == pytest.approx(0.011)
@@ -84,13 +73,12 @@ def test_runs_that_differ_otherwise_are_not_averaged() -> None:
         methods.points([*RUNS, union])
     told = {**own.config, "gradient": {**own.config["gradient"], "aggregation": "union"}}
     found = methods.points([*RUNS, own, replace(union, config=told)])
-    assert [point.gaps[0] for point in found if point.method == "topk, union"] == pytest.approx(
-        [0.4]
-    )
+    (gaps,) = found[found["method"] == "topk, union"]["gaps"]
+    assert gaps == pytest.approx([0.4])
 
 
 def test_a_seed_without_whole_gradients_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"topk-0\.9-7: no run with gradient=none has .* = 7"):
+    with pytest.raises(ConfigError, match=r"topk-0\.9-.*-7: no run with gradient=none has .* = 7"):
         methods.points([*RUNS, a_run("topk", 0.9, 7, 0.5)])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import make_run, world_events
-from paper_rows import paper_runs
+from paper_tables import paper_runs
 
 from dlrm_hybrid.report.runs import read_run
 

@@ -1,0 +1,96 @@
+"""Complete runs as one tidy pandas frame, and what methods of compressing gradients are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.telemetry.summary import COMPLETE
+
+Frame: TypeAlias = Any
+"""A pandas DataFrame, whose own types pyright cannot follow."""
+WHOLE, OWN, STAGE = "none", "own", "stage"
+OWN_RULE = "histogram"  # of gradient=dct
+SIDCO_LETTERS = {"exponential": "E", "gamma": "GP", "pareto": "P"}
+COLUMNS = (
+    *("run", "method", "sparsity", "density", "trainers", "seed", "world", "loss"),
+    *("sent", "pulled", "gradient_push", "parameter_pull", "cpu_microseconds"),
+)
+
+
+def frame(runs: Sequence[Run]) -> Frame:
+    """A row for each complete run.
+
+    The columns: `run`, its number among `runs`; `method`, ordered, whole gradients first and others
+    as they come; `sparsity`, `density` = 1 - sparsity, `trainers`, `seed` and `world` as they were
+    configured; test `loss`; `sent`, the share of gradients that was sent, and `pulled`, that of
+    weights that a version changed; bytes per sample of `gradient_push` and `parameter_pull`;
+    `cpu_microseconds` per sample of all ranks. What was not counted is NaN.
+    """
+    rows: list[dict[str, Any]] = [
+        _row(number, run.config, run.summary)
+        for number, run in enumerate(runs)
+        if run.status == COMPLETE
+    ]
+    found = pd.DataFrame(rows, columns=list(COLUMNS))
+    names = dict.fromkeys([WHOLE, *(str(row["method"]) for row in rows)])
+    return found.assign(method=pd.Categorical(found["method"], list(names), ordered=True))
+
+
+def _row(number: int, config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    # Trained on while bytes and CPU time were counted.
+    samples = summary["samples_per_second"] * summary["seconds"]
+    network: Mapping[str, Any] = summary["network"]
+    counted: Mapping[str, Any] = network["by_class"] or {}
+    sent: dict[str, float] = {name: one["bytes"] / samples for name, one in counted.items()}
+    return {
+        "run": number,
+        "method": method_of(config),
+        "sparsity": config["gradient"]["sparsity"],
+        "density": 1.0 - config["gradient"]["sparsity"],
+        "trainers": config["parallel"]["trainers"],
+        "seed": config["train"]["seed"],
+        "world": config["parallel"]["world"],
+        "loss": summary["test"]["loss"],
+        "sent": summary["compression"]["gradient_density"],
+        "pulled": network.get("pull_density"),
+        "gradient_push": sent.get("gradient_push"),
+        "parameter_pull": sent.get("parameter_pull"),
+        "cpu_microseconds": 1e6 * summary["cpu"]["seconds"] / samples,
+    }
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """The choice of `gradient`, and what makes more of it than its name says.
+
+    That is another rule than `dct` comes with, `union` where all trainers send what any of them
+    has selected, `leader` where one of them selects for all, and with `terngrad` that nothing is
+    clipped or no scale shared.
+    """
+    gradient = config["gradient"]
+    words: list[str] = [gradient["name"]]
+    if words == ["dct"] and gradient["threshold"] != OWN_RULE:
+        words.append(gradient["threshold"])
+    aggregation = gradient.get("aggregation") or OWN  # older runs have no such key
+    if aggregation != OWN:
+        words.append(aggregation)
+    ternary = gradient.get("terngrad")
+    if ternary and ternary["clip"] is None:
+        words.append("not clipped")
+    if ternary and not ternary["sharing"]:
+        words.append("own scales")
+    return ", ".join(words)
+
+
+def estimator_of(config: Mapping[str, Any]) -> str:
+    """What finds thresholds: a method, or the rule of `dct` where it finds one in every step."""
+    gradient = config["gradient"]
+    name: str = gradient["name"]
+    if name == "dct" and gradient["lifespan"] == 1:
+        name = gradient["threshold"]
+    if name == "sidco":
+        name += f"-{SIDCO_LETTERS[gradient['sidco']['distribution']]}"
+    return f"{name}, {STAGE}" if gradient["scope"] == STAGE else name
