@@ -26,57 +26,69 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
 
 from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
 from dlrm_hybrid.kernels.id_sets import BITS_OF_A_COUNT, BITS_OF_AN_ID, decode, encode
 from dlrm_hybrid.model.embeddings import DistinctBags, DistinctIds, distinct_bags, distinct_ids
-from dlrm_hybrid.model.sharding import Cast, Shard
+from dlrm_hybrid.model.sharding import Cast, ShardingKind
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DlrmError
 
+Bytes = NDArray[np.uint8]
+Int64s = NDArray[np.int64]
+
 WIRE_DTYPE = torch.int32
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A table that this trainer looks up.
-
-    Attributes:
-        table: position in the model.
-        rows: first and one past the last of the block it holds; None: it holds all rows.
-    """
-
-    table: int
-    rows: tuple[int, int] | None
+ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Who looks up what.
+    """Which trainer looks up what, by lookups that each take the tables of one kernel.
 
     Attributes:
         wanted_T: tables that each trainer looks up, in the order of its lookups.
-        lookups: the features of this trainer's lookups; together as many as wanted from it.
+        num_features_L: tables of each lookup of this trainer; together as many as wanted from it.
+        blocks_L: first and one past the last row that this trainer holds, of every table of a
+            lookup; None where it holds all rows.
     """
 
     wanted_T: tuple[tuple[int, ...], ...]
-    lookups: tuple[tuple[Feature, ...], ...]
+    num_features_L: tuple[int, ...]
+    blocks_L: tuple[tuple[tuple[int, int], ...] | None, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bags:
-    """L features of N rows each, as FBGEMM takes them.
+def routes(
+    shardings: Mapping[str, Any],
+    blocks: Mapping[str, tuple[int, int]],
+    spec: ModelSpec,
+    group: CountedGroup,
+) -> Routes:
+    """To the lookups of sharded tables, one for each kind of sharding.
 
-    Attributes:
-        ids: int64, of the rows held here.
-        offsets: int64 (L * N + 1,), where in `ids` the bag of each feature and row begins.
-        num_rows: N.
+    Args:
+        shardings: TorchRec's descriptions by kind.
+        blocks: first and one past the last row that this trainer holds, by table, of those that
+            are cut by rows.
+        spec: the tables.
+        group: of the trainers.
     """
-
-    ids: Tensor
-    offsets: Tensor
-    num_rows: int
+    tables = {name: table for table, name in enumerate(spec.table_names)}
+    wanted_T: list[list[int]] = [[] for _ in range(group.size())]
+    num_features_L: list[int] = []
+    blocks_L: list[tuple[tuple[int, int], ...] | None] = []
+    for kind, sharding in shardings.items():
+        by_rows = kind == ShardingKind.ROW_WISE
+        names_T: list[list[str]] = (
+            [sharding.feature_names()] * group.size()
+            if by_rows
+            else sharding.feature_names_per_rank()
+        )
+        for wanted, names in zip(wanted_T, names_T, strict=True):
+            wanted.extend(tables[name] for name in names)
+        mine = names_T[group.rank()]
+        num_features_L.append(len(mine))
+        blocks_L.append(tuple(blocks[name] for name in mine) if by_rows else None)
+    return Routes(tuple(map(tuple, wanted_T)), tuple(num_features_L), tuple(blocks_L))
 
 
 @final
@@ -91,16 +103,25 @@ class IdExchange:
     def __init__(self, routes: Routes, group: CountedGroup) -> None:
         self._group = group
         self._rank = group.rank()
-        self._lookups = tuple(_Lookup(features) for features in routes.lookups)
+        self._num_features_L = routes.num_features_L
+        self._blocks_L = [
+            None if not blocks else torch.tensor(blocks).t().unsqueeze(2)
+            for blocks in routes.blocks_L
+        ]
+        self._offsets = torch.arange(1)
         self._features_T = [len(wanted) for wanted in routes.wanted_T]
         self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
 
-    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int]) -> list[Bags]:
-        """What each lookup has to look up for all trainers' batches, one after the other.
+    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """What each lookup has to look up for the batches of all trainers, concatenated.
 
         Args:
             ids_FB: int64, of this trainer's batch; rows of their tables.
             rows_T: rows of every trainer's batch.
+
+        Returns:
+            For each lookup, as FBGEMM takes them: the ids held here, int64, and where in them the
+            bag of each feature and row begins, int64 (features * N + 1,).
         """
         ids_LB = ids_FB.to(WIRE_DTYPE).index_select(0, self._order)
         mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
@@ -113,90 +134,36 @@ class IdExchange:
         ids_LN = torch.cat(
             [part.view(mine, rows) for part, rows in zip(parts, rows_T, strict=True)], 1
         )
-        parts_LN = split(ids_LN, [lookup.num_features for lookup in self._lookups])
+        parts_LN = split(ids_LN, self._num_features_L)
         return [
-            lookup.bags_of(part_LN) for lookup, part_LN in zip(self._lookups, parts_LN, strict=True)
+            self._dense_bags(part_LN) if blocks is None else _block_bags(part_LN, *blocks)
+            for part_LN, blocks in zip(parts_LN, self._blocks_L, strict=True)
         ]
 
-
-@final
-class _Lookup:
-    """Turns ids into what one of FBGEMM's kernels takes."""
-
-    def __init__(self, features: tuple[Feature, ...]) -> None:
-        self.num_features = len(features)
-        blocks = [feature.rows for feature in features if feature.rows is not None]
-        self._has_blocks = bool(blocks)
-        if blocks:
-            self._first_L1, self._stop_L1 = torch.tensor(blocks).t().unsqueeze(2)
-        self._offsets = torch.arange(1)
-
-    def bags_of(self, ids_LN: Tensor) -> Bags:
-        if self._has_blocks:
-            return self._of_blocks(ids_LN)
+    def _dense_bags(self, ids_LN: Tensor) -> tuple[Tensor, Tensor]:
         num_ids = ids_LN.numel()
         if len(self._offsets) <= num_ids:
             self._offsets = torch.arange(num_ids + 1)
-        return Bags(ids_LN.reshape(-1).long(), self._offsets[: num_ids + 1], ids_LN.shape[1])
-
-    def _of_blocks(self, ids_LN: Tensor) -> Bags:
-        """An id of another block is an empty bag here: its owner adds the row to the sum."""
-        here_LN = (ids_LN >= self._first_L1).logical_and_(ids_LN < self._stop_L1)
-        offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
-        torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
-        return Bags((ids_LN - self._first_L1)[here_LN], offsets, ids_LN.shape[1])
+        return ids_LN.reshape(-1).long(), self._offsets[: num_ids + 1]
 
 
-def routes(
-    shardings: Sequence[Any],
-    shards: Mapping[str, Sequence[Shard]],
-    spec: ModelSpec,
-    group: CountedGroup,
-) -> Routes:
-    """To the lookups of sharded tables."""
-    tables = {name: table for table, name in enumerate(spec.table_names)}
-    wanted_T: list[list[int]] = [[] for _ in range(group.size())]
-    lookups: list[tuple[Feature, ...]] = []
-    for sharding in shardings:
-        by_rows = isinstance(sharding, BaseRwEmbeddingSharding)
-        names_T: list[list[str]] = (
-            [sharding.feature_names()] * group.size()
-            if by_rows
-            else sharding.feature_names_per_rank()
+def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tensor, Tensor]:
+    """An id of another block is an empty bag here: its owner adds the row to the sum."""
+    here_LN = (ids_LN >= first_L1).logical_and_(ids_LN < stop_L1)
+    offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
+    torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
+    return (ids_LN - first_L1)[here_LN], offsets
+
+
+def check_ids(ids_FB: Tensor, table_rows_F1: Tensor) -> None:
+    """Refuse ids that are no rows; FBGEMM would end the process at another trainer."""
+    bad_FB = (ids_FB < 0).logical_or_(ids_FB >= table_rows_F1)
+    if bad_FB.any():
+        table, row = (int(index) for index in bad_FB.nonzero()[0])
+        raise RuntimeError(
+            f"id {ids_FB[table, row]} is out of bounds: embedding.{table + 1} has num_rows = "
+            f"{table_rows_F1[table].item()}"
         )
-        for wanted, names in zip(wanted_T, names_T, strict=True):
-            wanted.extend(tables[name] for name in names)
-        lookups.append(
-            tuple(
-                Feature(tables[name], shards[name][group.rank()].rows if by_rows else None)
-                for name in names_T[group.rank()]
-            )
-        )
-    return Routes(tuple(tuple(wanted) for wanted in wanted_T), tuple(lookups))
-
-
-@final
-class IdCheck:
-    """Refuses ids that are no rows; FBGEMM would end the process at another trainer."""
-
-    def __init__(self, table_rows: Sequence[int]) -> None:
-        self._rows_F1 = torch.tensor(table_rows).unsqueeze(1)
-
-    def __call__(self, ids_FB: Tensor) -> None:
-        """Raises RuntimeError if an id is not a row of its table."""
-        bad_FB = (ids_FB < 0).logical_or_(ids_FB >= self._rows_F1)
-        if bad_FB.any():
-            table, row = (int(index) for index in bad_FB.nonzero()[0])
-            raise RuntimeError(
-                f"id {ids_FB[table, row]} is out of bounds: embedding.{table + 1} has num_rows = "
-                f"{self._rows_F1[table].item()}"
-            )
-
-
-Bytes = NDArray[np.uint8]
-Int64s = NDArray[np.int64]
-
-ID_BYTES = 4  # as they would travel otherwise
 
 
 @final

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast, final
 
 import torch
@@ -18,27 +19,58 @@ from torch import Tensor
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    KernelConfig,
+    ParameterConstraints,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import (
+    CommOp,
+    EmbeddingModuleShardingPlan,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.exchange import DistinctExchange, IdCheck, IdExchange, routes
+from dlrm_hybrid.model.exchange import DistinctExchange, IdExchange, check_ids, routes
 from dlrm_hybrid.model.sharding import (
-    Shard,
+    CommPrecision,
+    ShardingKind,
     ShardingOptions,
     casts,
-    make_plan,
-    make_sharder,
-    shardings_of,
-    shards_of,
-    torchrec_name,
-    unsharded_tables,
+    columns_of_a_shard,
 )
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import Piece, draw_embeddings
 
 CPU = torch.device("cpu")
 Kernel = SplitTableBatchedEmbeddingBagsCodegen
+_CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A rectangle of a table and who holds it.
+
+    Attributes:
+        trainer: that holds it.
+        rows: first and one past the last.
+        columns: first and one past the last.
+    """
+
+    trainer: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
 
 
 @final
@@ -83,28 +115,35 @@ class ShardedEmbeddings:
         self._group = group
         _quiet()
         set_gradient_division(False)
-        sharder = make_sharder(options, sharding.comm_precision)
-        unsharded = unsharded_tables(spec)
-        plan = make_plan(unsharded, sharder, sharding, self._trainers)
-        self.shards = shards_of(plan, spec)
+        sharder = CpuSharder(
+            fused_params=options.fbgemm(),
+            qcomm_codecs_registry=_codec_registry(sharding.comm_precision),
+        )
+        unsharded = _unsharded_tables(spec)
+        plan = _make_plan(unsharded, sharder, options, sharding, self._trainers)
+        self.shards = _shards_of(plan, spec)
         environment = ShardingEnv(self._trainers, self._trainer, None)
         environment.process_group = group
-        shardings = shardings_of(unsharded, plan, sharder, environment)
-        tables = [local_tables(one) for one in shardings]
+        shardings = _make_shardings(unsharded, plan, sharder, environment)
+        tables = [_local_tables(one) for one in shardings.values()]
         self._kernels = [None if one is None else one.emb_module for one in tables]
-        self.pieces: Sequence[Piece] = pieces_of(
-            [one for one in tables if one is not None], self.shards, spec, options, self._trainer
-        )
-        self._send_rows = [one.create_output_dist(device=CPU) for one in shardings]
-        paths = routes(shardings, self.shards, spec, group)
-        self._check = IdCheck(spec.table_rows)
+        self.pieces: Sequence[Piece] = _pieces_of([one for one in tables if one is not None], spec)
+        self._send_rows = [one.create_output_dist(device=CPU) for one in shardings.values()]
+        blocks = {
+            name: shard.rows
+            for name, shards in self.shards.items()
+            for shard in shards
+            if shard.trainer == self._trainer
+        }
+        paths = routes(shardings, blocks, spec, group)
+        self._table_rows_F1 = torch.tensor(spec.table_rows).unsqueeze(1)
         self._ids = IdExchange(paths, group)
         self._distinct = (
             DistinctExchange(paths.wanted_T, spec, casts(sharding.comm_precision), group)
             if sharding.deduplicate
             else None
         )
-        names = [name for one in shardings for name in one.embedding_names()]
+        names = [name for one in shardings.values() for name in one.embedding_names()]
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
 
@@ -121,7 +160,7 @@ class ShardedEmbeddings:
             PeerLostError: a trainer is gone; also in backward.
             DeadlineError: a trainer did not come in time; also in backward.
         """
-        self._check(ids_FB)
+        check_ids(ids_FB, self._table_rows_F1)
         if self._distinct is not None:
             return self._look_up_distinct(self._distinct, ids_FB)
         num_rows = ids_FB.shape[1]
@@ -129,7 +168,7 @@ class ShardedEmbeddings:
             rows_T = self._rows_of_all(num_rows)
         lookups = self._ids(ids_FB, rows_T)
         looked_up = [
-            _looked_up(kernel, bags.ids, bags.offsets, bags.num_rows)
+            _looked_up(kernel, *bags, sum(rows_T))
             for kernel, bags in zip(self._kernels, lookups, strict=True)
         ]
         # All are sent before the first is waited for.
@@ -206,7 +245,7 @@ def _looked_up(kernel: Kernel | None, ids: Tensor, offsets: Tensor, num_rows: in
     return cast(Tensor, kernel(ids, offsets))
 
 
-def local_tables(sharding: Any) -> BatchedFusedEmbeddingBag | None:
+def _local_tables(sharding: Any) -> BatchedFusedEmbeddingBag | None:
     """The tables of one kind of sharding that this trainer holds; None if there are none."""
     lookup: torch.nn.Module = sharding.create_lookup()
     tables = [one for one in lookup.modules() if isinstance(one, BatchedFusedEmbeddingBag)]
@@ -214,48 +253,144 @@ def local_tables(sharding: Any) -> BatchedFusedEmbeddingBag | None:
     return tables[0] if tables else None
 
 
-def pieces_of(
-    local: Sequence[BatchedFusedEmbeddingBag],
-    shards: Mapping[str, Sequence[Shard]],
-    spec: ModelSpec,
-    options: EmbeddingOptions,
-    trainer: int,
-) -> list[Piece]:
-    """What a trainer holds of the weights, then of the optimizer states, of sharded tables.
-
-    Args:
-        local: tables that the trainer holds.
-        shards: of all trainers, by table.
-        spec: the tables.
-        options: how they learn.
-        trainer: its number.
-    """
-    weights: dict[tuple[Any, ...], Tensor] = {}
-    sums: dict[tuple[Any, ...], Tensor] = {}
+def _pieces_of(local: Sequence[BatchedFusedEmbeddingBag], spec: ModelSpec) -> list[Piece]:
+    """What a trainer holds of the weights, then of the optimizer states, of sharded tables."""
+    table_of = {_torchrec_name(name): table for table, name in enumerate(spec.table_names)}
+    found: list[tuple[str, int, tuple[int, ...], Tensor]] = []
     for tables in local:
         views: list[Tensor] = tables.emb_module.split_embedding_weights()
         states: list[list[Tensor]] = tables.emb_module.split_optimizer_states()
         states = states or [[] for _ in views]
         described: list[Any] = tables.config.embedding_tables
         for table, view, state in zip(described, views, states, strict=True):
-            corner = (table.name, *table.local_metadata.shard_offsets)
-            weights[corner] = view
-            sums.update((corner, accumulator) for accumulator in state)
-    width = (spec.embedding_dim,)
-    kinds: list[tuple[str, dict[tuple[Any, ...], Tensor], tuple[int, ...]]]
-    kinds = [("weight", weights, width)]
-    if options.optimizer is not EmbeddingOptimizer.SGD:
-        by_row = options.optimizer is EmbeddingOptimizer.ROWWISE_ADAGRAD
-        kinds.append(("sum", sums, () if by_row else width))
+            begin = tuple(table.local_metadata.shard_offsets)
+            found.append(("weight", table_of[table.name], begin, view))
+            found += [("sum", table_of[table.name], begin, accumulator) for accumulator in state]
     return [
         Piece(
-            name=f"{table}.{kind}",
-            shape=(rows, *width),
-            begin=(shard.rows[0], shard.columns[0])[: 1 + len(width)],
-            view=views_by_corner[torchrec_name(table), shard.rows[0], shard.columns[0]],
+            name=f"{spec.table_names[table]}.{kind}",
+            shape=(spec.table_rows[table], spec.embedding_dim)[: view.dim()],
+            begin=begin[: view.dim()],
+            view=view,
         )
-        for kind, views_by_corner, width in kinds
-        for table, rows in zip(spec.table_names, spec.table_rows, strict=True)
-        for shard in shards[table]
-        if shard.trainer == trainer
+        for kind, table, begin, view in sorted(found, key=lambda x: (x[0] == "sum", *x[1:3]))
     ]
+
+
+@final
+class CpuSharder(EmbeddingBagCollectionSharder):
+    """TorchRec's sharder, which offers no row-wise tables on a CPU though they work there."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """What the planner may choose from; its constraints narrow it down."""
+        return [kind.value for kind in _CHOICES]
+
+
+def _torchrec_name(table: str) -> str:
+    """What TorchRec calls a table: it takes dots for the separators of modules."""
+    return table.replace(".", "_")
+
+
+def _unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
+    """The unsharded tables, without memory."""
+    tables = [
+        EmbeddingBagConfig(
+            name=_torchrec_name(name),
+            embedding_dim=spec.embedding_dim,
+            num_embeddings=rows,
+            feature_names=[name],
+            pooling=PoolingType.SUM,
+            init_fn=lambda table: table,  # draw nothing: it would be overwritten
+        )
+        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
+    ]
+    return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+
+
+def _make_plan(
+    tables: EmbeddingBagCollection,
+    sharder: CpuSharder,
+    options: EmbeddingOptions,
+    sharding: ShardingOptions,
+    trainers: int,
+) -> EmbeddingModuleShardingPlan:
+    """TorchRec's plan: the same for the same arguments, so every trainer makes its own.
+
+    It balances the lookups of table-wise trainers and looks at the rows second. What `auto` makes
+    it choose follows from TorchRec's own guesses at the speed of machines and networks.
+    """
+    kinds = _CHOICES if sharding.kind is ShardingKind.AUTO else (sharding.kind,)
+    if options.optimizer is EmbeddingOptimizer.ROWWISE_ADAGRAD:
+        # One number for a whole row: it cannot be cut by columns.
+        kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
+    constraints = {
+        table.name: ParameterConstraints(
+            sharding_types=[kind.value for kind in kinds],
+            min_partition=columns_of_a_shard(table.embedding_dim),
+        )
+        for table in tables.embedding_bag_configs()
+    }
+    planner = EmbeddingShardingPlanner(
+        topology=TopologyFactory.create_topology(
+            trainer_config=TrainerConfig(world_size=trainers, local_world_size=trainers),
+            kernel_config=KernelConfig(compute_device="cpu"),
+        ),
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(percentage=0.1),
+    )
+    sharders: list[Any] = [sharder]
+    plan = planner.plan(tables, sharders).get_plan_for_module("")
+    assert isinstance(plan, EmbeddingModuleShardingPlan)
+    return plan
+
+
+def _make_shardings(
+    tables: EmbeddingBagCollection,
+    plan: EmbeddingModuleShardingPlan,
+    sharder: CpuSharder,
+    environment: ShardingEnv,
+) -> dict[str, Any]:
+    """TorchRec's descriptions of how tables are shared, by the kind of sharding.
+
+    `ShardedEmbeddingBagCollection` would put the same parts together, and gives none of them out.
+    """
+    groups = ShardedEmbeddingBagCollection.create_grouped_sharding_infos(
+        tables, plan, "embedding_bags.", sharder.fused_params
+    )
+    return {
+        kind: ShardedEmbeddingBagCollection.create_embedding_bag_sharding(
+            infos,
+            environment,
+            CPU,
+            permute_embeddings=True,
+            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
+        )
+        for kind, infos in groups.items()
+    }
+
+
+def _shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
+    """All shards of all tables by the table's name, in the order of `spec`."""
+    shards: dict[str, tuple[Shard, ...]] = {}
+    for name in spec.table_names:
+        specification: Any = plan[_torchrec_name(name)].sharding_spec
+        shards[name] = tuple(
+            Shard(
+                trainer=shard.placement.rank(),
+                rows=(row, row + rows),
+                columns=(column, column + columns),
+            )
+            for shard in specification.shards
+            for (row, column), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
+        )
+    return shards
+
+
+def _codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
+    """What TorchRec's sharder takes; None for float32."""
+    if precision is CommPrecision.FLOAT32:
+        return None
+    forward, backward = casts(precision)
+    codecs = QuantizedCommCodecs(forward=forward, backward=backward)  # pyright: ignore
+    operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    return {operation.name: codecs for operation in operations}

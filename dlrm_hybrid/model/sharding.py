@@ -1,4 +1,4 @@
-"""How trainers share the embedding tables: options, TorchRec's plan, and the type on the wire.
+"""How trainers share the embedding tables: options, and the type of rows on the wire.
 
 TorchRec's own half-precision codecs are not used: its BF16 becomes FP16 on a CPU without a word,
 and its FP16 lets gradients below 6e-8 vanish and rounds those below 6e-5 ever more coarsely.
@@ -9,35 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, final
+from typing import final
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
-from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
-from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    KernelConfig,
-    ParameterConstraints,
-    Topology,
-    TopologyFactory,
-    TrainerConfig,
-)
-from torchrec.distributed.types import (
-    CommOp,
-    EmbeddingModuleShardingPlan,
-    QuantizedCommCodecs,
-    ShardingEnv,
-)
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_hybrid.model.embeddings import EmbeddingOptions
-from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 
 NARROWEST_SHARD = 4  # columns
@@ -199,153 +175,3 @@ def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
     """Of rows, and of gradients, on the wire."""
     plain = Cast(torch.float32, 1.0)
     return _CODECS.get(precision, (plain, plain))
-
-
-def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
-    """What TorchRec's sharder takes; None for float32."""
-    if precision is CommPrecision.FLOAT32:
-        return None
-    forward, backward = _CODECS[precision]
-    codecs = QuantizedCommCodecs(forward=forward, backward=backward)  # pyright: ignore
-    operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    return {operation.name: codecs for operation in operations}
-
-
-_CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """A rectangle of a table and who holds it.
-
-    Attributes:
-        trainer: that holds it.
-        rows: first and one past the last.
-        columns: first and one past the last.
-    """
-
-    trainer: int
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-
-
-@final
-class CpuSharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder, which offers no row-wise tables on a CPU though they work there."""
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What the planner may choose from; its constraints narrow it down."""
-        return [kind.value for kind in _CHOICES]
-
-
-def torchrec_name(table: str) -> str:
-    """What TorchRec calls a table: it takes dots for the separators of modules."""
-    return table.replace(".", "_")
-
-
-def make_sharder(options: EmbeddingOptions, precision: CommPrecision) -> CpuSharder:
-    """What makes sharded tables that learn in backward."""
-    # Ids are checked where they come from; what else arrives here is no id.
-    codecs = codec_registry(precision)
-    return CpuSharder(fused_params=options.fbgemm(), qcomm_codecs_registry=codecs)
-
-
-def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
-    """The unsharded tables, without memory."""
-    tables = [
-        EmbeddingBagConfig(
-            name=torchrec_name(name),
-            embedding_dim=spec.embedding_dim,
-            num_embeddings=rows,
-            feature_names=[name],
-            pooling=PoolingType.SUM,
-            init_fn=_leave,
-        )
-        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
-    ]
-    return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
-
-
-def _leave(table: torch.Tensor) -> torch.Tensor:
-    """Draw no values that will be overwritten."""
-    return table
-
-
-def make_plan(
-    tables: EmbeddingBagCollection, sharder: CpuSharder, options: ShardingOptions, trainers: int
-) -> EmbeddingModuleShardingPlan:
-    """TorchRec's plan: the same for the same arguments, so every trainer makes its own.
-
-    It balances the lookups of table-wise trainers and looks at the rows second. What `auto` makes
-    it choose follows from TorchRec's own guesses at the speed of machines and networks.
-    """
-    kinds = _CHOICES if options.kind is ShardingKind.AUTO else (options.kind,)
-    configs = tables.embedding_bag_configs()
-    fused: Mapping[str, Any] = sharder.fused_params or {}
-    if fused["optimizer"] is EmbOptimType.EXACT_ROWWISE_ADAGRAD:
-        # One number for a whole row: it cannot be cut by columns.
-        kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
-    constraints = {
-        table.name: ParameterConstraints(
-            sharding_types=[kind.value for kind in kinds],
-            min_partition=columns_of_a_shard(table.embedding_dim),
-        )
-        for table in configs
-    }
-    planner = EmbeddingShardingPlanner(
-        topology=_topology(trainers),
-        constraints=constraints,
-        storage_reservation=FixedPercentageStorageReservation(percentage=0.1),
-    )
-    sharders: list[Any] = [sharder]
-    plan = planner.plan(tables, sharders).get_plan_for_module("")
-    assert isinstance(plan, EmbeddingModuleShardingPlan)
-    return plan
-
-
-def shardings_of(
-    tables: EmbeddingBagCollection,
-    plan: EmbeddingModuleShardingPlan,
-    sharder: CpuSharder,
-    environment: ShardingEnv,
-) -> list[Any]:
-    """TorchRec's descriptions of how tables are shared, one for each kind in the plan.
-
-    `ShardedEmbeddingBagCollection` would put the same parts together, and gives none of them out.
-    """
-    groups = ShardedEmbeddingBagCollection.create_grouped_sharding_infos(
-        tables, plan, "embedding_bags.", sharder.fused_params
-    )
-    return [
-        ShardedEmbeddingBagCollection.create_embedding_bag_sharding(
-            infos,
-            environment,
-            torch.device("cpu"),
-            permute_embeddings=True,
-            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
-        )
-        for infos in groups.values()
-    ]
-
-
-def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
-    """All shards of all tables by the table's name, in the order of `spec`."""
-    shards: dict[str, tuple[Shard, ...]] = {}
-    for name in spec.table_names:
-        specification: Any = plan[torchrec_name(name)].sharding_spec
-        shards[name] = tuple(_shard(shard) for shard in specification.shards)
-    return shards
-
-
-def _shard(shard: Any) -> Shard:
-    (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-    return Shard(
-        trainer=shard.placement.rank(), rows=(row, row + rows), columns=(column, column + columns)
-    )
-
-
-def _topology(trainers: int) -> Topology:
-    return TopologyFactory.create_topology(
-        trainer_config=TrainerConfig(world_size=trainers, local_world_size=trainers),
-        kernel_config=KernelConfig(compute_device="cpu"),
-    )

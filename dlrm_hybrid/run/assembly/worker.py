@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, whole
 from dlrm_hybrid.parallel.messages import Messenger
@@ -33,6 +32,9 @@ from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.train.world_evaluation import WorldEvaluation
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 
 
 @final
@@ -183,6 +185,9 @@ def _sharded(
     stack: ExitStack,
 ) -> ShardedEmbeddings:
     """The tables that all trainers share, with their initial values."""
+    # TorchRec takes a second to import: only ranks that share tables need it.
+    from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
+
     options = GroupOptions(
         meeting=meeting,
         address=build_world.address(config),
