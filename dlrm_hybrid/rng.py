@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def fold(seed: int, *names: str | int) -> int:
     """A 63-bit seed that depends on `seed` and on every name, equal on every machine.
@@ -17,3 +20,20 @@ def fold(seed: int, *names: str | int) -> int:
     text = "\x1f".join([str(seed), *(f"{type(name).__name__}:{name}" for name in names)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+    """Random numbers of which each depends on seed and position alone.
+
+    Args:
+        seed: not negative, below 2**64.
+        count: how many.
+
+    Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    state = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    bits = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

@@ -109,8 +109,8 @@ FAULTS = (
     Fault(
         "hard: the magnitude follows the k of the stage",
         f"{GRADIENT}/methods/thresholds.py",
-        "keep_count(context.model_elements, ",
-        "keep_count(context.layout.size, ",
+        "target_k(context.model_elements, ",
+        "target_k(context.layout.size, ",
         f"{TESTS}/test_gradient_methods.py -k hard",
     ),
     Fault(
@@ -122,7 +122,7 @@ FAULTS = (
     ),
     Fault(
         "DCT: a threshold lives on until half as much again has left",
-        f"{GRADIENT}/target.py",
+        f"{GRADIENT}/thresholded.py",
         "4 * (sent - k) > 5 * expected",
         "4 * (sent - k) > 6 * expected",
         f"{TESTS}/test_renewal.py",
@@ -150,9 +150,9 @@ FAULTS = (
     ),
     Fault(
         "DEFT: to keep one element of a fragment costs nothing",
-        f"{GRADIENT}/deft_plan.py",
-        "np.maximum(keeps_L, 2)",
-        "np.maximum(keeps_L, 1)",
+        f"{GRADIENT}/deft.py",
+        "np.maximum(ks_L, 2)",
+        "np.maximum(ks_L, 1)",
         f"{TESTS}/test_deft_plan.py",
     ),
     Fault(
@@ -220,7 +220,7 @@ FAULTS = (
     ),
     Fault(
         "levels: a bit too many in each field",
-        "dlrm_hybrid/wire/levels.py",
+        "dlrm_hybrid/wire/ternary.py",
         "return (2 * trainers).bit_length()",
         "return (2 * trainers + 1).bit_length() + 1",
         "tests/wire/test_levels.py",
@@ -290,7 +290,7 @@ FAULTS = (
     ),
     Fault(
         "values: a payload may have bytes too many",
-        "dlrm_hybrid/wire/values.py",
+        "dlrm_hybrid/wire/dense.py",
         "len(section.payload) != section.count *",
         "len(section.payload) < section.count *",
         "tests/wire/test_values.py",

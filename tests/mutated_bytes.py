@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind, encode
-from dlrm_hybrid.wire.levels import levels
 from dlrm_hybrid.wire.section import FLOATS, Encoding, Section
 from dlrm_hybrid.wire.sparse import rows, sparse
-from dlrm_hybrid.wire.ternary import ternary
+from dlrm_hybrid.wire.ternary import levels, ternary
 
 SHAPE = (12, 20)
 COUNT = SHAPE[0] * SHAPE[1]
@@ -45,17 +44,14 @@ def sparse_sections() -> list[Section]:
 def genuine_sections() -> list[Section]:
     """Sections of all encodings and element types."""
     rng = np.random.default_rng(0)
-    signs = rng.integers(-2, 3, COUNT).astype(np.float32)
+    codes = rng.integers(0, 3, COUNT).astype(np.uint8)
     return [
         dense(0, rng.random(COUNT).astype(np.float32)),
         dense(1, np.arange(9, dtype=np.int64)),
         dense(2, np.zeros(0, np.uint8)),
         *sparse_sections(),
-        *(
-            ternary(5, signs, encoding, limit=2.0, scale=2.0, key=3)
-            for encoding in (Encoding.TERNARY, Encoding.TRITS)
-        ),
-        levels(6, signs / np.float32(2), 1.0, 2),
+        *(ternary(5, codes, encoding, 2.0) for encoding in (Encoding.TERNARY, Encoding.TRITS)),
+        levels(6, (codes.astype(np.float32) - 1) / np.float32(2), 1.0, 2),
     ]
 
 

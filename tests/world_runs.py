@@ -23,7 +23,7 @@ def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def assert_compiled_ahead(folder: Path) -> None:
-    """No rank has called a kernel that `kernels.needs` does not know of."""
+    """No rank has called a kernel that `kernels.needed` does not know of."""
     logs = "".join(path.read_text() for path in (folder / "log").glob("*.log"))
     assert "not compiled ahead" not in logs, logs
 

@@ -9,9 +9,9 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.zmq.curve import make_key_file
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.doctor.checks import Check, Level, check_rows, run_checks
-from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.kernels import ALL
 from dlrm_hybrid.kernels.cache import ROOT_VARIABLE, kernel_folder
-from dlrm_hybrid.kernels.needs import ALL
+from dlrm_hybrid.kernels.jit import cache_state
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.run.request import Request
@@ -41,7 +41,7 @@ def _compile(terminal: Terminal) -> int:
             f"no usable folder for the kernel cache; set {ROOT_VARIABLE} to one{reasons}"
         )
     compile_ahead(ALL, terminal)
-    if missing := ahead.look(found.path, ALL).missing:
+    if missing := cache_state(found.path, ALL).missing:
         raise ResourceError(f"{found.path}: kernels of {', '.join(missing)} could not be cached")
     terminal.line(f"all kernels are compiled and cached in {found.path}")
     return ExitCode.DONE

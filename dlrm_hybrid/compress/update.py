@@ -12,14 +12,13 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.address import addresses_of
+from dlrm_hybrid.compress.host import addresses_of
 from dlrm_hybrid.kernels.scatter import put_all
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of
+from dlrm_hybrid.wire.dense import array_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import sparse_of_all
 from dlrm_hybrid.wire.ternary import is_ternary, scale_of, ternary_of
-from dlrm_hybrid.wire.values import values_of
 
 Float32s = NDArray[np.float32]
 

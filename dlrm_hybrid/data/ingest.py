@@ -32,7 +32,7 @@ from dlrm_hybrid.data.format import (
     Spill,
     joined,
 )
-from dlrm_hybrid.kernels.parse import count_lines, fill_log_table, parse_rows
+from dlrm_hybrid.kernels.criteo import count_lines, fill_log_table, parse_rows
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError, DlrmError
 

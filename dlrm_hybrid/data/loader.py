@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS
 from dlrm_hybrid.data.shards import Shards, Words
-from dlrm_hybrid.kernels.gather import gather
+from dlrm_hybrid.kernels.criteo import gather
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import DataError
 

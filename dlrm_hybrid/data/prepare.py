@@ -36,7 +36,6 @@ from dlrm_hybrid.data.format import (
 from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
 from dlrm_hybrid.data.manifest import FileStamp, Manifest, Semantics, Shard, SourceFile, Words
 from dlrm_hybrid.data.vocabulary import number_columns, shares_id
-from dlrm_hybrid.kernels.assemble import interleave
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import ConfigError, DataError
 
@@ -276,5 +275,6 @@ def _records(task: ShardTask) -> Iterator[Words]:
                 for file, ids_R in zip(ids_files, ids, strict=True):
                     read_rows(file, segment.first, ids_R[part])
                 filled += segment.rows
-            interleave(words, ids, records[:rows])
+            records[:rows, :FIRST_ID_WORD] = words[:rows]
+            records[:rows, FIRST_ID_WORD:] = ids[:, :rows].T
             yield records[:rows]

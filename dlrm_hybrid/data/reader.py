@@ -16,7 +16,7 @@ import xxhash
 import zstandard
 from isal import isal_zlib
 
-from dlrm_hybrid.kernels.parse import count_lines
+from dlrm_hybrid.kernels.criteo import count_lines
 from dlrm_hybrid.types import DataError
 
 MAX_LINE_BYTES = 1 << 20

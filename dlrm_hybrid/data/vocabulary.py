@@ -29,7 +29,7 @@ from dlrm_hybrid.data.format import (
     write_rows,
 )
 from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.kernels.vocabulary import count, insert, keys_by_number, lookup, rehash
+from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
 

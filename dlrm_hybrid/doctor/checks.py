@@ -212,9 +212,9 @@ def _bfloat16() -> Check:
 
 def _kernels() -> Check:
     """What is compiled, for which processor, where it is kept and how big it is."""
-    from dlrm_hybrid.kernels import ahead
+    from dlrm_hybrid.kernels import ALL
     from dlrm_hybrid.kernels.cache import kernel_folder, processor
-    from dlrm_hybrid.kernels.needs import ALL
+    from dlrm_hybrid.kernels.jit import cache_state, other_folders
 
     found = kernel_folder()
     why = "; ".join(found.refused)
@@ -222,13 +222,13 @@ def _kernels() -> Check:
         return Check(
             "kernels", Level.NOTE, f"cannot be cached, each process compiles its own: {why}"
         )
-    state = ahead.look(found.path, ALL)
+    state = cache_state(found.path, ALL)
     damaged = "".join(f"; {line}; removed" for line in state.damaged)
     detail = (
         f"{state.compiled} of {state.kernels} compiled for {processor().split()[0]}, "
         f"{state.num_bytes / MB:.1f} MB in {found.path}{damaged}"
     )
-    if others := ahead.other_folders(found.path):
+    if others := other_folders(found.path):
         num_bytes = sum(size for _, size in others)
         detail += f"; {len(others)} folders of other versions, {num_bytes / MB:.1f} MB"
     if why:

@@ -1,1 +1,36 @@
-"""Compiled inner loops (numba), one file each; no kernel calls one of another file."""
+"""Numeric inner loops, compiled by numba; this file names them and imports none.
+
+Each file is described by its own first lines. `ops` puts the six primitives of compression behind
+one protocol, which plain torch implements too (`compress.torch_ops`).
+"""
+
+from __future__ import annotations
+
+# The largest first: what takes longest to compile must not begin last.
+ALL = ("sections", "synthesize", "magnitudes", "scatter", "criteo", "gaps", "ops", "ternary")
+_WORLD = ("sections", "scatter", "gaps", "magnitudes")
+
+
+def needed(*, prepares: bool, is_synthetic: bool, world: str | None) -> frozenset[str]:
+    """The files whose kernels a verb calls; one too many costs seconds at the first run.
+
+    Args:
+        prepares: it makes rows ready.
+        is_synthetic: the rows are; a teacher scores them.
+        world: the method, `gradient.name`, where stages and servers train; "" for a single
+            process; None where nothing is trained or evaluated.
+    """
+    names: set[str] = set()
+    if prepares or world is not None:
+        names.add("criteo")
+    if prepares or is_synthetic:
+        names.add("synthesize")
+    if world is not None:
+        names.add("scatter")
+    if world:
+        names.update(_WORLD)
+    if world == "terngrad":
+        names.add("ternary")
+    elif world not in (None, "", "none"):
+        names.add("ops")
+    return frozenset(names)

@@ -210,7 +210,7 @@ def _first_usable(_variables: tuple[str | None, ...]) -> KernelFolder:
         reason = _refusal(path)
         if reason is None:
             with suppress(OSError):
-                os.utime(path)  # in use: `ahead.tidy` removes folders that are not
+                os.utime(path)  # in use: `jit.tidy` removes folders that are not
             return KernelFolder(path, tuple(refused))
         refused.append(f"{path}: {reason}")
     return KernelFolder(None, tuple(refused))

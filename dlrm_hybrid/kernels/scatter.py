@@ -1,11 +1,14 @@
-"""Sparse vectors into dense ones and back: pushes and pulls at a server, rounding at a trainer.
+"""Values to and from places in dense vectors: rows of tables, sums at servers, copies at trainers.
 
-A server adds what trainers send and marks where, then lists the marks, and takes the sums from
-there: all of it costs as much as was sent, save one look at a bit per element. Indices must be in
-range: `wire.sparse` has checked those that came over the wire.
+A server adds what trainers send and marks where, then lists the marks with the sums there: all of
+it costs as much as was sent, save one look at a bit per element. Indices must be in range:
+`wire.sparse` has checked those that came over the wire.
 
-Shapes: T tensors of N elements in all, K of them, W = ceil(N / 64) words of marks; E = T + 1 places
-between which tensors, or what was chosen of them, lie.
+All embedding tables lie in one array, and every bag is one id. FBGEMM does the same for any bags
+and optimizers and gives the same bits, but takes half a millisecond for a call.
+
+Shapes: N elements of T tensors, E = T + 1 offsets, K elements, W = ceil(N / 64) words of marks, X
+trainers; F tables, L of them looked up, B rows of a batch, D embedding dimension, Q = D / 4.
 """
 
 from __future__ import annotations
@@ -14,8 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray
 
-from dlrm_hybrid.kernels.bits import floats_at, trailing_zeros
-from dlrm_hybrid.kernels.halves import nearest_bfloat16
+from dlrm_hybrid.kernels.bits import (
+    LARGEST,
+    floats_at,
+    fused_multiply_add,
+    nearest_bfloat16,
+    trailing_zeros,
+)
 from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
@@ -23,77 +31,26 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint64]
 Addresses = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint32]
+Quads = npt.NDArray[np.complex128]  # four float32 that move together
+
+_BLOCK = 2048  # elements of every trainer's gradient that stay in the first cache
+_TILE = 64  # rows of a batch that are written for all tables while they are in the first cache
 
 
 @kernel
-def scatter_add(
-    firsts_E: Int64s,
-    bounds_E: Int64s,
-    indices_K: Int32s,
-    values_K: Float32s,
-    sum_N: Float32s,
-    touched_W: Marks,
-) -> None:
-    """Add values to elements of `sum_N`, and set the bit of each in `touched_W`.
-
-    Args:
-        firsts_E: where each tensor begins in `sum_N`, and the end of the last.
-        bounds_E: where the elements of each begin among the K, and the end of the last.
-        indices_K: positions in their tensors.
-        values_K: to be added.
-        sum_N: of all tensors.
-        touched_W: likewise.
-    """
-    for tensor in range(bounds_E.size - 1):
-        first = firsts_E[tensor]
-        for k in range(bounds_E[tensor], bounds_E[tensor + 1]):
-            place = first + indices_K[k]
-            sum_N[place] += values_K[k]
-            touched_W[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+def round_bfloat16(words_K: Words, out_K: Words) -> None:
+    """Round the float32 whose bits are `words_K`; finite values stay finite, NaN stays NaN."""
+    for k in range(words_K.size):
+        out_K[k] = nearest_bfloat16(words_K[k])
 
 
 @kernel
-def collect(touched_W: Marks, places_K: Int32s) -> int:
-    """List the elements marked, ascending, and clear the marks; returns how many there are.
-
-    `places_K` has room for all elements.
-    """
-    found = 0
-    for word in range(touched_W.size):
-        mask = touched_W[word]
-        touched_W[word] = np.uint64(0)
-        while mask != np.uint64(0):
-            places_K[found] = (word << 6) + trailing_zeros(mask)
-            found += 1
-            mask &= mask - np.uint64(1)
-    return found
-
-
-@kernel
-def part(firsts_E: Int64s, places_K: Int32s, bounds_E: Int64s, indices_K: Int32s) -> None:
-    """Positions in their tensors of ascending places among the N; the opposite of `scatter_add`.
-
-    Args:
-        firsts_E: where each tensor begins, and the end of the last.
-        places_K: all below that end.
-        bounds_E: receives where those of each tensor begin among the K, and the end of the last.
-        indices_K: receives the positions.
-    """
-    k = 0
-    for tensor in range(bounds_E.size - 1):
-        bounds_E[tensor] = k
-        while k < places_K.size and places_K[k] < firsts_E[tensor + 1]:
-            indices_K[k] = places_K[k] - firsts_E[tensor]
-            k += 1
-    bounds_E[-1] = k
-
-
-@kernel
-def take(sum_N: Float32s, indices_K: Int32s, out_K: Float32s) -> None:
-    """Move elements of `sum_N` out of it; 0 stays in their place."""
+def scatter(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
+    """Write values to their places, 0 to all others."""
+    out_N[:] = np.float32(0)
     for k in range(indices_K.size):
-        out_K[k] = sum_N[indices_K[k]]
-        sum_N[indices_K[k]] = np.float32(0)
+        out_N[indices_K[k]] = values_K[k]
 
 
 @kernel
@@ -105,9 +62,9 @@ def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
 
 @kernel
 def put_all(
-    copies_T: Addresses,
+    arrays_T: Addresses,
     counts_T: Int64s,
-    bounds_E: Int64s,
+    splits_E: Int64s,
     indices_K: Int32s,
     values_K: Float32s,
     adds: bool,
@@ -115,76 +72,301 @@ def put_all(
     """Overwrite elements of tensors that lie anywhere, or add to them.
 
     Args:
-        copies_T: addresses of contiguous float32.
+        arrays_T: addresses of contiguous float32.
         counts_T: elements of each.
-        bounds_E: where what is said of each begins among the K, and the end of the last.
-        indices_K: positions in their tensors.
+        splits_E: where the elements of each begin among the K, then K.
+        indices_K: in their tensors.
         values_K: for them.
-        adds: whether values are differences.
+        adds: adds them.
     """
-    for tensor in range(copies_T.size):
-        copy_N = carray(floats_at(copies_T[tensor]), counts_T[tensor])
-        for k in range(bounds_E[tensor], bounds_E[tensor + 1]):
+    for tensor in range(arrays_T.size):
+        array_N = carray(floats_at(arrays_T[tensor]), counts_T[tensor])
+        for k in range(splits_E[tensor], splits_E[tensor + 1]):
             if adds:
-                copy_N[indices_K[k]] += values_K[k]
+                array_N[indices_K[k]] += values_K[k]
             else:
-                copy_N[indices_K[k]] = values_K[k]
+                array_N[indices_K[k]] = values_K[k]
 
 
 @kernel
-def approach(places_K: Int32s, value_K: Float32s, out_N: Float32s, told_K: Float32s) -> None:
+def scatter_add(
+    offsets_E: Int64s,
+    splits_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+    sum_N: Float32s,
+    touched_W: Marks,
+) -> None:
+    """Add values to elements of `sum_N`, and set the bit of each in `touched_W`.
+
+    Args:
+        offsets_E: of the tensors in `sum_N`.
+        splits_E: where the elements of each begin among the K, then K.
+        indices_K: in their tensors.
+        values_K: to be added.
+        sum_N: of all tensors.
+        touched_W: likewise.
+    """
+    for tensor in range(splits_E.size - 1):
+        first = offsets_E[tensor]
+        for k in range(splits_E[tensor], splits_E[tensor + 1]):
+            place = first + indices_K[k]
+            sum_N[place] += values_K[k]
+            touched_W[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+
+
+@kernel
+def collect(touched_W: Marks, sum_N: Float32s, indices_K: Int32s, sums_K: Float32s) -> int:
+    """List the marked elements and their sums, and clear both; how many there are.
+
+    Args:
+        touched_W: as `scatter_add` has set them.
+        sum_N: likewise.
+        indices_K: receives flat indices, increasing; has room for all elements.
+        sums_K: receives the sums; has room for all elements.
+    """
+    found = 0
+    for word in range(touched_W.size):
+        mask = touched_W[word]
+        touched_W[word] = np.uint64(0)
+        while mask != np.uint64(0):
+            index = (word << 6) + trailing_zeros(mask)
+            indices_K[found] = index
+            sums_K[found] = sum_N[index]
+            sum_N[index] = np.float32(0)
+            found += 1
+            mask &= mask - np.uint64(1)
+    return found
+
+
+@kernel
+def publish(indices_K: Int32s, weight_K: Float32s, out_N: Float32s, sent_K: Float32s) -> None:
     """Move elements of `out_N` towards values by their differences in bfloat16.
 
     Args:
-        places_K: of the elements.
-        value_K: for them.
+        indices_K: of the elements.
+        weight_K: for them.
         out_N: receives the sums.
-        told_K: receives the rounded differences.
+        sent_K: receives the rounded differences.
     """
-    told_words_K = told_K.view(np.uint32)
-    for k in range(places_K.size):
-        told_K[k] = value_K[k] - out_N[places_K[k]]
-    for k in range(places_K.size):
-        told_words_K[k] = nearest_bfloat16(told_words_K[k])
-    for k in range(places_K.size):
-        out_N[places_K[k]] += told_K[k]
+    sent_words_K = sent_K.view(np.uint32)
+    for k in range(indices_K.size):
+        sent_K[k] = weight_K[k] - out_N[indices_K[k]]
+    for k in range(indices_K.size):
+        sent_words_K[k] = nearest_bfloat16(sent_words_K[k])
+    for k in range(indices_K.size):
+        out_N[indices_K[k]] += sent_K[k]
 
 
 @kernel
-def give_back(
-    firsts_E: Int64s,
-    bounds_E: Int64s,
-    indices_K: Int32s,
-    values_K: Float32s,
-    rounded_K: Float32s,
-    residual_N: Float32s,
-    rounds: bool,
-) -> None:
-    """Overwrite elements of residuals with what rounding took, and drop what became zero.
+def _add(gradient_N: Float32s, sum_N: Float32s, is_first: bool) -> None:
+    if is_first:
+        for place in range(sum_N.size):
+            sum_N[place] = gradient_N[place]
+    else:
+        for place in range(sum_N.size):
+            sum_N[place] += gradient_N[place]
+
+
+@kernel
+def _divide(sum_N: Float32s, trainers: int) -> int:
+    """Divide in place; how many elements are then not finite."""
+    divisor = np.float32(trainers)
+    if trainers & (trainers - 1) == 0:  # the same bits in a fraction of the time
+        factor = np.float32(1) / divisor
+        for place in range(sum_N.size):
+            sum_N[place] *= factor
+    else:
+        for place in range(sum_N.size):
+            sum_N[place] = np.divide(sum_N[place], divisor)
+    not_finite = 0
+    for place in range(sum_N.size):
+        not_finite += not abs(sum_N[place]) <= LARGEST
+    return not_finite
+
+
+@kernel
+def mean_of_all(gradients_XT: Addresses, offsets_E: Int64s, mean_N: Float32s) -> bool:
+    """mean = ((g0 + g1) + g2 …) / X; whether all of it is finite.
 
     Args:
-        firsts_E: where the residual of each tensor begins in `residual_N`, and the end of the last.
-        bounds_E: where the elements of each begin among the K, and the end of the last; receives
-            the same of those that are left.
-        indices_K: positions in their tensors; move up over what is dropped.
-        values_K: before rounding.
-        rounded_K: after it; move up too.
-        residual_N: of all tensors.
-        rounds: to bfloat16, which `rounded_K` receives; else the caller has done it.
+        gradients_XT: addresses of contiguous float32.
+        offsets_E: of the tensors in `mean_N`.
+        mean_N: of all tensors.
     """
-    if rounds:
-        words_K, rounded_words_K = values_K.view(np.uint32), rounded_K.view(np.uint32)
-        for k in range(words_K.size):
-            rounded_words_K[k] = nearest_bfloat16(words_K[k])
-    kept = 0
-    first = bounds_E[0]
-    for tensor in range(bounds_E.size - 1):
-        last = bounds_E[tensor + 1]
-        for k in range(first, last):
-            rounded = rounded_K[k]
-            residual_N[firsts_E[tensor] + indices_K[k]] = values_K[k] - rounded
-            indices_K[kept] = indices_K[k]
-            rounded_K[kept] = rounded
-            kept += rounded != 0
-        bounds_E[tensor + 1] = kept
-        first = last
+    trainers, tensors = gradients_XT.shape
+    not_finite = 0
+    for tensor in range(tensors):
+        size = offsets_E[tensor + 1] - offsets_E[tensor]
+        own_N = mean_N[offsets_E[tensor] : offsets_E[tensor + 1]]
+        for first in range(0, size, _BLOCK):
+            block_N = own_N[first : first + _BLOCK]
+            for trainer in range(trainers):
+                gradient_N = carray(floats_at(gradients_XT[trainer, tensor]), size)
+                _add(gradient_N[first : first + _BLOCK], block_N, trainer == 0)
+            not_finite += _divide(block_N, trainers)
+    return not_finite == 0
+
+
+@kernel
+def look_up(
+    weights_N: Quads, starts_F: Int64s, rows_F: Int64s, ids_FB: Int64s, out_BFQ: Quads
+) -> int:
+    """Copy the row of every id.
+
+    Args:
+        weights_N: all tables; here N counts quads.
+        starts_F: first element of each table, in float32.
+        rows_F: of each table.
+        ids_FB: the ids.
+        out_BFQ: receives the rows.
+
+    Returns:
+        -1; or, if an id is not a row of its table, its place in `ids_FB`.
+    """
+    tables, rows = ids_FB.shape
+    quads = out_BFQ.shape[2]
+    for tile in range(0, rows, _TILE):
+        for table in range(tables):
+            start = starts_F[table] // 4
+            for row in range(tile, min(tile + _TILE, rows)):
+                chosen = ids_FB[table, row]
+                if chosen < 0 or chosen >= rows_F[table]:
+                    return table * rows + row
+                first = start + chosen * quads
+                for quad in range(quads):
+                    out_BFQ[row, table, quad] = weights_N[first + quad]
+    return -1
+
+
+@kernel
+def apply_sgd(
+    weights_N: Float32s,
+    starts_F: Int64s,
+    keys_FB: Int64s,
+    shift: int,
+    gradient_BFD: Float32s,
+    rate: float,
+) -> None:
+    """Take from every row its learning rate times the sum of its gradients, summed in batch order.
+
+    Args:
+        weights_N: all tables, changed in place.
+        starts_F: first element of each table.
+        keys_FB: id << shift | row of the batch, ascending in each table.
+        shift: 2**shift is more than B.
+        gradient_BFD: of the rows that were looked up.
+        rate: learning rate.
+    """
+    tables, rows = keys_FB.shape
+    dim = gradient_BFD.shape[2]
+    mask = (1 << shift) - 1
+    falling = np.float32(-rate)
+    sum_D = np.empty(dim, np.float32)
+    for table in range(tables):
+        place = 0
+        while place < rows:
+            key = keys_FB[table, place]
+            chosen = key >> shift
+            for column in range(dim):
+                sum_D[column] = gradient_BFD[key & mask, table, column]
+            place += 1
+            while place < rows and keys_FB[table, place] >> shift == chosen:
+                row = keys_FB[table, place] & mask
+                for column in range(dim):
+                    sum_D[column] += gradient_BFD[row, table, column]
+                place += 1
+            first = starts_F[table] + chosen * dim
+            for column in range(dim):
+                weights_N[first + column] = fused_multiply_add(
+                    falling, sum_D[column], weights_N[first + column]
+                )
+
+
+@kernel
+def unique_ids(
+    keys_FB: Int64s,
+    shift: int,
+    order_F: Int64s,
+    ids_K: Int64s,
+    counts_F: Int64s,
+    inverse_BF: Int64s,
+) -> int:
+    """List the distinct ids of every table, ascending, and where each id of the batch is listed.
+
+    Args:
+        keys_FB: id << shift | row of the batch, ascending in each table.
+        shift: 2**shift is more than B.
+        order_F: tables in the order in which they are listed.
+        ids_K: receives the ids; has room for F * B.
+        counts_F: receives how many there are, in the order of `order_F`.
+        inverse_BF: receives indices into `ids_K`.
+
+    Returns:
+        K.
+    """
+    num_rows = keys_FB.shape[1]
+    mask = (1 << shift) - 1
+    listed = 0
+    for place in range(order_F.size):
+        table = order_F[place]
+        first = listed
+        for row in range(num_rows):
+            key = keys_FB[table, row]
+            if row == 0 or key >> shift != ids_K[listed - 1]:
+                ids_K[listed] = key >> shift
+                listed += 1
+            inverse_BF[key & mask, table] = listed - 1
+        counts_F[place] = listed - first
+    return listed
+
+
+@kernel
+def sum_rows(gradient_BFD: Float32s, inverse_BF: Int64s, sum_KD: Float32s) -> None:
+    """Add every gradient to the row of its id, in the order of the batch."""
+    for row in range(inverse_BF.shape[0]):
+        for table in range(inverse_BF.shape[1]):
+            place = inverse_BF[row, table]
+            for column in range(sum_KD.shape[1]):
+                sum_KD[place, column] += gradient_BFD[row, table, column]
+
+
+@kernel
+def bag_offsets(
+    ids_K: Int64s, counts_TL: Int64s, bag_ids_K: Int64s, offsets: Int64s, bags_K: Int64s
+) -> None:
+    """Order ids by table, then by trainer; every id is a bag, and every table has N bags.
+
+    Args:
+        ids_K: by trainer, then by table.
+        counts_TL: how many of them each trainer wants of each table.
+        bag_ids_K: receives the ids by table.
+        offsets: (L * N + 1,), receives where in `bag_ids_K` each bag begins; the last of a table
+            are empty.
+        bags_K: receives for each of `ids_K` its place in an array (N, L) of bags.
+    """
+    trainers, tables = counts_TL.shape
+    bags = (offsets.size - 1) // max(tables, 1)
+    laid = 0
+    offsets[0] = 0
+    for table in range(tables):
+        bag = 0
+        source = np.int64(0)
+        for earlier in range(table):
+            source += counts_TL[0, earlier]
+        for trainer in range(trainers):
+            for _ in range(counts_TL[trainer, table]):
+                bag_ids_K[laid] = ids_K[source]
+                bags_K[source] = bag * tables + table
+                source += 1
+                bag += 1
+                laid += 1
+                offsets[table * bags + bag] = laid
+            if trainer + 1 < trainers:
+                for later in range(table + 1, tables):
+                    source += counts_TL[trainer, later]
+                for earlier in range(table):
+                    source += counts_TL[trainer + 1, earlier]
+        while bag < bags:
+            bag += 1
+            offsets[table * bags + bag] = laid

@@ -1,6 +1,6 @@
 """Synthetic rows by counter-based hashing: integers only, so every machine writes the same bytes.
 
-A row is a pure function of (key, row number). Draw i of a row is `mix(row_key + i * GAMMA)`, the
+A row is a pure function of (key, row number). Draw i of a row is `mix64(row_key + i * GAMMA)`, the
 finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). The upper half of a draw picks the step
 of the column's staircase, the lower half the value inside the step.
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.kernels.bits import GAMMA, mix64
 from dlrm_hybrid.kernels.jit import kernel
 
 MAX_ROW_BYTES = 2 + 13 * 12 + 26 * 9
@@ -25,7 +26,6 @@ MISSING = -(1 << 40)
 
 NUM_DENSE = 13
 NUM_COLUMNS = 39
-GAMMA = np.uint64(0x9E3779B97F4A7C15)
 GAMMA_TEACHER = np.uint64(0xD1342543DE82EF95)
 LOW_HALF = np.uint64(0xFFFFFFFF)
 LOGIT_SHIFT = 14  # from 2**-20 to 1/64
@@ -64,14 +64,6 @@ class Tables(NamedTuple):
 
 
 @kernel
-def mix(x: np.uint64) -> np.uint64:
-    """Bijective mix of 64 bits."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@kernel
 def category(rank: int, odd: np.uint64) -> np.uint64:
     """The 32-bit value of a rank: bijective (odd multiplier, murmur3 finaliser), never 0."""
     x = (np.uint64(rank + 1) * odd) & LOW_HALF
@@ -83,14 +75,14 @@ def category(rank: int, odd: np.uint64) -> np.uint64:
 @kernel
 def draw_row(row: int, key: np.uint64, tables: Tables, value_C: I64) -> np.uint64:
     """Fill `value_C` with values, ranks and MISSING; returns the key of the row."""
-    row_key = mix(key + np.uint64(row) * GAMMA)
+    row_key = mix64(key + np.uint64(row) * GAMMA)
     for column in range(NUM_COLUMNS):
         group = tables.missing_with_C[column]
-        missing_draw = mix(row_key + np.uint64(1 + NUM_COLUMNS + group) * GAMMA) >> np.uint64(32)
+        missing_draw = mix64(row_key + np.uint64(1 + NUM_COLUMNS + group) * GAMMA) >> np.uint64(32)
         if missing_draw < tables.missing_C[column]:
             value_C[column] = MISSING
             continue
-        draw = mix(row_key + np.uint64(1 + column) * GAMMA)
+        draw = mix64(row_key + np.uint64(1 + column) * GAMMA)
         position = draw >> np.uint64(32)
         step = np.int64(tables.guide_CG[column, np.int64(position >> np.uint64(22))])
         while tables.below_CS[column, step + 1] <= position:
@@ -123,9 +115,9 @@ def dense_effect(column: int, value: int, salt: np.uint64) -> int:
         level += 1
     fraction = ((x << 8) >> level) - 256  # position between two powers of two, of 256
     base = salt + np.uint64(column * (MAX_LOG2 + 2)) * GAMMA_TEACHER
-    slope = spread(mix(base))
-    low = spread(mix(base + np.uint64(1 + level) * GAMMA_TEACHER))
-    high = spread(mix(base + np.uint64(2 + level) * GAMMA_TEACHER))
+    slope = spread(mix64(base))
+    low = spread(mix64(base + np.uint64(1 + level) * GAMMA_TEACHER))
+    high = spread(mix64(base + np.uint64(2 + level) * GAMMA_TEACHER))
     line = slope * (level * 256 + fraction) // 768
     return line + (low * (256 - fraction) + high * fraction) // 768
 
@@ -146,7 +138,7 @@ def logit(value_C: I64, hash_F: U64, tables: Tables) -> int:
     for column in range(NUM_COLUMNS - NUM_DENSE):
         rank = value_C[NUM_DENSE + column]
         level = 0 if rank == MISSING else min(rank, head_ranks) + 1
-        bits = mix(salt ^ (np.uint64((column + 1) << 32) + np.uint64(level)) * GAMMA_TEACHER)
+        bits = mix64(salt ^ (np.uint64((column + 1) << 32) + np.uint64(level)) * GAMMA_TEACHER)
         single += spread(bits)
         hash_F[column] = bits if level <= head_ranks else np.uint64(0x8080808000000000)
     product = np.int64(0)
@@ -210,7 +202,7 @@ def encode_rows(
     for row in range(first, first + rows):
         row_key = draw_row(row, key, tables, value_C)
         index = logistic_index(logit(value_C, hash_F, tables), entries)
-        click = (mix(row_key) >> np.uint64(32)) < tables.logistic_L[index]
+        click = (mix64(row_key) >> np.uint64(32)) < tables.logistic_L[index]
         out[at] = 49 if click else 48
         at += 1
         for column in range(NUM_COLUMNS):
@@ -240,4 +232,4 @@ def score_rows(
         row_key = draw_row(first + row, key, tables, value_C)
         logit_R[row] = logit(value_C, hash_F, tables)
         index = logistic_index(logit_R[row], entries)
-        click_R[row] = (mix(row_key) >> np.uint64(32)) < tables.logistic_L[index]
+        click_R[row] = (mix64(row_key) >> np.uint64(32)) < tables.logistic_L[index]

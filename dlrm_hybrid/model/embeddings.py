@@ -28,8 +28,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.kernels.distinct import collapse, lay_out, sum_rows
-from dlrm_hybrid.kernels.tables import learn_sgd, look_up
+from dlrm_hybrid.kernels.scatter import (
+    apply_sgd,
+    bag_offsets,
+    look_up,
+    sum_rows,
+    unique_ids,
+)
 from dlrm_hybrid.model.spec import ModelSpec
 
 Int64s = NDArray[np.int64]
@@ -188,7 +193,7 @@ class _Rows:
         """Take `lr` times the sum of its gradients from every row that was looked up."""
         keys_FB, shift = sorted_keys(ids_FB)
         gradient = gradient_BFD.contiguous().numpy()
-        learn_sgd(self._weights_N, self._starts_F, keys_FB, shift, gradient, lr)
+        apply_sgd(self._weights_N, self._starts_F, keys_FB, shift, gradient, lr)
 
 
 @final
@@ -214,22 +219,22 @@ class DistinctIds:
     Attributes:
         ids_K: table after table, ascending in each.
         counts_F: how many are of each table, in the same order of tables.
-        places_BF: int64, where in `ids_K` each id of the batch is.
+        inverse_BF: int64, where in `ids_K` each id of the batch is.
     """
 
     ids_K: Int64s
     counts_F: Int64s
-    places_BF: Tensor
+    inverse_BF: Tensor
 
-    def spread(self, rows_KD: Tensor) -> Tensor:
+    def expand(self, rows_KD: Tensor) -> Tensor:
         """The rows of all ids of the batch (B, F, D), from those of the distinct ids."""
-        shape = (*self.places_BF.shape, rows_KD.shape[1])
-        return rows_KD.index_select(0, self.places_BF.view(-1)).view(shape)
+        shape = (*self.inverse_BF.shape, rows_KD.shape[1])
+        return rows_KD.index_select(0, self.inverse_BF.view(-1)).view(shape)
 
     def summed(self, gradient_BFD: Tensor) -> Tensor:
         """The gradients of the distinct ids (K, D): sums of float32 in the order of the batch."""
         sum_KD = gradient_BFD.new_zeros(len(self.ids_K), gradient_BFD.shape[2])
-        sum_rows(gradient_BFD.contiguous().numpy(), self.places_BF.numpy(), sum_KD.numpy())
+        sum_rows(gradient_BFD.contiguous().numpy(), self.inverse_BF.numpy(), sum_KD.numpy())
         return sum_KD
 
 
@@ -260,9 +265,9 @@ def distinct_ids(ids_FB: Tensor, order_F: Int64s) -> DistinctIds:
     keys_FB, shift = sorted_keys(ids_FB)
     ids_K = np.empty(ids_FB.numel(), np.int64)
     counts_F = np.empty(num_tables, np.int64)
-    places_BF = torch.empty(num_rows, num_tables, dtype=torch.int64)
-    num_ids = collapse(keys_FB, shift, order_F, ids_K, counts_F, places_BF.numpy())
-    return DistinctIds(ids_K[:num_ids], counts_F, places_BF)
+    inverse_BF = torch.empty(num_rows, num_tables, dtype=torch.int64)
+    num_ids = unique_ids(keys_FB, shift, order_F, ids_K, counts_F, inverse_BF.numpy())
+    return DistinctIds(ids_K[:num_ids], counts_F, inverse_BF)
 
 
 @final
@@ -283,11 +288,11 @@ class DistinctBags:
     offsets: Tensor
     bags_K: Tensor
 
-    def picked(self, pooled_NW: Tensor, embedding_dim: int) -> Tensor:
+    def gather(self, pooled_NW: Tensor, embedding_dim: int) -> Tensor:
         """Rows (K, D), in the order in which ids came, of all bags' (N, L * D)."""
         return pooled_NW.view(-1, embedding_dim).index_select(0, self.bags_K)
 
-    def placed(self, gradient_KD: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def scatter(self, gradient_KD: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The gradients of all bags, in `shape` (N, L * D); zero for those that are empty."""
         gradient_NW = gradient_KD.new_zeros(shape)
         gradient_NW.view(-1, gradient_KD.shape[1]).index_copy_(0, self.bags_K, gradient_KD)
@@ -308,5 +313,5 @@ def distinct_bags(ids_K: Int64s, counts_TL: Int64s) -> DistinctBags:
         offsets=torch.empty(tables * most + 1, dtype=torch.int64),
         bags_K=torch.empty(len(ids_K), dtype=torch.int64),
     )
-    lay_out(ids_K, counts_TL, bags.ids_K.numpy(), bags.offsets.numpy(), bags.bags_K.numpy())
+    bag_offsets(ids_K, counts_TL, bags.ids_K.numpy(), bags.offsets.numpy(), bags.bags_K.numpy())
     return bags

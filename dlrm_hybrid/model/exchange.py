@@ -28,7 +28,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
-from dlrm_hybrid.kernels.id_sets import BITS_OF_A_COUNT, BITS_OF_AN_ID, decode, encode
+from dlrm_hybrid.kernels.gaps import (
+    BITS_OF_A_COUNT,
+    BITS_OF_AN_ID,
+    STORE_BYTES,
+    decode_ids,
+    encode_ids,
+)
 from dlrm_hybrid.model.embeddings import DistinctBags, DistinctIds, distinct_bags, distinct_ids
 from dlrm_hybrid.model.sharding import Cast, ShardingKind
 from dlrm_hybrid.model.spec import ModelSpec
@@ -258,9 +264,9 @@ class DistinctExchange:
         others = sum(asked.rows_T) - asked.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * self._dim * self._num_held_T[self._rank] * others
         codec, _ = self._casts
-        given_KD = codec.encode(asked.bags.picked(pooled_NW, self._dim))
+        given_KD = codec.encode(asked.bags.gather(pooled_NW, self._dim))
         taken_KD = self._group.exchange(given_KD, asked.bags_T, asked.mine_T, dense_bytes)
-        return asked.mine.spread(codec.decode(taken_KD))
+        return asked.mine.expand(codec.decode(taken_KD))
 
     def send_gradients(self, gradient_BFD: Tensor, asked: Asked) -> Tensor:
         """From who asked to where tables are: sums for distinct ids (K, D)."""
@@ -290,8 +296,8 @@ class DistinctExchange:
 
 def _encoded(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Bytes:
     room_bits = BITS_OF_AN_ID * len(ids_K) + BITS_OF_A_COUNT * len(counts_L)
-    out = np.empty(room_bits // 8 + 1, np.uint8)
-    return out[: encode(ids_K, counts_L, rows_L, _count_bits(rows_L, num_rows), out)]
+    out = np.empty(room_bits // 8 + 1 + STORE_BYTES, np.uint8)
+    return out[: encode_ids(ids_K, counts_L, rows_L, _count_bits(rows_L, num_rows), out)]
 
 
 def _decoded(message: Bytes, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Int64s | None:
@@ -300,7 +306,7 @@ def _decoded(message: Bytes, counts_L: Int64s, rows_L: Int64s, num_rows: int) ->
         return None
     # An id takes a bit at least, whatever the header says of the batch.
     ids_K = np.empty(min(num_rows * len(rows_L), 8 * len(message)), np.int64)
-    num_ids = decode(message, rows_L, _count_bits(rows_L, num_rows), ids_K, counts_L)
+    num_ids = decode_ids(message, rows_L, _count_bits(rows_L, num_rows), ids_K, counts_L)
     return None if num_ids < 0 else ids_K[:num_ids]
 
 
@@ -322,4 +328,4 @@ class _Travel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient_KD = ctx.exchange.send_gradients(gradients[0], ctx.asked)
-        return ctx.asked.bags.placed(gradient_KD, ctx.shape), None, None
+        return ctx.asked.bags.scatter(gradient_KD, ctx.shape), None, None

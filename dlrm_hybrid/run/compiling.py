@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.disk import locked
-from dlrm_hybrid.kernels import ahead
+from dlrm_hybrid.kernels import jit
 from dlrm_hybrid.kernels.cache import kernel_folder
 from dlrm_hybrid.process import masked, tie_to
 from dlrm_hybrid.run.assembly import build
@@ -51,14 +51,14 @@ def compile_ahead(names: Iterable[str], display: Display) -> None:
             found.path / LOCK_FILE,
             lambda holder: display.line(f"waiting for {holder}, which is compiling kernels"),
         ):
-            ahead.tidy(found.path)
+            jit.tidy(found.path)
             _compile(found.path, _missing(found.path, wanted, display), display)
     except OSError as error:
         display.line(f"kernel cache: {found.path} cannot be used ({error.strerror})")
 
 
 def _missing(folder: Path, names: frozenset[str], display: Display) -> tuple[str, ...]:
-    state = ahead.look(folder, names)
+    state = jit.cache_state(folder, names)
     for line in state.damaged:
         display.line(f"kernel cache: {line}; removed and recompiled")
     return state.missing
@@ -88,7 +88,7 @@ def _compile(folder: Path, missing: tuple[str, ...], display: Display) -> None:
         def report(count: int) -> None:
             nonlocal done
             done += count
-            bar.update(done, len(missing), f"{done} of {len(missing)} files")
+            bar.update(done, len(missing), f"{done} of {len(missing)} kernels")
 
         for compiler in compilers:
             idle.put(compiler)
@@ -126,7 +126,7 @@ def _start() -> Compiler:
     with masked():
         try:
             return subprocess.Popen(
-                [sys.executable, "-c", "from dlrm_hybrid.kernels.ahead import serve; serve()"],
+                [sys.executable, "-c", "from dlrm_hybrid.kernels.jit import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

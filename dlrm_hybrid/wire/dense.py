@@ -1,4 +1,7 @@
-"""Whole tensors as sections of a frame, and back."""
+"""All elements of a tensor as a section, and back; values of float32, bfloat16 or float16.
+
+Shapes: K values.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.kernels.scatter import round_bfloat16
+from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section, SectionError
 
+Float32s = NDArray[np.float32]
+
+_SHIFT = np.uint32(16)
+_LARGEST_FLOAT16 = np.float16(65504)
 _NUMPY: dict[Dtype, np.dtype[Any]] = {
     Dtype.FLOAT32: np.dtype("<f4"),
     Dtype.FLOAT64: np.dtype("<f8"),
@@ -48,3 +56,90 @@ def array_of(section: Section) -> NDArray[Any]:
     if section.dtype not in _NUMPY:
         raise ValueError(f"tensor {section.tensor}: numpy has no type for {section.dtype.name}")
     return np.frombuffer(section.payload, _NUMPY[section.dtype])
+
+
+def narrow(values_K: Float32s, dtype: Dtype) -> Float32s:
+    """Each value rounded to the nearest that `dtype` holds, ties to the even one.
+
+    Finite values stay finite: what is beyond the largest number becomes the largest number.
+    Infinity and NaN stay what they are. FLOAT32 gives back the same array.
+
+    Args:
+        values_K: float32, contiguous.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+    """
+    if dtype is Dtype.FLOAT32:
+        return values_K
+    if dtype is Dtype.FLOAT16:
+        return _float16(values_K).astype(np.float32)
+    out_K = np.empty_like(values_K)
+    round_bfloat16(values_K.view(np.uint32), out_K.view(np.uint32))
+    return out_K
+
+
+def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
+    """The bytes of values, rounded as `narrow` does; a view of them for FLOAT32.
+
+    Args:
+        values_K: float32, contiguous.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+    """
+    if dtype is Dtype.FLOAT32:
+        return values_K.view(np.uint8)
+    if dtype is Dtype.FLOAT16:
+        return _float16(values_K).view(np.uint8)
+    return (narrow(values_K, dtype).view(np.uint32) >> _SHIFT).astype(np.uint16).view(np.uint8)
+
+
+def unpack(payload: bytes | memoryview | NDArray[Any], dtype: Dtype) -> Float32s:
+    """The values whose bytes `pack` gives, in memory of their own.
+
+    Args:
+        payload: as many bytes as some number of values has, at any address.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+    """
+    if dtype is Dtype.FLOAT32:
+        return np.frombuffer(payload, np.float32).copy()
+    if dtype is Dtype.FLOAT16:
+        return np.frombuffer(payload, np.float16).astype(np.float32)
+    halves_K = np.frombuffer(payload, np.uint16)
+    return np.left_shift(halves_K, _SHIFT, dtype=np.uint32).view(np.float32)
+
+
+def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
+    """A dense section of K values, rounded as `narrow` does; FLOAT32 is a view of them.
+
+    Args:
+        tensor: number of the tensor.
+        values_K: float32, contiguous.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+    """
+    return Section(tensor, Encoding.DENSE, dtype, values_K.size, pack(values_K, dtype).data)
+
+
+def values_of(section: Section) -> Float32s:
+    """The values of a dense section, in memory of their own; raises as `payload_of`."""
+    return unpack(payload_of(section), section.dtype)
+
+
+def payload_of(section: Section) -> NDArray[np.uint8]:
+    """The bytes of the values of a dense section, a read-only view.
+
+    Raises:
+        SectionError: it is not dense, holds no floats, or has another size than it says.
+    """
+    if section.encoding is not Encoding.DENSE or section.dtype not in FLOATS:
+        reason = f"it holds {section.encoding.name} {section.dtype.name.lower()}"
+        raise SectionError(section.tensor, Encoding.DENSE, reason)
+    if len(section.payload) != section.count * ELEMENT_BYTES[section.dtype]:
+        reason = f"{section.count} values do not fill {len(section.payload)} bytes"
+        raise SectionError(section.tensor, Encoding.DENSE, reason)
+    return np.frombuffer(memoryview(section.payload).toreadonly(), np.uint8)
+
+
+def _float16(values_K: Float32s) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        halves_K = values_K.astype(np.float16)
+    beyond_K = np.isinf(halves_K) & np.isfinite(values_K)
+    halves_K[beyond_K] = np.copysign(_LARGEST_FLOAT16, values_K[beyond_K])
+    return halves_K

@@ -1,6 +1,6 @@
 """Which elements of a vector are meant, without their values, as a section of a few bits each.
 
-The gaps between rising indices in Golomb-Rice code (`kernels.id_sets`); the reader knows how many
+The gaps between increasing indices in Golomb-Rice code (`kernels.gaps`); the reader knows how many
 elements the vector has. Shapes: K indices of N elements.
 """
 
@@ -11,8 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.id_sets import BITS_OF_A_COUNT, BITS_OF_AN_ID, decode, encode
-from dlrm_hybrid.kernels.section_forms import rising
+from dlrm_hybrid.kernels.gaps import (
+    BITS_OF_A_COUNT,
+    BITS_OF_AN_ID,
+    STORE_BYTES,
+    decode_ids,
+    encode_ids,
+)
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 
 Int32s = NDArray[np.int32]
@@ -22,17 +27,19 @@ def index_set(indices_K: Int32s, count: int) -> Section:
     """A section of bytes.
 
     Args:
-        indices_K: int32, contiguous, rising from 0 to N - 1.
+        indices_K: int32, contiguous, increasing from 0 to N - 1.
         count: N, below 2**31.
 
     Raises:
-        ValueError: the indices do not rise from 0 to N - 1.
+        ValueError: the indices do not increase from 0 to N - 1.
     """
-    if not rising(indices_K, count):
-        raise ValueError(f"indices do not rise from 0 to {count - 1}")
-    out = np.empty((BITS_OF_AN_ID * indices_K.size + BITS_OF_A_COUNT) // 8 + 1, np.uint8)
+    is_increasing = bool((indices_K[1:] > indices_K[:-1]).all())
+    if indices_K.size and not (is_increasing and indices_K[0] >= 0 and indices_K[-1] < count):
+        raise ValueError(f"indices do not increase from 0 to {count - 1}")
+    bits = BITS_OF_AN_ID * indices_K.size + BITS_OF_A_COUNT
+    out = np.empty(bits // 8 + 1 + STORE_BYTES, np.uint8)
     sizes_1 = np.array([indices_K.size])
-    num_bytes = encode(indices_K.astype(np.int64), sizes_1, *_vector(count), out)
+    num_bytes = encode_ids(indices_K.astype(np.int64), sizes_1, *_vector(count), out)
     return Section(0, Encoding.DENSE, Dtype.UINT8, num_bytes, out[:num_bytes].data)
 
 
@@ -48,7 +55,7 @@ def index_set_of(section: Section, count: int) -> Int32s:
     given = np.frombuffer(section.payload, np.uint8).copy()  # writable: one type for the kernel
     # An index takes a bit at least, whatever the head says.
     indices_K = np.empty(min(count, 8 * given.size), np.int64)
-    found = decode(given, *_vector(count), indices_K, np.empty(1, np.int64))
+    found = decode_ids(given, *_vector(count), indices_K, np.empty(1, np.int64))
     if found < 0:
         reason = f"{given.size} bytes hold no set of {count} elements"
         raise SectionError(section.tensor, Encoding.DENSE, reason)

@@ -11,8 +11,7 @@ from dlrm_hybrid.types import DlrmError
 class Encoding(IntEnum):
     """How the elements of a section lie in its payload.
 
-    `wire.dense` and `wire.values` read DENSE, `wire.ternary` TERNARY and TRITS, `wire.levels`
-    LEVELS, `wire.sparse` all others.
+    `wire.dense` reads DENSE, `wire.ternary` TERNARY, TRITS and LEVELS, `wire.sparse` all others.
     """
 
     DENSE = 1

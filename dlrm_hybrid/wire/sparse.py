@@ -1,43 +1,64 @@
 """Some elements of tensors as sections, each in the encoding that takes the fewest bytes.
 
-A payload is the indices, then the values in the same order. Indices rise. DENSE stands for all
-elements, never for fewer: what a section means does not hang on how it is encoded. The indices are
+A payload is the indices, then the values in the same order. Indices increase. DENSE stands for all
+elements, never for fewer: what a section means does not depend on how it is encoded. The indices
+are
 
     INDEX32   K indices, i32 each
     BITMAP    bit i of byte b says whether element 8 b + i is there
-    RICE      u32: K in the low 27 bits, the parameter above │ the gaps (kernels/write_sections.py)
+    RICE      u32: K in the low 27 bits, the parameter above │ the gaps (kernels/gaps.py)
     ROWS      of a matrix of B rows: how many of each, u8 each │ their K columns, u8 each
 
-filled up with zeros to a multiple of a value's size.
+filled up with zeros to a multiple of a value's size. Any payload gives indices that increase from 0
+to N - 1 and as many values, or a `SectionError`. To read them takes no more memory than ten bytes
+for every value that the payloads have room for, and the payloads.
 
-Shapes: K elements of N; a matrix has B rows; E = T + 1 places between which T tensors lie.
+Shapes: K elements of N; a matrix has B rows; T sections, E = T + 1 offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.section_forms import MAX_COLUMNS, choose_forms
-from dlrm_hybrid.kernels.write_sections import STORE_BYTES, write_sections
-from dlrm_hybrid.wire.read_sparse import Int32s, Int64s, Parts, misfit, read
-from dlrm_hybrid.wire.section import ELEMENT_BYTES, ENCODINGS, Dtype, Section
-from dlrm_hybrid.wire.values import Float32s, pack
+from dlrm_hybrid.kernels.gaps import STORE_BYTES
+from dlrm_hybrid.kernels.sections import (
+    MAX_COLUMNS,
+    SIZE,
+    choose_forms,
+    read_sections,
+    write_sections,
+)
+from dlrm_hybrid.wire.dense import Float32s, pack, unpack
+from dlrm_hybrid.wire.section import (
+    ELEMENT_BYTES,
+    ENCODINGS,
+    FLOATS,
+    Dtype,
+    Encoding,
+    Section,
+    SectionError,
+)
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+MAX_COUNT = 2**31 - 1
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Sparse:
-    """What a section holds, in memory of its own.
+class Elements(NamedTuple):
+    """What sections hold, in memory of their own.
 
     Attributes:
-        indices_K: int32, rising.
+        offsets_E: int64, where the elements of each section begin among the K, then K.
+        indices_K: int32, increasing in each section.
         values_K: float32.
     """
 
+    offsets_E: Int64s
     indices_K: Int32s
     values_K: Float32s
 
@@ -60,13 +81,13 @@ def rows(
     Args:
         tensor: number of the tensor.
         shape: B rows and their width; ROWS needs a width of at most 256, and no row of 256.
-        indices_K: int32, contiguous, rising: row times width plus column.
-        values_K: float32, contiguous, rounded as `wire.values.narrow` does.
+        indices_K: int32, contiguous, increasing: row times width plus column.
+        values_K: float32, contiguous, rounded as `wire.dense.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
         allow_rice: whether RICE may be used, which takes longer than ROWS to write and to read.
 
     Raises:
-        ValueError: some but not all elements, and indices that do not rise from 0 to N - 1.
+        ValueError: some but not all elements, and indices that do not increase from 0 to N - 1.
     """
     width = shape[1] if shape[1] <= MAX_COLUMNS else 0
     return _one(tensor, shape, width, indices_K, values_K, dtype, allow_rice)
@@ -75,7 +96,7 @@ def rows(
 def sparse_all(
     tensors: Sequence[int],
     counts_T: Int64s,
-    bounds_E: Int64s,
+    offsets_E: Int64s,
     indices_K: Int32s,
     values_K: Float32s,
     dtype: Dtype,
@@ -87,36 +108,34 @@ def sparse_all(
     Args:
         tensors: their numbers.
         counts_T: int64, elements of each, below 2**31.
-        bounds_E: int64, T + 1 places: where the elements of each begin among the K of all, and the
-            end of the last.
-        indices_K: int32, contiguous, those of each tensor rising from 0 to its count - 1.
-        values_K: float32, contiguous, rounded as `wire.values.narrow` does.
+        offsets_E: int64, where the elements of each begin among the K of all, then K.
+        indices_K: int32, contiguous, those of each tensor increasing from 0 to its count - 1.
+        values_K: float32, contiguous, rounded as `wire.dense.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
 
     Raises:
-        ValueError: some but not all elements of a tensor, and indices that do not rise from 0 to
-            its count - 1.
+        ValueError: some but not all elements of a tensor, and indices that do not increase from 0
+            to its count - 1.
     """
-    return _written(tensors, counts_T, bounds_E, 0, True, indices_K, values_K, dtype)
+    return _written(tensors, counts_T, offsets_E, 0, True, indices_K, values_K, dtype)
 
 
-def sparse_of(section: Section) -> Sparse:
+def sparse_of(section: Section) -> Elements:
     """The elements of a section that `sparse` made, or of a dense one.
 
     Raises:
         SectionError: no such section has this payload.
     """
-    found = read((section,), 0)
-    return Sparse(found.indices_K, found.values_K)
+    return _read((section,), 0)
 
 
-def sparse_of_all(sections: Sequence[Section]) -> Parts:
+def sparse_of_all(sections: Sequence[Section]) -> Elements:
     """The elements of sections that `sparse_all` made, or of dense ones, in one go.
 
     Raises:
         SectionError: no such section has the payload of one, or another type than the first.
     """
-    return read(sections, 0)
+    return _read(sections, 0)
 
 
 def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:
@@ -126,8 +145,8 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
         SectionError: no such section has this payload, or it is of another size.
     """
     if section.count != shape[0] * shape[1]:
-        raise misfit(section, f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
-    found = read((section,), shape[1])
+        raise _misfit(section, f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
+    found = _read((section,), shape[1])
     return found.indices_K, found.values_K
 
 
@@ -140,9 +159,9 @@ def _one(
     dtype: Dtype,
     allow_rice: bool,
 ) -> Section:
-    counts_T, bounds_E = np.array([shape[0] * shape[1]]), np.array([0, indices_K.size])
+    counts_T, offsets_E = np.array([shape[0] * shape[1]]), np.array([0, indices_K.size])
     (section,) = _written(
-        (tensor,), counts_T, bounds_E, width, allow_rice, indices_K, values_K, dtype
+        (tensor,), counts_T, offsets_E, width, allow_rice, indices_K, values_K, dtype
     )
     return section
 
@@ -150,7 +169,7 @@ def _one(
 def _written(
     tensors: Sequence[int],
     counts_T: Int64s,
-    bounds_E: Int64s,
+    offsets_E: Int64s,
     width: int,
     allow_rice: bool,
     indices_K: Int32s,
@@ -159,20 +178,85 @@ def _written(
 ) -> list[Section]:
     value_bytes = ELEMENT_BYTES[dtype]
     forms_T3 = np.empty((len(tensors), 3), np.int64)
-    fault = choose_forms(counts_T, bounds_E, width, allow_rice, value_bytes, indices_K, forms_T3)
+    fault = choose_forms(counts_T, offsets_E, width, allow_rice, value_bytes, indices_K, forms_T3)
     if fault >= 0:
-        raise ValueError(f"indices do not rise from 0 to {int(counts_T[fault]) - 1}")
+        raise ValueError(f"indices do not increase from 0 to {int(counts_T[fault]) - 1}")
     # The kernel rounds to bfloat16 by the way: no pass of its own.
     values = pack(values_K, dtype) if dtype is Dtype.FLOAT16 else values_K.view(np.uint8)
-    chosen, bounds = forms_T3.tolist(), bounds_E.tolist()
+    chosen, bounds = forms_T3.tolist(), offsets_E.tolist()
     size = sum(num_bytes for _, num_bytes, _ in chosen) + value_bytes * indices_K.size
     out = np.empty(size + STORE_BYTES, np.uint8)
-    write_sections(counts_T, bounds_E, width, indices_K, values, value_bytes, forms_T3, out)
+    write_sections(counts_T, offsets_E, width, indices_K, values, value_bytes, forms_T3, out)
     made: list[Section] = []
     payloads, start = out.data, 0
-    for place, (form, num_bytes, _) in enumerate(chosen):
-        stop = start + num_bytes + value_bytes * (bounds[place + 1] - bounds[place])
-        count = int(counts_T[place])
-        made.append(Section(tensors[place], ENCODINGS[form], dtype, count, payloads[start:stop]))
+    for tensor, (form, num_bytes, _) in enumerate(chosen):
+        stop = start + num_bytes + value_bytes * (bounds[tensor + 1] - bounds[tensor])
+        count = int(counts_T[tensor])
+        made.append(Section(tensors[tensor], ENCODINGS[form], dtype, count, payloads[start:stop]))
         start = stop
     return made
+
+
+def _read(sections: Sequence[Section], width: int) -> Elements:
+    """The elements of sections of one type; `width` is that of their matrices, for ROWS, or 0.
+
+    Raises:
+        SectionError: no such section has the payload of one.
+    """
+    dtype = sections[0].dtype if sections else Dtype.FLOAT32
+    for section in sections:
+        _check(section, dtype, width)
+    payloads = [section.payload for section in sections]
+    joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+    # Read-only whatever the frame was: one type for the kernel.
+    data = np.frombuffer(memoryview(joined).toreadonly(), np.uint8)
+    value_bytes = ELEMENT_BYTES[dtype]
+    heads = [(int(one.encoding), one.count, len(one.payload)) for one in sections]
+    room = data.size // value_bytes
+    offsets_E, indices_K = np.empty(len(sections) + 1, np.int64), np.empty(room, np.int32)
+    # A bfloat16 is half of a float32: read into its place, no pass of its own.
+    taken_bytes = value_bytes if dtype is Dtype.FLOAT16 else ELEMENT_BYTES[Dtype.FLOAT32]
+    values = np.empty(room * taken_bytes, np.uint8)
+    heads_T3 = np.array(heads, np.int64).reshape(-1, 3)
+    fault = read_sections(
+        data, heads_T3, width, value_bytes, taken_bytes, offsets_E, indices_K, values
+    )
+    if fault >= 0:
+        raise _fault(sections[fault // 2], fault % 2)
+    size = int(offsets_E[-1])
+    values = values[: size * taken_bytes]
+    values_K = unpack(values, dtype) if dtype is Dtype.FLOAT16 else values.view(np.float32)
+    return Elements(offsets_E, indices_K[:size], values_K)
+
+
+def _check(section: Section, dtype: Dtype, width: int) -> None:
+    if section.dtype not in FLOATS or section.count > MAX_COUNT:
+        raise _misfit(section, f"it holds {section.count} elements of {section.dtype.name.lower()}")
+    if section.dtype is not dtype:
+        raise _misfit(
+            section, f"it holds {section.dtype.name.lower()}, others {dtype.name.lower()}"
+        )
+    if section.encoding > Encoding.ROWS:
+        raise _misfit(section, "its elements are not listed")
+    if section.encoding is Encoding.ROWS and not width:
+        raise _misfit(section, "only the shape of its matrix tells what it holds")
+
+
+def _fault(section: Section, fault: int) -> SectionError:
+    count = section.count
+    if fault == SIZE:
+        return _misfit(section, f"{len(section.payload)} bytes hold no choice of {count} elements")
+    match section.encoding:
+        case Encoding.INDEX32:
+            return _misfit(section, f"indices do not increase from 0 to {count - 1}")
+        case Encoding.BITMAP:
+            return _misfit(section, f"the bitmap does not choose as many of {count} as have values")
+        case Encoding.ROWS:
+            return _misfit(section, "columns do not increase inside their rows")
+        case _:
+            return _misfit(section, f"the gaps are not those of indices below {count}")
+
+
+def _misfit(section: Section, reason: str) -> SectionError:
+    """What is wrong with the section."""
+    return SectionError(section.tensor, section.encoding, reason)

@@ -45,12 +45,13 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.deft import choose, norms_of
-from dlrm_hybrid.compress.gradient.deft_plan import (
+from dlrm_hybrid.compress.gradient.deft import (
     Fragments,
     allocate,
+    choose,
     costs,
     exact_budget,
+    norms_of,
     partition,
 )
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
@@ -72,10 +73,11 @@ from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.run.assembly import gradient as build_gradient
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.section import Section
-from dlrm_hybrid.wire.sparse import Sparse, sparse_of
+from dlrm_hybrid.wire.sparse import Elements, sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
 
 SIZES = (260_000, 2_600_000, 26_000_000)
@@ -181,7 +183,7 @@ def _rules(name: str, size: int, density: float, repeats: int) -> Iterator[Row]:
         others = _references(values_N, k) if call >= SETTLING_CALLS else {}
         for label, rule in RULES.items():
             start = time.thread_time()
-            tau = rule.tau(values_N, k, states[label])
+            tau = rule.tau(values_N, k, states[label], NUMBA)
             took = time.thread_time() - start
             if others:
                 turns[label].append({"rule": took, **others, **_quality(values_N, k, tau)})
@@ -325,10 +327,11 @@ def _error(compressor: Compressor, gradients: Gradients, sections: Mapping[str, 
     return sqrt(left / total)
 
 
-def _held(one: Section) -> Sparse:
+def _held(one: Section) -> Elements:
     """What a section says of which elements."""
     if is_ternary(one):
-        return Sparse(np.arange(one.count, dtype=np.int32), ternary_of(one))
+        indices_K = np.arange(one.count, dtype=np.int32)
+        return Elements(np.array([0, one.count]), indices_K, ternary_of(one))
     return sparse_of(one)
 
 
@@ -349,7 +352,7 @@ def _fragment_row(
     turns: list[dict[str, float]] = []
     for values in (steps[0], *steps):  # the first pages memory in and is not counted
         values_N, magnitudes = values.numpy(), values.abs()
-        ks_L = exact_budget(norms_of(values_N, fragments), fragments.sizes_L, k)
+        ks_L = exact_budget(norms_of(values_N, fragments, NUMBA), fragments.sizes_L, k)
         bins_L = allocate(costs(fragments.sizes_L, ks_L), trainers)
         parts = list(zip(fragments.slices(), ks_L.tolist(), strict=True))
         shares: list[Parts] = [
@@ -359,8 +362,8 @@ def _fragment_row(
         turns.append(
             {
                 "topk": seconds(partial(torch.topk, magnitudes, k, sorted=False)),
-                "ours of all": seconds(partial(largest, values_N, k)),
-                "ours": max(seconds(partial(choose, values_N, own)) for own in shares),
+                "ours of all": seconds(partial(largest, values_N, k, NUMBA)),
+                "ours": max(seconds(partial(choose, values_N, own, NUMBA)) for own in shares),
                 "topk of own": max(
                     seconds(partial(_topk_of_parts, magnitudes, own)) for own in shares
                 ),

@@ -44,22 +44,24 @@ from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
-from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
-from dlrm_hybrid.compress.gradient.thresholded import Thresholded
+from dlrm_hybrid.compress.gradient.thresholded import (
+    Mode,
+    Renewal,
+    Scope,
+    SparsityTarget,
+    Thresholded,
+)
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
-from dlrm_hybrid.kernels.read_sections import decode
-from dlrm_hybrid.kernels.rows import decode_rows, encode_rows, gather
-from dlrm_hybrid.kernels.section_forms import fit
-from dlrm_hybrid.kernels.select import accumulate_select
-from dlrm_hybrid.kernels.write_sections import STORE_BYTES
-from dlrm_hybrid.kernels.write_sections import encode as encode_gaps
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
+from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
+from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
+from dlrm_hybrid.kernels.ops import NUMBA, Selected
+from dlrm_hybrid.kernels.scatter import scatter
 from dlrm_hybrid.telemetry.machine import Machine
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
-from dlrm_hybrid.wire.values import narrow
 
 SELECT_SIZES = (131_072, 1_000_000, 15_000_000)
 LARGE = 15_000_000
@@ -153,13 +155,16 @@ def _select_row(size: int, density: float, repeats: int) -> Row:
     # Each turn has other sums: a processor learns the branches of the same ones by heart.
     stream = rng.standard_normal(size + SHIFT * (repeats + 1), dtype=np.float32)
     before_N = rng.standard_normal(size, dtype=np.float32)
-    tau = magnitude_of_rank(stream[:size] + before_N, int(size * density))
+    tau = kth_magnitude(stream[:size] + before_N, int(size * density))
     gradient, residual = torch.empty(size), torch.empty(size)
     gradient_N, residual_N = gradient.numpy(), residual.numpy()
-    indices_K, values_K = np.empty(size, np.int32), np.empty(size, np.float32)
+    taus_1, offsets = np.array([tau], np.float32), np.array([0, size])
+    selected = Selected(np.empty(2, np.int64), np.empty(size, np.int32), np.empty(size, np.float32))
     calls: Calls = {
         "pass": lambda: residual.add_(gradient),
-        "select": lambda: accumulate_select(gradient_N, residual_N, tau, indices_K, values_K),
+        "select": lambda: NUMBA.accumulate_select(
+            [gradient], residual_N, taus_1, offsets, selected
+        ),
         "torch": lambda: _plain_select(gradient, residual, tau),
     }
     turns: list[dict[str, float]] = []
@@ -229,14 +234,14 @@ def accumulated(gradients: Sequence[Gradients]) -> dict[str, Float32s]:
 def _threshold_row(name: str, values_N: Float32s, density: float, repeats: int) -> Row:
     k, magnitudes_N = int(values_N.size * density), np.abs(values_N)
     others = libraries(magnitudes_N, k)
-    calls = {"ours": lambda: magnitude_of_rank(values_N, k), **others}
+    calls = {"ours": lambda: kth_magnitude(values_N, k), **others}
     turns = [in_turns(calls) for _ in range(1 + repeats)][1:]
     speed = ratio(turns, "topk", "ours")
     return {
         "values": name,
         "elements": values_N.size,
         "kept": density,
-        "k̂ / k": np.count_nonzero(magnitudes_N >= magnitude_of_rank(values_N, k)) / k,
+        "k̂ / k": np.count_nonzero(magnitudes_N >= kth_magnitude(values_N, k)) / k,
         "threshold, µs": microseconds(turns, "ours"),
         **{f"{library} / threshold": ratio(turns, library, "ours") for library in others},
         "goal": TOPK_GOAL,
@@ -338,17 +343,18 @@ def _wire_row(density: float, repeats: int) -> Row:
         return sparse(0, WIRE_COUNT, indices_K, narrow(values_K, dtype), dtype)
 
     def write_indices() -> None:
-        parameter, bits = fit(indices_K)
+        parameter, bits = fit_parameter(indices_K)
         encode_gaps(indices_K, parameter, np.empty(bits // 8 + STORE_BYTES + 1, np.uint8))
 
     made = write(Dtype.BFLOAT16)
-    parameter, bits = fit(indices_K)
+    parameter, bits = fit_parameter(indices_K)
     gaps = np.zeros(bits // 8 + STORE_BYTES + 1, np.uint8)
     encode_gaps(indices_K, parameter, gaps)
     times = max(1, WIRE_TURN_ELEMENTS // k)
+    back_K = np.empty(k, np.int32)
     calls: Calls = {
         "write indices, ns": write_indices,
-        "read indices, ns": lambda: decode(gaps, 0, parameter, WIRE_COUNT, np.empty(k, np.int32)),
+        "read indices, ns": lambda: decode_gaps(gaps, 0, parameter, WIRE_COUNT, back_K),
         "write section, ns": lambda: write(Dtype.BFLOAT16),
         "read section, ns": lambda: sparse_of(made),
     }
@@ -375,7 +381,7 @@ def _activation_row(batch: int, sparsity: float, kind: str, repeats: int) -> Row
     generator = torch.Generator().manual_seed(SEED)
     x_BN = torch.randn(batch, WIDTH, generator=generator)
     x_BN = x_BN.relu() if kind == "after ReLU" else x_BN
-    calls = _activation_calls(x_BN, keep_count(WIDTH, sparsity), generator)
+    calls = _activation_calls(x_BN, target_k(WIDTH, sparsity), generator)
     turns = [in_turns(calls, TURN_ROWS // batch) for _ in range(1 + repeats)][1:]
     return {
         "rows": batch,
@@ -399,18 +405,17 @@ def _activation_calls(x_BN: Tensor, k: int, generator: torch.Generator) -> Calls
     tau_B = np.empty(len(x_BN), np.float32)
 
     def encode() -> int:
-        return encode_rows(x_BN.data_ptr(), len(x_BN), WIDTH, k, indices_N, values_N, tau_B)
+        return topk_rows(x_BN.numpy(), k, indices_N, values_N, tau_B)
 
     num_sent = encode()
     indices_K, values_K = indices_N[:num_sent].copy(), values_N[:num_sent].copy()
-    gathered_K = np.empty_like(values_K)
     return {
         "pass": lambda: sum_BN.add_(x_BN),
         "layer": lambda: torch.mm(x_BN, weight_NM, out=product_BM),
         "topk": lambda: x_BN.gather(1, torch.topk(x_BN.abs(), k, dim=1, sorted=False).indices),
         "encode": encode,
-        "decode": lambda: decode_rows(indices_K, values_K, out_N.data_ptr(), out_N.numel()),
-        "gather": lambda: gather(x_BN.data_ptr(), x_BN.numel(), indices_K, gathered_K),
+        "decode": lambda: scatter(indices_K, values_K, out_N.view(-1).numpy()),
+        "gather": lambda: x_BN.view(-1).numpy().take(indices_K),
     }
 
 

@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.compress.update import DenseUpdate, Destination, Float32s, SparseUpdate, decode
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.dense import dense, narrow
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import sparse
-from dlrm_hybrid.wire.values import narrow
 
 DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
 Said = tuple[int, set[int]]

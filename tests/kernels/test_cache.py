@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pytest
 from small_disk import fill, needs_mount, small_disk
 
-from dlrm_hybrid.kernels import ahead, cache
+from dlrm_hybrid.kernels import ALL, cache, jit
 from dlrm_hybrid.kernels.jit import argument_types, kernel
-from dlrm_hybrid.kernels.needs import ALL
 
 Float32s = npt.NDArray[np.float32]
 
@@ -214,32 +213,34 @@ def test_a_disk_that_fills_up_later_is_told_once_and_nothing_fails(
 
 
 def test_types_of_every_kernel_follow_from_its_annotations(folder: Path) -> None:
-    seen = ahead.look(folder, ALL)
-    assert seen.missing == ALL
-    assert seen.compiled == 0 < seen.kernels
-    files = {path.stem for path in Path(ahead.__file__).parent.glob("*.py")}
-    assert files - set(ALL) == {"__init__", "ahead", "bits", "cache", "halves", "jit", "needs"}
+    seen = jit.cache_state(folder, ALL)
+    assert {name.partition(".")[0] for name in seen.missing} == set(ALL)
+    assert seen.compiled == 0 < seen.kernels == len(seen.missing)
+    files = {path.stem for path in Path(jit.__file__).parent.glob("*.py")}
+    assert files - set(ALL) == {"__init__", "bits", "cache", "jit"}
 
 
-def test_a_file_compiled_ahead_is_complete_and_serves_the_call(folder: Path) -> None:
-    from dlrm_hybrid.kernels.sample import sample
+def test_a_kernel_compiled_ahead_serves_the_call(folder: Path) -> None:
+    from dlrm_hybrid.kernels.criteo import fill_log_table
 
     # In a process of its own: in this one a test may have called the kernel before.
+    name = "criteo.fill_log_table"
     done = subprocess.run(
-        [sys.executable, "-c", "from dlrm_hybrid.kernels.ahead import serve; serve()"],
-        input="sample\n",
+        [sys.executable, "-c", "from dlrm_hybrid.kernels.jit import serve; serve()"],
+        input=f"{name}\n",
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "sample\n"
-    state = ahead.look(folder, ["sample"])
-    assert (state.missing, state.compiled, state.kernels) == ((), 1, 1)
-    sample(np.ones(100, np.float32), 1, np.empty(7, np.float32))
-    assert set(sample.signatures) == {argument_types(sample.py_func)}  # pyright: ignore
+    assert done.stdout == f"{name}\n"
+    state = jit.cache_state(folder, ["criteo"])
+    assert name not in state.missing
+    assert (state.compiled, state.kernels) == (1, 1 + len(state.missing))
+    fill_log_table(np.ones(7, np.float32))
+    assert set(fill_log_table.signatures) == {argument_types(fill_log_table.py_func)}  # pyright: ignore
     _flip(only_file(folder))
-    state = ahead.look(folder, ["sample"])
-    assert state.missing == ("sample",)
+    state = jit.cache_state(folder, ["criteo"])
+    assert name in state.missing
     assert "is damaged" in state.damaged[0]
     assert not list(folder.iterdir())
 
@@ -254,8 +255,8 @@ def test_folders_of_old_versions_go_when_long_unused(folder: Path) -> None:
     now = folder.stat().st_mtime
     os.utime(old, (now - 31 * 86_400,) * 2)
     os.utime(foreign, (now - 31 * 86_400,) * 2)
-    assert ahead.other_folders(folder) == [(old, 5), (recent, 5)]
-    ahead.tidy(folder)
+    assert jit.other_folders(folder) == [(old, 5), (recent, 5)]
+    jit.tidy(folder)
     assert not old.exists() and recent.exists() and foreign.exists()
     assert not list(folder.iterdir())
 
@@ -268,5 +269,5 @@ def test_a_folder_in_daily_use_is_not_old_to_another_version(folder: Path) -> No
         os.utime(path, (month_ago,) * 2)
     cache._first_usable.cache_clear()  # another process
     assert cache.kernel_folder().path == folder
-    ahead.tidy(other)
+    jit.tidy(other)
     assert folder.exists()

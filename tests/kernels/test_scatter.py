@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.narrow import narrow_bfloat16
+from dlrm_hybrid.kernels.ops import return_rounding_error
 from dlrm_hybrid.kernels.scatter import (
-    approach,
     collect,
-    give_back,
-    part,
+    publish,
     put,
     put_all,
+    round_bfloat16,
+    scatter,
     scatter_add,
-    take,
 )
 
 Push = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -40,23 +39,22 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     sum_N, touched_W = np.zeros(count, np.float32), np.zeros((count + 63) // 64, np.uint64)
     expected_N = np.zeros(count, np.float32)
     # The elements are those of two tensors.
-    firsts_E = np.array([0, count // 3, count])
-    for places_K, values_K in made:
-        bounds_E, indices_K = np.zeros(3, np.int64), np.empty_like(places_K)
-        part(firsts_E, places_K, bounds_E, indices_K)
-        assert bounds_E.tolist() == np.searchsorted(places_K, firsts_E).tolist()
-        scatter_add(firsts_E, bounds_E, indices_K, values_K, sum_N, touched_W)
-        indices_K = places_K
+    offsets_E = np.array([0, count // 3, count])
+    for flat_K, values_K in made:
+        splits_E = np.searchsorted(flat_K, offsets_E)
+        starts_K = np.repeat(offsets_E[:-1], np.diff(splits_E))
+        indices_K = (flat_K - starts_K).astype(np.int32)
+        scatter_add(offsets_E, splits_E, indices_K, values_K, sum_N, touched_W)
+        indices_K = flat_K
         expected_N[indices_K] += values_K
     assert sum_N.tobytes() == expected_N.tobytes()
 
-    indices_N = np.empty(count, np.int32)
-    union_K = indices_N[: collect(touched_W, indices_N)]
+    indices_N, sums_N = np.empty(count, np.int32), np.empty(count, np.float32)
+    found = collect(touched_W, sum_N, indices_N, sums_N)
+    union_K, taken_K = indices_N[:found], sums_N[:found]
     assert union_K.tolist() == sorted({int(index) for indices_K, _ in made for index in indices_K})
     assert not touched_W.any()
 
-    taken_K = np.empty(union_K.size, np.float32)
-    take(sum_N, union_K, taken_K)
     assert taken_K.tobytes() == expected_N[union_K].tobytes()
     assert not sum_N.any()
 
@@ -64,6 +62,9 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     put(union_K, taken_K, out_N)
     expected_N[np.setdiff1d(np.arange(count), union_K)] = 9
     assert out_N.tobytes() == expected_N.tobytes()
+    scatter(union_K, taken_K, out_N)
+    assert out_N[union_K].tobytes() == taken_K.tobytes()
+    assert np.count_nonzero(out_N) == np.count_nonzero(taken_K)
 
 
 @pytest.mark.parametrize("adds", [False, True])
@@ -82,29 +83,29 @@ def test_what_rounding_took_is_given_back() -> None:
     values_K = np.array([1.25, 1e-9, -3, -1e-9, 2.5], np.float32)
     rounded_K = np.array([1, 0, -3, 0, 2], np.float32)
     residual_N = np.full(10, 9, np.float32)
-    bounds_E = np.array([0, 3, 3, 5])
-    firsts_E = np.array([0, 6, 6, 10])
-    give_back(firsts_E, bounds_E, indices_K, values_K, rounded_K, residual_N, False)
+    splits_E = np.array([0, 3, 3, 5])
+    offsets_E = np.array([0, 6, 6, 10])
+    return_rounding_error(offsets_E, splits_E, indices_K, values_K, rounded_K, residual_N, False)
     tiny = np.float32(1e-9)
     assert residual_N.tolist() == [0.25, 9, tiny, 9, 9, 0, 9, -tiny, 9, 0.5]
-    assert bounds_E.tolist() == [0, 2, 2, 3]
+    assert splits_E.tolist() == [0, 2, 2, 3]
     assert (indices_K[:3].tolist(), rounded_K[:3].tolist()) == ([0, 5, 3], [1, -3, 2])
 
 
 def test_rounding_on_the_way_is_rounding_before() -> None:
-    firsts_E = np.array([0, 40, 50])
+    offsets_E = np.array([0, 40, 50])
     values_K = np.random.default_rng(3).normal(size=20).astype(np.float32)
     values_K[3] = 1e-45  # half of the smallest bfloat16 and less: becomes zero and stays
     rounded_K, outcomes = np.empty_like(values_K), []
-    narrow_bfloat16(values_K.view(np.uint32), rounded_K.view(np.uint32))
+    round_bfloat16(values_K.view(np.uint32), rounded_K.view(np.uint32))
     assert (rounded_K != values_K).any()
     for rounds in (False, True):
         out_K = np.full_like(values_K, 7) if rounds else rounded_K.copy()
         indices_K = np.r_[0:30:2, 1:10:2].astype(np.int32)
-        bounds_E, residual_N = np.array([0, 15, 20]), np.zeros(50, np.float32)
-        give_back(firsts_E, bounds_E, indices_K, values_K, out_K, residual_N, rounds)
-        kept = bounds_E[-1]
-        outcomes.append([bounds_E, indices_K[:kept], out_K[:kept], residual_N])
+        splits_E, residual_N = np.array([0, 15, 20]), np.zeros(50, np.float32)
+        return_rounding_error(offsets_E, splits_E, indices_K, values_K, out_K, residual_N, rounds)
+        kept = splits_E[-1]
+        outcomes.append([splits_E, indices_K[:kept], out_K[:kept], residual_N])
     for before, by_the_way in zip(*outcomes, strict=True):
         assert before.tobytes() == by_the_way.tobytes()
     assert outcomes[0][0].tolist() == [0, 14, 19]
@@ -113,11 +114,11 @@ def test_rounding_on_the_way_is_rounding_before() -> None:
 def test_a_copy_approaches_by_rounded_differences() -> None:
     rng = np.random.default_rng(4)
     value_K, out_N = rng.normal(size=9).astype(np.float32), rng.normal(size=30).astype(np.float32)
-    places_K = np.sort(rng.choice(30, 9, replace=False)).astype(np.int32)
-    expected_N, told_K, rounded_K = out_N.copy(), np.empty(9, np.float32), np.empty(9, np.float32)
-    difference_K = value_K - out_N[places_K]
-    narrow_bfloat16(difference_K.view(np.uint32), rounded_K.view(np.uint32))
+    flat_K = np.sort(rng.choice(30, 9, replace=False)).astype(np.int32)
+    expected_N, sent_K, rounded_K = out_N.copy(), np.empty(9, np.float32), np.empty(9, np.float32)
+    difference_K = value_K - out_N[flat_K]
+    round_bfloat16(difference_K.view(np.uint32), rounded_K.view(np.uint32))
     assert (rounded_K != difference_K).any()
-    expected_N[places_K] += rounded_K
-    approach(places_K, value_K, out_N, told_K)
-    assert (told_K.tobytes(), out_N.tobytes()) == (rounded_K.tobytes(), expected_N.tobytes())
+    expected_N[flat_K] += rounded_K
+    publish(flat_K, value_K, out_N, sent_K)
+    assert (sent_K.tobytes(), out_N.tobytes()) == (rounded_K.tobytes(), expected_N.tobytes())

@@ -13,7 +13,7 @@ from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
-from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
+from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.parallel.collectives.client import CollectiveClient
 from dlrm_hybrid.parallel.collectives.server import CollectiveServer
 from dlrm_hybrid.parallel.effects import Program, Receive, Send
@@ -60,7 +60,7 @@ class World:
             specs = [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
             layout = layout_of(specs)
             selector = FromLeader(
-                inner=TopK(keep_count(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
+                inner=TopK(target_k(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
             )
             compressor = ErrorFeedback(layout, selector, FeedbackOptions(dtype=Dtype.FLOAT32))
             self.seats[rank] = Seat(self.client(rank, self.post), compressor)

@@ -30,8 +30,13 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
-from dlrm_hybrid.compress.gradient.thresholded import Thresholded
+from dlrm_hybrid.compress.gradient.thresholded import (
+    Mode,
+    Renewal,
+    Scope,
+    SparsityTarget,
+    Thresholded,
+)
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig

@@ -19,14 +19,12 @@ from mutated_bytes import (
 )
 
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.dense import array_of, dense, values_of
 from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode, encoded_bytes
 from dlrm_hybrid.wire.frame import sealed as seal
-from dlrm_hybrid.wire.levels import mean_of
 from dlrm_hybrid.wire.section import FLOATS, Dtype, Encoding, Section, size_fault
 from dlrm_hybrid.wire.sparse import rows_of, sparse_of
-from dlrm_hybrid.wire.ternary import ternary_of
-from dlrm_hybrid.wire.values import values_of
+from dlrm_hybrid.wire.ternary import mean_of, ternary_of
 
 ITEM_BYTES = {
     "FLOAT32": 4,

@@ -36,7 +36,7 @@ def test_random_indices_take_little_more_than_their_entropy(density: float) -> N
 
 @pytest.mark.parametrize("indices", [[3, 3], [4, 2], [-1, 2], [0, 10]])
 def test_what_does_not_rise_inside_the_vector_is_refused(indices: list[int]) -> None:
-    with pytest.raises(ValueError, match="do not rise from 0 to 9"):
+    with pytest.raises(ValueError, match="do not increase from 0 to 9"):
         index_set(np.array(indices, np.int32), 10)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.wire.levels import MAX_TRAINERS, levels, mean_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.ternary import MAX_TRAINERS, levels, mean_of
 
 
 def units() -> st.SearchStrategy[float]:

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import (
-    Sparse,
+    Elements,
     rows,
     rows_of,
     sparse,
@@ -19,7 +20,6 @@ from dlrm_hybrid.wire.sparse import (
     sparse_of,
     sparse_of_all,
 )
-from dlrm_hybrid.wire.values import narrow
 
 Int32s = NDArray[np.int32]
 DTYPES = st.sampled_from(sorted(FLOATS))
@@ -42,10 +42,15 @@ def values_for(indices: Int32s, dtype: Dtype) -> NDArray[np.float32]:
     return narrow(values.astype(np.float32), dtype)
 
 
-def assert_same(found: Sparse, indices: Int32s, values: NDArray[np.float32]) -> None:
-    assert found.indices_K.dtype == np.int32 and found.values_K.dtype == np.float32
-    assert found.indices_K.tolist() == indices.tolist()
-    assert found.values_K.view(np.uint32).tolist() == values.view(np.uint32).tolist()
+def assert_same(
+    found: Elements | tuple[Int32s, NDArray[np.float32]],
+    indices: Int32s,
+    values: NDArray[np.float32],
+) -> None:
+    *_, indices_K, values_K = found
+    assert indices_K.dtype == np.int32 and values_K.dtype == np.float32
+    assert indices_K.tolist() == indices.tolist()
+    assert values_K.view(np.uint32).tolist() == values.view(np.uint32).tolist()
 
 
 @given(elements(), DTYPES)
@@ -95,11 +100,9 @@ def test_many_tensors_give_the_sections_of_each(
         sparse(10 + place, count, *given_[place], dtype) for place, (count, _) in enumerate(tensors)
     ]
     found = sparse_of_all(sections)
-    assert found.bounds_E[0] == 0 and len(found.bounds_E) == len(tensors) + 1
-    for (first, last), (indices, values) in zip(pairwise(found.bounds_E), given_, strict=True):
-        assert_same(
-            Sparse(found.indices_K[first:last], found.values_K[first:last]), indices, values
-        )
+    assert found.offsets_E[0] == 0 and len(found.offsets_E) == len(tensors) + 1
+    for (first, last), (indices, values) in zip(pairwise(found.offsets_E), given_, strict=True):
+        assert_same((found.indices_K[first:last], found.values_K[first:last]), indices, values)
 
 
 def index_bytes(section: Section, num_values: int) -> int:
@@ -156,7 +159,7 @@ def test_rows_come_back_from_the_smallest_encoding(
     values = values_for(indices, dtype)
     section = rows(9, shape, indices, values, dtype, allow_rice)
     assert (section.tensor, section.dtype, section.count) == (9, dtype, shape[0] * shape[1])
-    assert_same(Sparse(*rows_of(section, shape)), indices, values)
+    assert_same(rows_of(section, shape), indices, values)
     expected = sizes(shape, indices, dtype)
     if not allow_rice:
         expected.pop(Encoding.RICE, None)
@@ -208,10 +211,10 @@ def test_bytes_lie_as_documented() -> None:
 @pytest.mark.parametrize("indices", [[3, 3], [4, 3], [-1, 3], [3, 1000]])
 def test_indices_out_of_order_are_not_written(count: int, indices: list[int]) -> None:
     array = np.array(indices, np.int32)
-    with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
+    with pytest.raises(ValueError, match=f"indices do not increase from 0 to {count - 1}"):
         sparse(6, count, array, np.ones(2, np.float32), Dtype.FLOAT32)
-    with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
+    with pytest.raises(ValueError, match=f"indices do not increase from 0 to {count - 1}"):
         rows(6, (1, count), array, np.ones(2, np.float32), Dtype.FLOAT32, False)
     both, ends = np.array([0, *indices], np.int32), np.array([0, 1, 3])
-    with pytest.raises(ValueError, match=f"indices do not rise from 0 to {count - 1}"):
+    with pytest.raises(ValueError, match=f"indices do not increase from 0 to {count - 1}"):
         sparse_all((5, 6), np.array([7, count]), ends, both, np.ones(3, np.float32), Dtype.FLOAT32)

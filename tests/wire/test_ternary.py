@@ -8,17 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.kernels.ternary import measure
+from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
-from dlrm_hybrid.wire.ternary import scale_of, ternary, ternary_of
+from dlrm_hybrid.wire.ternary import Float32s, scale_of, ternary, ternary_of
 
 ENCODINGS = (Encoding.TERNARY, Encoding.TRITS)
+
+
+def drawn(
+    values_N: Float32s, encoding: Encoding, *, limit: float, scale: float, key: int
+) -> Section:
+    return ternary(3, NUMBA.ternarise(values_N, limit, scale, key), encoding, scale)
 
 
 def certain(codes: list[int], encoding: Encoding) -> Section:
     """Values of full scale always fire."""
     values_N = np.array(codes, np.float32)
-    return ternary(3, values_N, encoding, limit=1.0, scale=1.0, key=5)
+    return drawn(values_N, encoding, limit=1.0, scale=1.0, key=5)
 
 
 def test_two_bits_lie_as_in_the_golden_vector() -> None:
@@ -42,7 +48,7 @@ def test_codes_come_back_times_the_scale(
     codes: list[int], encoding: Encoding, scale: float
 ) -> None:
     values_N = np.array(codes, np.float32) * np.float32(scale)
-    section = ternary(3, values_N, encoding, limit=scale, scale=scale, key=5)
+    section = drawn(values_N, encoding, limit=scale, scale=scale, key=5)
     per_byte = 4 if encoding is Encoding.TERNARY else 5
     assert len(section.payload) == 4 + math.ceil(len(codes) / per_byte)
     assert scale_of(section) == np.float32(scale)
@@ -53,7 +59,7 @@ def test_codes_come_back_times_the_scale(
 def test_both_encodings_draw_the_same_codes(count: int) -> None:
     values_N = np.random.default_rng(1).standard_normal(count).astype(np.float32)
     one, other = (
-        ternary_of(ternary(0, values_N, encoding, limit=2.5, scale=2.5, key=2**62 + 17))
+        ternary_of(drawn(values_N, encoding, limit=2.5, scale=2.5, key=2**62 + 17))
         for encoding in ENCODINGS
     )
     assert set(np.unique(one)) <= {-2.5, 0, 2.5}
@@ -66,9 +72,7 @@ def test_draws_are_unbiased_and_vary_as_they_should() -> None:
     clipped_N = np.clip(values_N, -limit, limit)
     sum_N, squares_N = np.zeros(values_N.size), np.zeros(values_N.size)
     for key in range(draws):
-        drawn_N = ternary_of(
-            ternary(0, values_N, Encoding.TERNARY, limit=limit, scale=scale, key=key)
-        )
+        drawn_N = ternary_of(drawn(values_N, Encoding.TERNARY, limit=limit, scale=scale, key=key))
         sum_N += drawn_N
         squares_N += drawn_N.astype(np.float64) ** 2
     variance_N = scale * np.abs(clipped_N) - clipped_N**2
@@ -85,7 +89,7 @@ def test_elements_steps_and_trainers_draw_independently() -> None:
     half_N = np.full(20_000, 0.5, np.float32)
 
     def fired(key: int) -> np.ndarray:
-        return 2 * ternary_of(ternary(0, half_N, Encoding.TERNARY, limit=1, scale=1, key=key)) - 1
+        return 2 * ternary_of(drawn(half_N, Encoding.TERNARY, limit=1, scale=1, key=key)) - 1
 
     streams = np.stack([fired(key) for key in (0, 1, 2, 2**32, 2**32 + 1, 2**62)])
     correlations = streams @ streams.T / half_N.size
@@ -107,7 +111,7 @@ def test_any_bytes_give_elements_or_an_error(
         return
     scale = scale_of(section)
     assert set(np.abs(values_N)) <= {0.0, scale}
-    again = ternary(0, values_N, encoding, limit=scale, scale=scale, key=0)
+    again = drawn(values_N, encoding, limit=scale, scale=scale, key=0)
     assert scale == 0 or bytes(again.payload)[4:] == payload[4:]
 
 
@@ -130,21 +134,3 @@ def test_broken_sections_say_what_is_wrong(encoding: Encoding, broken: bytes, re
         ternary_of(section)
     with pytest.raises(SectionError, match="it holds .* float16"):
         scale_of(replace(certain([1], Encoding.TERNARY), dtype=Dtype.FLOAT16))
-
-
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
-def test_measures_are_those_of_numpy(count: int) -> None:
-    values_N = np.random.default_rng(count).standard_t(2, count).astype(np.float32)
-    total, squares, largest = measure(values_N)
-    wide_N = values_N.astype(np.float64)
-    assert total == pytest.approx(wide_N.sum(), rel=1e-12, abs=1e-12)
-    assert squares == pytest.approx((wide_N**2).sum(), rel=1e-12)
-    assert largest == np.abs(values_N).max(initial=0)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [3, 64])
-def test_what_is_not_finite_shows_in_the_squares(bad: float, place: int) -> None:
-    values_N = np.ones(65, np.float32)
-    values_N[place] = bad
-    assert not math.isfinite(measure(values_N)[1])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import narrow, pack, packed, unpack, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.values import narrow, pack, packed, unpack, values_of
 
 TORCH = {Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
 NARROW = sorted(TORCH)

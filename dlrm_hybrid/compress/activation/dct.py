@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.compress.activation.largest import largest_of_rows
 from dlrm_hybrid.compress.activation.received import (
     only_section,
     scattered,
-    scattered_section,
 )
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
-from dlrm_hybrid.compress.address import address_of
-from dlrm_hybrid.kernels.rows import gather
+from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.kernels.ops import NUMBA, Ops
+from dlrm_hybrid.wire.dense import packed, values_of
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
-from dlrm_hybrid.wire.values import packed
 
 
 class _Mask(NamedTuple):
@@ -43,29 +43,29 @@ class _Mask(NamedTuple):
 
 
 @final
-class ThresholdCodec:
+class ThresholdCodec(ActivationCodec):
     """Elements that reach their row's threshold (Gupta et al., KDD 2021, algorithm 2)."""
 
-    def __init__(self, *, sparsity: float, dtype: Dtype, allow_rice: bool) -> None:
+    def __init__(
+        self, *, sparsity: float, dtype: Dtype, allow_rice: bool, ops: Ops = NUMBA
+    ) -> None:
         """For any number of boundaries.
 
         Args:
             sparsity: fraction of a row that is left out, in [0, 1).
             dtype: of the values on the wire, both ways: FLOAT32, BFLOAT16 or FLOAT16.
-            allow_rice: take fewer bytes for positions where that takes more CPU time.
+            allow_rice: take fewer bytes for indices where that takes more CPU time.
+            ops: to compute with.
         """
+        self._ops = ops
         self._sparsity = sparsity
         self._dtype = dtype
         self._allow_rice = allow_rice
         self._tally = Tally()
 
+    @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        """The kept elements; the mask is saved.
-
-        Raises:
-            DivergedError: an activation is not finite; names batch, boundary and micro-batch.
-        """
-        largest = largest_of_rows(x_BN, self._sparsity, key)
+        largest = largest_of_rows(x_BN, self._sparsity, key, self._ops)
         self._tally.add(key.boundary, x_BN.numel(), largest.indices_K.size, largest.tau_B)
         section = rows(
             0,
@@ -77,29 +77,29 @@ class ThresholdCodec:
         )
         return (section,), _Mask(largest.indices_K, x_BN.shape)
 
+    @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
-        """The activations, 0 where none was sent; the mask is saved."""
         section = only_section(sections, self._dtype, shape, key, dense=False)
         indices_K, values_K = rows_of(section, (shape[0], shape[1]))
         return scattered(indices_K, values_K, shape), _Mask(indices_K, shape)
 
+    @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        """The gradients of what was received."""
         mask: _Mask = saved
-        values_K = np.empty(mask.indices_K.size, np.float32)
-        gather(address_of(g_BN), g_BN.numel(), mask.indices_K, values_K)
+        g_N = host_array(g_BN, f"gradient of activations ({key})").reshape(-1)
+        values_K = g_N.take(mask.indices_K)
         return (packed(0, values_K, self._dtype),)
 
+    @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        """The gradient, 0 where nothing was sent."""
         mask: _Mask = saved
         section = only_section(sections, self._dtype, mask.indices_K.shape, key, dense=True)
-        return scattered_section(mask.indices_K, section, mask.shape)
+        return scattered(mask.indices_K, values_of(section), mask.shape)
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """None: a mask lives from forward to backward."""
         return {}
 
+    @override
     def report(self) -> dict[int, BoundaryReport]:
-        """What was sent forward, with the mean of the rows' thresholds."""
         return self._tally.take()

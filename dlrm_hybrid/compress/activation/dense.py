@@ -9,37 +9,39 @@ from typing import final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.compress.activation.received import dense_tensor
 from dlrm_hybrid.compress.activation.report import BoundaryReport
+from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.wire.dense import dense
 
 
 @final
-class DenseCodec:
+class DenseCodec(ActivationCodec):
     """Every element as float32."""
 
+    @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        """One section that views x_BN; the shape is kept."""
-        return (dense(0, x_BN.numpy()),), x_BN.shape
+        return (dense(0, host_array(x_BN, f"activation ({key})")),), x_BN.shape
 
+    @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
-        """The activations; nothing is kept."""
         return dense_tensor(sections, shape, key), None
 
+    @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        """One section that views g_BN."""
-        return (dense(0, g_BN.numpy()),)
+        return (dense(0, host_array(g_BN, f"gradient of activations ({key})")),)
 
+    @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        """The gradient."""
         return dense_tensor(sections, saved, key)
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """None: nothing lasts."""
         return {}
 
+    @override
     def report(self) -> dict[int, BoundaryReport]:
-        """Empty: nothing is left out."""
         return {}

@@ -15,23 +15,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.received import only_section, scattered
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
-from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.compress.gradient.selector import largest
+from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.host import require_host
+from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
-from dlrm_hybrid.wire.values import narrow
 
 Float32s = NDArray[np.float32]
 
 
 @final
-class GradientTopKCodec:
+class GradientTopKCodec(ActivationCodec):
     """The largest of a micro-batch's gradients (Gupta et al., KDD 2021, table 7)."""
 
     def __init__(
@@ -62,62 +65,44 @@ class GradientTopKCodec:
         self._dense = DenseCodec()
         self._tally = Tally()
 
+    @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        """As `DenseCodec`."""
         return self._dense.encode(x_BN, key)
 
+    @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
-        """As `DenseCodec`."""
         return self._dense.decode(sections, shape, key)
 
+    @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        """The largest of gradient plus residual; the residual keeps the rest.
-
-        Raises:
-            DivergedError: a sum is not finite; the residual is then as before.
-        """
         residual_BN = self._residuals[key.boundary, key.microbatch][: g_BN.shape[0]]
+        require_host(g_BN, f"gradient of activations ({key})")
         sum_BN = g_BN + residual_BN
         sum_N = sum_BN.view(-1).numpy()
         if not np.isfinite(sum_N).all():
             raise DivergedError(f"{key}: a gradient of the activations is not finite")
-        keep = keep_count(sum_N.size, self._sparsity)
-        tau = magnitude_of_rank(sum_N, keep)
-        indices_K = _largest(np.abs(sum_N), keep, np.float32(tau))
+        k = target_k(sum_N.size, self._sparsity)
+        tau = NUMBA.kth_magnitude(sum_N, k)
+        indices_K = largest(sum_N, k, NUMBA)
         values_K = narrow(sum_N[indices_K], self._dtype)
         sum_N[indices_K] -= values_K
         residual_BN.copy_(sum_BN)
         self._tally.add(key.boundary, sum_N.size, indices_K.size, np.array([tau], np.float32))
         return (sparse(0, sum_N.size, indices_K, values_K, self._dtype),)
 
+    @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        """The gradient, 0 where nothing was sent."""
         shape: torch.Size = saved
         kept = sparse_of(only_section(sections, self._dtype, shape, key, dense=False))
         return scattered(kept.indices_K, kept.values_K, shape)
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """The residuals, float32 (B, N), one for each boundary and micro-batch number."""
         return {
             f"boundary.{boundary}.microbatch.{microbatch}.residual": residual_BN
             for (boundary, microbatch), residual_BN in self._residuals.items()
         }
 
+    @override
     def report(self) -> dict[int, BoundaryReport]:
-        """What was sent backward, with the mean of the smallest magnitudes sent."""
         return self._tally.take()
-
-
-def _largest(sizes_N: Float32s, keep: int, tau: np.float32) -> NDArray[np.int32]:
-    """Rising positions of the `keep` largest sizes, zeros excepted; of equal ones the first.
-
-    Args:
-        sizes_N: not negative.
-        tau: the size of rank `keep`.
-    """
-    places_K = np.flatnonzero((sizes_N >= tau) & (sizes_N > 0))
-    surplus = places_K.size - keep
-    if surplus > 0:
-        ties = np.flatnonzero(sizes_N[places_K] == tau)
-        places_K = np.delete(places_K, ties[-surplus:])
-    return places_K.astype(np.int32)

@@ -9,15 +9,16 @@ from typing import final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.largest import largest_of_rows
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
 
 
 @final
-class ObservedCodec:
+class ObservedCodec(ActivationCodec):
     """Every element as float32, and the thresholds that a sparsity would set (KDD 2021, fig. 5)."""
 
     def __init__(self, sparsity: float) -> None:
@@ -26,32 +27,28 @@ class ObservedCodec:
         self._dense = DenseCodec()
         self._tally = Tally()
 
+    @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        """As `DenseCodec`.
-
-        Raises:
-            DivergedError: an activation is not finite; names batch, boundary and micro-batch.
-        """
         largest = largest_of_rows(x_BN, self._sparsity, key)
         self._tally.add(key.boundary, x_BN.numel(), x_BN.numel(), largest.tau_B)
         return self._dense.encode(x_BN, key)
 
+    @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
-        """As `DenseCodec`."""
         return self._dense.decode(sections, shape, key)
 
+    @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        """As `DenseCodec`."""
         return self._dense.encode_gradient(g_BN, saved, key)
 
+    @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        """As `DenseCodec`."""
         return self._dense.decode_gradient(sections, saved, key)
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """None: nothing lasts."""
         return {}
 
+    @override
     def report(self) -> dict[int, BoundaryReport]:
-        """All elements kept, and the mean of the rows' thresholds."""
         return self._tally.take()

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Sections
-from dlrm_hybrid.compress.address import address_of
-from dlrm_hybrid.kernels.rows import decode_rows, decode_rows_of_halves
+from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.kernels.scatter import scatter
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.values import payload_of, values_of
 
 
 def only_section(
@@ -42,7 +41,7 @@ def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
     """A tensor sent as it is, in memory of torch; raises as `only_section`."""
     section = only_section(sections, Dtype.FLOAT32, shape, key, dense=True)
     tensor = torch.empty(shape)
-    np.copyto(tensor.view(-1).numpy(), array_of(section))
+    np.copyto(host_array(tensor.view(-1), "received activation"), array_of(section))
     return tensor
 
 
@@ -51,16 +50,7 @@ def scattered(
 ) -> Tensor:
     """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
     tensor = torch.empty(shape)
-    decode_rows(indices_K, values_K, address_of(tensor), tensor.numel())
-    return tensor
-
-
-def scattered_section(indices_K: NDArray[np.int32], section: Section, shape: torch.Size) -> Tensor:
-    """`scattered` of the values of a dense section; raises SectionError if it is none."""
-    if section.dtype is not Dtype.BFLOAT16:
-        return scattered(indices_K, values_of(section), shape)
-    tensor = torch.empty(shape)
-    decode_rows_of_halves(indices_K, payload_of(section), address_of(tensor), tensor.numel())
+    scatter(indices_K, values_K, host_array(tensor.view(-1), "received activation"))
     return tensor
 
 

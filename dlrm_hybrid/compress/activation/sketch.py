@@ -16,11 +16,13 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid import rng
-from dlrm_hybrid.compress.activation.codec import Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
 from dlrm_hybrid.compress.activation.received import dense_tensor
 from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
+from dlrm_hybrid.compress.host import host_array, require_host
 from dlrm_hybrid.wire.dense import dense
 
 _NO_THRESHOLDS = np.empty(0, np.float32)
@@ -32,7 +34,7 @@ class _Sketched(NamedTuple):
 
 
 @final
-class SketchCodec:
+class SketchCodec(ActivationCodec):
     """A Gaussian sketch of the activations (Gupta et al., KDD 2021, table 6)."""
 
     def __init__(self, *, sparsity: float, seed: int) -> None:
@@ -46,35 +48,36 @@ class SketchCodec:
         self._seed = seed
         self._tally = Tally()
 
+    @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        """The sketch; the projection is saved."""
+        require_host(x_BN, f"activation ({key})")
         projection_NC = self._projection(x_BN.shape[1], key)
         sketch_BC = x_BN @ projection_NC
         self._tally.add(key.boundary, x_BN.numel(), sketch_BC.numel(), _NO_THRESHOLDS)
         return (dense(0, sketch_BC.numpy()),), _Sketched(projection_NC, x_BN.shape)
 
+    @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
-        """What the sketch tells of the activations; nothing is saved."""
         projection_NC = self._projection(shape[1], key)
         sketch_shape = torch.Size((shape[0], projection_NC.shape[1]))
         return dense_tensor(sections, sketch_shape, key) @ projection_NC.T, None
 
+    @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        """One section that views g_BN."""
-        return (dense(0, g_BN.numpy()),)
+        return (dense(0, host_array(g_BN, f"gradient of activations ({key})")),)
 
+    @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        """The gradient with respect to what was encoded."""
         sketched: _Sketched = saved
         g_BN = dense_tensor(sections, sketched.shape, key)
         return g_BN @ sketched.projection_NC @ sketched.projection_NC.T
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """None: projections follow from the seed."""
         return {}
 
+    @override
     def report(self) -> dict[int, BoundaryReport]:
-        """How many numbers the sketches had."""
         return self._tally.take()
 
     def _projection(self, width: int, key: Key) -> Tensor:

@@ -11,20 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.address import address_of
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int64s, Layout
-from dlrm_hybrid.kernels.scatter import put, take
-from dlrm_hybrid.kernels.select import select_all
-from dlrm_hybrid.kernels.sent import keep_first_ties
+from dlrm_hybrid.kernels.ops import Ops, Selected
 from dlrm_hybrid.types import DivergedError
-
-ADDED = 0  # instead of the address of a gradient that the residual already holds
 
 
 @final
@@ -47,15 +42,18 @@ class Accumulated:
 
     Args:
         layout: of the tensors.
+        ops: to compute with.
 
     Attributes:
         layout: as given.
+        ops: likewise.
         residual_N: float32; what is not sent.
         flushed: tensors of which everything is to be sent in this step.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, ops: Ops) -> None:
         self.layout = layout
+        self.ops = ops
         self.residual_N: Float32s = np.zeros(layout.size, np.float32)
         self.residuals = layout.parts(self.residual_N)
         self.flushed: Sequence[int] = ()
@@ -71,7 +69,7 @@ class Accumulated:
         """Take the gradients of a step; their memory must last until `take`.
 
         Args:
-            gradients: of all tensors, float32, contiguous.
+            gradients: of all tensors, float32, contiguous, on the CPU.
             step: counted from 0, for messages.
             flushed: tensors of which everything is to be sent.
         """
@@ -81,18 +79,13 @@ class Accumulated:
         self._reached = None
 
     def of(self, tensors: range) -> Float32s:
-        """The values of adjacent tensors, which need not be finite; a view.
-
-        Raises:
-            ValueError: a gradient is not contiguous float32 of its tensor's size.
-        """
+        """The values of adjacent tensors, which need not be finite; a view."""
         self._restore()
         # Sums that overflow are found later; numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
             for tensor in tensors:
                 if self._pending[tensor]:
                     residual_N, gradient = self.residuals[tensor], self._gradients[tensor]
-                    self._require_flat(tensor, gradient)
                     np.add(residual_N, gradient.numpy().reshape(-1), out=residual_N)
                     self._pending[tensor] = False
         if len(tensors) == 1:
@@ -119,40 +112,27 @@ class Accumulated:
 
         Raises:
             DivergedError: a sum is not finite; names step and tensor.
-            ValueError: as `of`.
         """
         self._restore()
-        layout, addresses = self.layout, [ADDED] * len(self._gradients)
-        for tensor, gradient in enumerate(self._gradients):
-            if self._pending[tensor]:
-                self._require_flat(tensor, gradient)
-                addresses[tensor] = address_of(gradient)
-        splits_E = np.empty(layout.offsets.size, np.int64)
-        fault = select_all(
-            np.array(addresses, np.uint64),
-            taus_T,
-            layout.offsets,
+        pending = zip(self._gradients, self._pending, strict=True)
+        selected = Selected(
+            np.empty(self.layout.offsets.size, np.int64), self._local_N, self._reached_N
+        )
+        fault = self.ops.accumulate_select(
+            [gradient if is_pending else None for gradient, is_pending in pending],
             self.residual_N,
-            splits_E,
-            self._local_N,
-            self._reached_N,
+            taus_T,
+            self.layout.offsets,
+            selected,
         )
         if fault >= 0:
             raise self._diverged(fault)
-        self._pending = [False] * len(addresses)
+        self._pending = [False] * len(self._pending)
         self._is_finite = True
+        splits_E = selected.splits_E
         if limits is not None:
-            keep_first_ties(
-                limits.groups_F,
-                limits.ks_G,
-                taus_T,
-                layout.offsets,
-                splits_E,
-                self._local_N,
-                self._reached_N,
-                self.residual_N,
-            )
-        self._reached = Indices(layout, splits_E, self._local_N[: splits_E[-1]])
+            splits_E = self._put_back_ties(limits, taus_T, splits_E)
+        self._reached = Indices(self.layout, splits_E, self._local_N[: splits_E[-1]])
         return self._reached
 
     def values_at(self, indices: Indices) -> Float32s:
@@ -171,22 +151,43 @@ class Accumulated:
             self._reached = None
             return self._reached_N[: indices.local_K.size]
         values_N, flat_K = self.values, indices.flat
-        taken_K = np.empty(flat_K.size, np.float32)
-        take(values_N, flat_K, taken_K)
+        taken_K = values_N[flat_K]
+        values_N[flat_K] = 0
         return taken_K
 
     def _restore(self) -> None:
         """Put back what `reaching` removed and nobody took."""
         reached, self._reached = self._reached, None
         if reached is not None:
-            put(reached.flat, self._reached_N[: reached.local_K.size], self.residual_N)
+            self.residual_N[reached.flat] = self._reached_N[: reached.local_K.size]
 
-    def _require_flat(self, tensor: int, gradient: Tensor) -> None:
-        count = self.layout.counts[tensor]
-        is_flat = gradient.dtype is torch.float32 and gradient.is_contiguous()
-        if not is_flat or gradient.numel() != count:
-            name = self.layout.specs[tensor].name
-            raise ValueError(f"the gradient of {name} is not {count} contiguous float32")
+    def _put_back_ties(self, limits: Limits, taus_T: Float32s, splits_E: Int64s) -> Int64s:
+        """Put what equals the threshold back, the last ones, where more than k were removed.
+
+        Nothing of a flushed tensor is put back, and what of it is below the threshold of the others
+        does not count.
+        """
+        splits, values_N, dropped = splits_E.tolist(), self._reached_N, list[Int64s]()
+        groups = zip(pairwise(limits.groups_F.tolist()), limits.ks_G.tolist(), strict=True)
+        for (begin, end), k in groups:
+            first, last = splits[begin], splits[end]
+            if last - first > k:
+                tau = taus_T[begin:end].max()
+                sizes_K = np.abs(values_N[first:last])
+                ties_K = first + np.flatnonzero(sizes_K == tau)
+                surplus = int(np.count_nonzero(sizes_K >= tau)) - k
+                if surplus > 0:
+                    ties_K = ties_K[max(0, ties_K.size - surplus) :]
+                    own_taus_K = np.repeat(taus_T, np.diff(splits_E))
+                    dropped.append(ties_K[own_taus_K[ties_K] == tau])
+        if not any(ties_K.size for ties_K in dropped):
+            return splits_E
+        dropped_K = np.concatenate(dropped)
+        back = Indices(self.layout, splits_E, self._local_N[: splits[-1]]).flat[dropped_K]
+        self.residual_N[back] = values_N[dropped_K]
+        for array_N in (self._local_N, values_N):
+            array_N[: splits[-1] - dropped_K.size] = np.delete(array_N[: splits[-1]], dropped_K)
+        return splits_E - np.searchsorted(dropped_K, splits_E)
 
     def _require_finite(self) -> None:
         # An element that is not finite makes the sum so; finite ones only near the limit.

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Section
 
@@ -24,7 +26,7 @@ class TensorReport:
     Attributes:
         elements: of the tensor, times the steps.
         sent: elements that were sent, over all steps.
-        threshold: the magnitude from which elements are sent now; None before the first.
+        threshold: the magnitude from which elements are sent now; None if there is none.
         threshold_sum: of the thresholds of all steps that had one.
         thresholds: how many steps that are.
         renewals: how often the threshold was found anew.
@@ -32,25 +34,39 @@ class TensorReport:
 
     elements: int
     sent: int
-    threshold: float | None
-    threshold_sum: float
-    thresholds: int
-    renewals: int
+    threshold: float | None = None
+    threshold_sum: float = 0.0
+    thresholds: int = 0
+    renewals: int = 0
 
 
 def all_sent(specs: Sequence[Spec], steps: int) -> dict[str, TensorReport]:
     """The reports of a method that sends every element at every step."""
     return {
-        spec.name: TensorReport(
-            elements=steps * spec.count,
-            sent=steps * spec.count,
-            threshold=None,
-            threshold_sum=0.0,
-            thresholds=0,
-            renewals=0,
-        )
+        spec.name: TensorReport(elements=steps * spec.count, sent=steps * spec.count)
         for spec in specs
     }
+
+
+class State(Protocol):
+    """What a part of a compressor remembers from step to step."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views "<tensor>.<what>" of all of it, for checkpoints."""
+        ...
+
+
+@final
+class Stateless(State):
+    """The state of what remembers nothing, and finds no thresholds."""
+
+    @override
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def report(self, reports: Sequence[TensorReport]) -> Sequence[TensorReport]:
+        """The reports as they are."""
+        return reports
 
 
 class Compressor(Protocol):
@@ -97,7 +113,7 @@ class Compressor(Protocol):
 
 
 @final
-class Dense:
+class Dense(Compressor):
     """Every element as float32, nothing kept.
 
     Values that are not finite travel on to the server, which looks for them in every mean.
@@ -107,25 +123,33 @@ class Dense:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.specs: Sequence[Spec] = layout.specs
+        self._layout = layout
         self._steps = 0
 
     @property
+    @override
+    def specs(self) -> Sequence[Spec]:
+        return self._layout.specs
+
+    @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """None."""
         return ()
 
+    @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        """Sections that view the gradients."""
         yield from ()
         self._steps += 1
-        return {spec.name: dense(spec.id, gradients[spec.name].numpy()) for spec in self.specs}
+        return {
+            spec.name: dense(spec.id, host_array(gradients[spec.name], f"gradient {spec.name}"))
+            for spec in self.specs
+        }
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
+    @override
     def report(self) -> dict[str, TensorReport]:
-        """Everything was sent."""
         steps, self._steps = self._steps, 0
         return all_sent(self.specs, steps)

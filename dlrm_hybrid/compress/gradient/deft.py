@@ -17,19 +17,14 @@ from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections, counts_of
-from dlrm_hybrid.compress.gradient.deft_plan import (
-    Fragments,
-    allocate,
-    costs,
-    exact_budget,
-    paper_budget,
-)
+from dlrm_hybrid.compress.gradient.compressor import Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int64s, Layout
-from dlrm_hybrid.compress.gradient.selector import Selection, Stateless, largest
-from dlrm_hybrid.kernels.moments import sums
+from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
+from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
 from dlrm_hybrid.wire.section import Encoding, SectionError
@@ -38,8 +33,27 @@ Float64s = NDArray[np.float64]
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class Fragments:
+    """Parts of a vector, one after the other.
+
+    Attributes:
+        firsts_L: int64, where each begins.
+        sizes_L: int64.
+    """
+
+    firsts_L: Int64s
+    sizes_L: Int64s
+
+    def slices(self) -> list[slice]:
+        """Of the vector."""
+        pairs = zip(self.firsts_L.tolist(), self.sizes_L.tolist(), strict=True)
+        return [slice(first, first + size) for first, size in pairs]
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deft:
+class Deft(Selector[Stateless]):
     """A selection from some fragments, and the union of all trainers'.
 
     Attributes:
@@ -58,20 +72,20 @@ class Deft:
     trainers: int
 
     @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """The leader speaks, then all have selected."""
         return (Op.LEADER, Op.UNION)
 
+    @override
     def init(self, layout: Layout) -> Stateless:
-        """Nothing."""
         return Stateless()
 
+    @override
     def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
-        """What the owners of all fragments select."""
         values_N, leader = x.values, step % self.trainers
-        plan = self._plan(values_N, leader) if leader == self.trainer else ()
-        own = self._assigned(values_N, (yield Collective(Op.LEADER, plan)))
-        chosen = choose(values_N, own)
+        plan = self._plan(x, leader) if leader == self.trainer else ()
+        own = self._assigned(x, (yield Collective(Op.LEADER, plan)))
+        chosen = choose(values_N, own, x.ops)
         contribution = index_set(np.concatenate([np.zeros(0, np.int32), *chosen]), values_N.size)
         agreed = yield Collective(Op.UNION, (contribution,))
         agreed_K = only_index_set_of(agreed, values_N.size)
@@ -81,20 +95,20 @@ class Deft:
             raise _fault(f"others chose from the fragments of trainer {self.trainer}")
         return Indices.of_flat(x.layout, agreed_K)
 
-    def _ks(self, values_N: Float32s) -> Int64s:
+    def _ks(self, x: Accumulated) -> Int64s:
         budget = exact_budget if self.is_exact else paper_budget
-        return budget(norms_of(values_N, self.fragments), self.fragments.sizes_L, self.k)
+        return budget(norms_of(x.values, self.fragments, x.ops), self.fragments.sizes_L, self.k)
 
-    def _plan(self, values_N: Float32s, leader: int) -> Sections:
+    def _plan(self, x: Accumulated, leader: int) -> Sections:
         """Who selects from each fragment and, where that is for the leader to say, how many."""
-        ks_L = self._ks(values_N)
+        ks_L = self._ks(x)
         bins_L = allocate(costs(self.fragments.sizes_L, ks_L), self.trainers)
         # Trainer i takes the bin (leader + i) mod trainers.
         owners_L = (bins_L - leader) % self.trainers
         lists = (owners_L, ks_L) if self.is_exact else (owners_L,)
         return tuple(dense(0, numbers_L.astype(np.int32)) for numbers_L in lists)
 
-    def _assigned(self, values_N: Float32s, plan: Sections) -> list[tuple[slice, int]]:
+    def _assigned(self, x: Accumulated, plan: Sections) -> list[tuple[slice, int]]:
         """The fragments of this trainer, and how many elements to select from each."""
         sizes_L = self.fragments.sizes_L
         if len(plan) != 1 + self.is_exact:
@@ -102,24 +116,111 @@ class Deft:
         lists = counts_of(plan)
         if any(numbers_L.size != sizes_L.size for numbers_L in lists):
             raise _fault(f"an allocation of other than {sizes_L.size} fragments")
-        ks_L = lists[1] if self.is_exact else self._ks(values_N)
+        ks_L = lists[1] if self.is_exact else self._ks(x)
         if lists[0].max(initial=0) >= self.trainers or (ks_L > sizes_L).any():
             raise _fault("an allocation to nobody, or of more than there is")
         slices = self.fragments.slices()
-        places = np.flatnonzero(lists[0] == self.trainer).tolist()
-        return [(slices[place], int(ks_L[place])) for place in places]
+        owned = np.flatnonzero(lists[0] == self.trainer).tolist()
+        return [(slices[fragment], int(ks_L[fragment])) for fragment in owned]
 
 
-def norms_of(values_N: Float32s, fragments: Fragments) -> Float64s:
+def norms_of(values_N: Float32s, fragments: Fragments, ops: Ops) -> Float64s:
     """L2 norms of the fragments of a vector."""
-    squares = [sums(values_N[one])[1] for one in fragments.slices()]
+    squares = [ops.moments(values_N[one]).squares for one in fragments.slices()]
     return np.array([math.sqrt(square) for square in squares])
 
 
-def choose(values_N: Float32s, own: Sequence[tuple[slice, int]]) -> list[Int32s]:
+def choose(values_N: Float32s, own: Sequence[tuple[slice, int]], ops: Ops) -> list[Int32s]:
     """Indices of the largest elements of each fragment, as many as it says, increasing."""
-    return [largest(values_N[fragment], k) + np.int32(fragment.start) for fragment, k in own]
+    return [largest(values_N[fragment], k, ops) + np.int32(fragment.start) for fragment, k in own]
 
 
 def _fault(reason: str) -> SectionError:
     return SectionError(0, Encoding.DENSE, reason)
+
+
+def partition(counts: Sequence[int], trainers: int) -> Fragments:
+    """Each tensor, those of more than a trainer's share in as many parts as there are trainers.
+
+    So no fragment has more elements than ceil(N / trainers) (DEFT, algorithm 2).
+
+    Args:
+        counts: elements of each tensor, N in all; those of none are no fragments.
+        trainers: at least 1.
+    """
+    total = sum(counts)
+    sizes: list[int] = []
+    for count in counts:
+        if count * trainers > total:
+            part, longer = divmod(count, trainers)
+            sizes += [part + 1] * longer + [part] * (trainers - longer)
+        else:
+            sizes.append(count)
+    sizes_L = np.array([size for size in sizes if size], np.int64)
+    return Fragments(np.cumsum(sizes_L) - sizes_L, sizes_L)
+
+
+def paper_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
+    """What leaves each fragment, in proportion to its norm: at least 1, so not the budget in all.
+
+    DEFT, algorithm 3, its quotas rounded down as the authors' program does.
+    """
+    ks_L = np.zeros(sizes_L.size, np.int64)
+    rest = budget
+    for place, norm, norms_left in _descending(norms_L):
+        quota = int(rest * norm / norms_left) if norms_left > 0 else 0
+        ks_L[place] = min(int(sizes_L[place]), max(1, quota))
+        rest -= int(ks_L[place])
+    return ks_L
+
+
+def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
+    """The same, but nothing of fragments without a norm, and the budget in all.
+
+    Where there are fewer elements to hand out than fragments, those of the largest norms get one
+    each; where all others have been served, what is left goes by descending norms to who has room.
+    """
+    ks_L = np.zeros(sizes_L.size, np.int64)
+    visited = [one for one in _descending(norms_L) if one[1] > 0]
+    rest = min(budget, sum(int(sizes_L[place]) for place, _, _ in visited))
+    if rest < len(visited):
+        ks_L[[place for place, _, _ in visited[:rest]]] = 1
+        return ks_L
+    for number, (place, norm, norms_left) in enumerate(visited):
+        later = len(visited) - number - 1
+        quota = max(1, min(int(rest * norm / norms_left), rest - later))
+        ks_L[place] = min(int(sizes_L[place]), quota)
+        rest -= int(ks_L[place])
+    for place, _, _ in visited:
+        more = min(rest, int(sizes_L[place] - ks_L[place]))
+        ks_L[place] += more
+        rest -= more
+    return ks_L
+
+
+def costs(sizes_L: Int64s, ks_L: Int64s) -> Float64s:
+    """Of selecting: size times log2 of how many are kept; 1 costs as much as 2."""
+    of_one_L = np.log2(np.maximum(ks_L, 2).astype(np.float64))
+    return np.where(ks_L > 0, sizes_L * of_one_L, 0.0)
+
+
+def allocate(costs_L: Float64s, bins: int) -> Int64s:
+    """A bin for every fragment: the dearest first, each to the lightest bin (DEFT, algorithm 4).
+
+    Ties by number. The heaviest bin is at most 4/3 of the best possible (Graham, 1969).
+    """
+    loads = [0.0] * bins
+    bins_L = np.zeros(costs_L.size, np.int64)
+    for place in np.argsort(-costs_L, kind="stable").tolist():
+        lightest = loads.index(min(loads))
+        bins_L[place] = lightest
+        loads[lightest] += float(costs_L[place])
+    return bins_L
+
+
+def _descending(norms_L: Float64s) -> list[tuple[int, float, float]]:
+    """Place, norm, and the sum of it and all that follow; ties by place."""
+    order = np.argsort(-norms_L, kind="stable").tolist()
+    sorted_norms = [float(norms_L[place]) for place in order]
+    left = [math.fsum(sorted_norms[number:]) for number in range(len(order))]
+    return list(zip(order, sorted_norms, left, strict=True))

@@ -17,18 +17,20 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import Encoding, TensorReport
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, TensorReport
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Layout, Spec
-from dlrm_hybrid.compress.gradient.selector import Selector, ThresholdReport
+from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
-from dlrm_hybrid.kernels.scatter import give_back
+from dlrm_hybrid.compress.host import require_host
+from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
 from dlrm_hybrid.rng import fold
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import sparse_all
-from dlrm_hybrid.wire.values import narrow
 
 
 class DrainMode(StrEnum):
@@ -88,21 +90,28 @@ class FeedbackOptions:
 
 
 @final
-class ErrorFeedback:
+class ErrorFeedback(Compressor):
     """One trainer's side of every sparsifier.
 
     Args:
         layout: of the tensors of a stage.
         selector: says what is sent.
         options: all else.
+        ops: to compute with.
     """
 
-    def __init__(self, layout: Layout, selector: Selector[Any], options: FeedbackOptions) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        selector: Selector[Any],
+        options: FeedbackOptions,
+        ops: Ops = NUMBA,
+    ) -> None:
         self._layout = layout
         self._names = [spec.name for spec in layout.specs]
         self._selector = selector
         self._options = options
-        self._x = Accumulated(layout)
+        self._x = Accumulated(layout, ops)
         self._selected = selector.init(layout)
         self._transforms = [(one, one.init(layout)) for one in options.transforms]
         self._scaled: Sequence[Tensor] = ()
@@ -111,17 +120,17 @@ class ErrorFeedback:
         self._start_report()
 
     @property
+    @override
     def specs(self) -> Sequence[Spec]:
-        """The tensors it was made for."""
         return self._layout.specs
 
     @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """Those of the selector."""
         return self._selector.rounds
 
+    @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        """Sections of what is sent, in memory of their own."""
         x, low_pass = self._x, np.float32(self._options.low_pass)
         joining = self._joining(gradients, step)
         flushed = self._drain(step)
@@ -143,8 +152,8 @@ class ErrorFeedback:
         )
         return dict(zip(self._names, sections, strict=True))
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """Residuals "<tensor>.residual" of the tensor's shape, and what the parts remember."""
         views = self._layout.tensors(self._x.residual_N, "residual") | self._selected.tensors()
         if self._options.drain is not None:
             for tensor, spec in enumerate(self.specs):
@@ -155,27 +164,22 @@ class ErrorFeedback:
             views |= state.tensors()
         return views
 
+    @override
     def report(self) -> dict[str, TensorReport]:
-        """By tensor; counts what was sent by drains too."""
-        none = ThresholdReport(threshold=None, total=0.0, steps=0, renewals=0)
-        found: Sequence[ThresholdReport] = self._selected.report() or [none] * len(self.specs)
-        reports = {
-            spec.name: TensorReport(
-                elements=self._steps * spec.count,
-                sent=sent,
-                threshold=one.threshold,
-                threshold_sum=one.total,
-                thresholds=one.steps,
-                renewals=one.renewals,
-            )
-            for spec, sent, one in zip(self.specs, self._sent_T.tolist(), found, strict=True)
-        }
+        reports = [
+            TensorReport(elements=self._steps * spec.count, sent=sent)
+            for spec, sent in zip(self.specs, self._sent_T.tolist(), strict=True)
+        ]
         self._start_report()
-        return reports
+        return dict(zip(self._names, self._selected.report(reports), strict=True))
 
     def _joining(self, gradients: Mapping[str, Tensor], step: int) -> Sequence[Tensor]:
         """What is to join the residuals."""
         given = [gradients[name] for name in self._names]
+        for gradient, spec, count in zip(given, self.specs, self._layout.counts, strict=True):
+            require_host(gradient, f"gradient {spec.name}")
+            if gradient.numel() != count:
+                raise ValueError(f"gradient {spec.name}: {gradient.numel()} elements, not {count}")
         if not self._transforms:
             return given
         made = Gradients(given, 1.0)
@@ -221,7 +225,7 @@ class ErrorFeedback:
         rounds = dtype is Dtype.BFLOAT16
         rounded_K = np.empty_like(values_K) if rounds else narrow(values_K, dtype)
         splits_E, local_K = indices.splits_E, indices.local_K
-        give_back(
+        return_rounding_error(
             *(self._layout.offsets, splits_E, local_K, values_K, rounded_K),
             *(x.residual_N, rounds),
         )

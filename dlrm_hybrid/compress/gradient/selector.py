@@ -13,60 +13,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, final
 
 import numpy as np
-from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
+from dlrm_hybrid.compress.gradient.compressor import State, Stateless, TensorReport
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Layout
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
-from dlrm_hybrid.kernels.largest import list_largest
+from dlrm_hybrid.kernels.ops import Ops
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.values import narrow
 
 Selection = Generator[Collective, Sections, Indices]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThresholdReport:
-    """The thresholds of one tensor since the last report.
-
-    Attributes:
-        threshold: the magnitude from which elements are sent now; None before the first.
-        total: of the thresholds of all steps that had one.
-        steps: how many steps that are.
-        renewals: how often the threshold was found anew.
-    """
-
-    threshold: float | None
-    total: float
-    steps: int
-    renewals: int
-
-
-class State(Protocol):
+class SelectorState(State, Protocol):
     """What a selector remembers from step to step."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Views "<tensor>.<what>" of all of it, for checkpoints."""
+    def report(self, reports: Sequence[TensorReport]) -> Sequence[TensorReport]:
+        """The reports of all tensors with their thresholds; the next report begins here."""
         ...
-
-    def report(self) -> Sequence[ThresholdReport]:
-        """By tensor, nothing where there are no thresholds; the next report begins here."""
-        ...
-
-
-@final
-class Stateless:
-    """Of selectors that remember nothing."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    def report(self) -> Sequence[ThresholdReport]:
-        """No thresholds."""
-        return ()
 
 
 StateT = TypeVar("StateT")
@@ -104,7 +70,7 @@ class Selector(Protocol[StateT]):
 
 @final
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Selector[Stateless]):
     """The k largest of all tensors together, the first of equals (Aji and Heafield, EMNLP 2017).
 
     Attributes:
@@ -114,23 +80,23 @@ class TopK:
     k: int
 
     @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """None."""
         return ()
 
+    @override
     def init(self, layout: Layout) -> Stateless:
-        """Nothing."""
         return Stateless()
 
+    @override
     def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
-        """Those of the largest magnitudes."""
         yield from ()
-        return Indices.of_flat(x.layout, largest(x.values, self.k))
+        return Indices.of_flat(x.layout, largest(x.values, self.k, x.ops))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromLeader:
+class FromLeader(Selector[Any]):
     """CLT-k: all send what one of them selects, another trainer at each step.
 
     So a pull is as sparse as a push, however many trainers there are (Chen et al., ScaleCom,
@@ -147,16 +113,16 @@ class FromLeader:
     trainers: int
 
     @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """One, in which the leader speaks and all others listen."""
         return (Op.LEADER,)
 
+    @override
     def init(self, layout: Layout) -> Any:
-        """That of the inner selector."""
         return self.inner.init(layout)
 
+    @override
     def select(self, x: Accumulated, state: Any, step: int) -> Selection:
-        """The leader's selection."""
         if step % self.trainers == self.trainer:
             own = yield from self.inner.select(x, state, step)
             contribution = (index_set(own.flat, x.layout.size),)
@@ -169,7 +135,7 @@ class FromLeader:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Union:
+class Union(Selector[Any]):
     """All send what any of them selects, as DEFT's authors do with every method they compare with.
 
     Residuals stay smaller than where each sends its own selection alone, and pushes are as large as
@@ -184,16 +150,16 @@ class Union:
     dtype: Dtype
 
     @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """One."""
         return (Op.UNION,)
 
+    @override
     def init(self, layout: Layout) -> Any:
-        """That of the inner selector."""
         return self.inner.init(layout)
 
+    @override
     def select(self, x: Accumulated, state: Any, step: int) -> Selection:
-        """The union of all trainers' selections."""
         own = yield from self.inner.select(x, state, step)
         flat_K = own.flat
         if self.dtype is not Dtype.FLOAT32:
@@ -202,15 +168,20 @@ class Union:
         return Indices.of_flat(x.layout, only_index_set_of(agreed, x.layout.size))
 
 
-def largest(values_N: Float32s, k: int) -> Int32s:
+def largest(values_N: Float32s, k: int, ops: Ops) -> Int32s:
     """Indices of the k largest magnitudes, increasing; the first of equals, fewer if the rest is 0.
 
     Args:
         values_N: float32, contiguous, finite.
         k: 0 to N.
+        ops: to compute with.
     """
     if k == 0:
         return np.empty(0, np.int32)
-    indices_N = np.empty(values_N.size, np.int32)
-    tau = magnitude_of_rank(values_N, k)
-    return indices_N[: list_largest(values_N, tau, k, indices_N)].copy()
+    tau = ops.kth_magnitude(values_N, k)
+    indices_K = ops.compact(values_N, tau)
+    surplus = indices_K.size - k
+    if surplus > 0:
+        ties = np.flatnonzero(np.abs(values_N[indices_K]) == np.float32(tau))
+        indices_K = np.delete(indices_K, ties[-surplus:])
+    return indices_K

@@ -19,13 +19,15 @@ from typing import final
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, scales_of
-from dlrm_hybrid.compress.gradient.compressor import Encoding, TensorReport, all_sent
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, TensorReport, all_sent
 from dlrm_hybrid.compress.gradient.layout import Float32s, Layout, Spec
 from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
-from dlrm_hybrid.kernels.ternary import measure
+from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Encoding as WireEncoding
@@ -37,7 +39,7 @@ _DROPPED = np.uint32(0xFFF)  # bits of a float32's fraction that a scale has not
 
 
 @final
-class TernGrad:
+class TernGrad(Compressor):
     """Draws for one trainer.
 
     Args:
@@ -46,6 +48,7 @@ class TernGrad:
         exempt: names of tensors that stay float32.
         seed: of the run.
         trainer: whose gradients these are; each draws its own.
+        ops: to compute with.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class TernGrad:
         exempt: Collection[str],
         seed: int,
         trainer: int,
+        ops: Ops = NUMBA,
     ) -> None:
-        self.specs: Sequence[Spec] = layout.specs
+        self._ops = ops
+        self._layout = layout
         self._settings = settings
         self._seed, self._trainer = seed, trainer
         self._ternary = [
@@ -68,13 +73,20 @@ class TernGrad:
         self._steps = 0
 
     @property
+    @override
+    def specs(self) -> Sequence[Spec]:
+        return self._layout.specs
+
+    @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """One where scales are shared, else none."""
         return (Op.MAX,) if self._settings.sharing else ()
 
+    @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        """Codes in memory of their own, and views of the gradients that stay float32."""
-        limits, scales_Q = self._measure(gradients, step)
+        names = [spec.name for spec in self.specs]
+        arrays = {name: host_array(gradients[name], f"gradient {name}") for name in names}
+        limits, scales_Q = self._measure(arrays, step)
         if self._settings.sharing:
             own_Q = scales_Q
             scales_Q = scales_of((yield Collective(Op.MAX, (dense(0, own_Q),))))
@@ -82,32 +94,28 @@ class TernGrad:
                 reason = f"{scales_Q.size} scales do not serve {own_Q.size} tensors"
                 raise SectionError(0, WireEncoding.DENSE, reason)
         self._steps += 1
-        sections = {spec.name: dense(spec.id, gradients[spec.name].numpy()) for spec in self.specs}
+        sections = {spec.name: dense(spec.id, arrays[spec.name]) for spec in self.specs}
         for spec, limit, scale in zip(self._ternary, limits, scales_Q.tolist(), strict=True):
-            sections[spec.name] = ternary(
-                spec.id,
-                gradients[spec.name].numpy().reshape(-1),
-                CODES[self._settings.encoding],
-                limit=limit,
-                scale=scale,
-                key=fold(self._seed, "ternary", self._trainer, spec.name, step),
-            )
+            key = fold(self._seed, "ternary", self._trainer, spec.name, step)
+            codes_N = self._ops.ternarise(arrays[spec.name].reshape(-1), limit, scale, key)
+            encoding = CODES[self._settings.encoding]
+            sections[spec.name] = ternary(spec.id, codes_N, encoding, scale)
         return sections
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
+    @override
     def report(self) -> dict[str, TensorReport]:
-        """Every element was sent."""
         steps, self._steps = self._steps, 0
         return all_sent(self.specs, steps)
 
-    def _measure(self, gradients: Mapping[str, Tensor], step: int) -> tuple[list[float], Float32s]:
+    def _measure(self, arrays: Mapping[str, Float32s], step: int) -> tuple[list[float], Float32s]:
         """Where each gradient is clipped, and the scale that it then needs."""
         limits: list[float] = []
         for spec in self._ternary:
-            total, squares, largest = measure(gradients[spec.name].numpy().reshape(-1))
+            total, _, squares, largest = self._ops.moments(arrays[spec.name].reshape(-1))
             if not math.isfinite(squares):
                 raise not_finite(step, spec.name)
             mean = total / spec.count

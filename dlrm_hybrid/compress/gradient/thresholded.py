@@ -1,4 +1,6 @@
-"""Thresholds that live for many steps (DCT-DP; Gupta et al., KDD 2021, algorithm 1).
+"""Thresholds that live for many steps, and how many elements should reach them.
+
+As in DCT-DP (Gupta et al., KDD 2021, algorithm 1).
 
 Shapes: T tensors of N elements in all, in G groups of adjacent tensors that share a threshold; F =
 G + 1 offsets of groups among the tensors.
@@ -8,24 +10,127 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, Limits
 from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.compressor import State, TensorReport
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
-from dlrm_hybrid.compress.gradient.selector import Selection, ThresholdReport
-from dlrm_hybrid.compress.gradient.target import Renewal, SparsityTarget
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.compress.gradient.selector import Selection, Selector
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
+
+
+class Scope(StrEnum):
+    """What has one threshold: each tensor, or all of a stage together."""
+
+    TENSOR = "tensor"
+    STAGE = "stage"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholded:
+class SparsityTarget:
+    """How many elements should be sent.
+
+    Attributes:
+        sparsity: fraction of the elements that is kept, 0 to 1.
+        scope: what it is a fraction of.
+        sends_ties: all elements that equal the threshold are sent; otherwise at most k, the first.
+        warmup_sparsities: at the first steps, one after the other, where below `sparsity`.
+        warmup_steps: at each of those.
+    """
+
+    sparsity: float
+    scope: Scope
+    sends_ties: bool
+    warmup_sparsities: tuple[float, ...]
+    warmup_steps: int
+
+    @property
+    def warmup_end(self) -> int:
+        """The first step after the warm-up."""
+        return self.warmup_steps * len(self.warmup_sparsities)
+
+    def sparsity_at(self, step: int) -> float:
+        """The sparsity of a step, counted from 0."""
+        if step >= self.warmup_end:
+            return self.sparsity
+        return min(self.sparsity, self.warmup_sparsities[step // self.warmup_steps])
+
+    def groups(self, tensors: int) -> list[range]:
+        """The adjacent tensors that share a threshold."""
+        if self.scope is Scope.STAGE:
+            return [range(tensors)] if tensors else []
+        return [range(tensor, tensor + 1) for tensor in range(tensors)]
+
+    def ks(self, counts: Sequence[int], step: int) -> list[int]:
+        """How many elements of each group should be sent at a step, of as many as it has."""
+        sparsity = self.sparsity_at(step)
+        return [target_k(count, sparsity) for count in counts]
+
+
+class Mode(StrEnum):
+    """When a threshold ends early."""
+
+    CONTROLLED = "controlled"
+    FIXED = "fixed"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """When a threshold is found anew.
+
+    The paper keeps a threshold for L steps (DCT, algorithm 1). How many elements reach it drifts:
+    at step 0 the residual is empty, so a threshold kept from there soon lets several times too many
+    through. The controlled renewal looks at what was really sent.
+
+    Attributes:
+        steps: L; the longest life.
+        mode: FIXED renews at every multiple of L, as in the paper. CONTROLLED renews after L
+            steps, and as soon as the elements sent since the last renewal are fewer than 0.8 or
+            more than 1.25 times what they should be, and by more than one step's worth: what a
+            renewal takes out of the residual is missing in the steps that follow, and a tensor
+            that should send 3 elements may well send 6.
+        staggered: spread the fixed renewals of the groups evenly over L steps; controlled ones
+            drift apart by themselves.
+    """
+
+    steps: int
+    mode: Mode
+    staggered: bool
+
+    def lead(self, group: int, groups: int) -> int:
+        """Steps by which the fixed renewals of a group of several come early."""
+        return group * self.steps // groups if self.staggered else 0
+
+    def is_due(self, *, step: int, age: int, sent: int, k: int) -> bool:
+        """Whether the threshold must be renewed before this step.
+
+        Args:
+            step: counted from 0, plus the group's lead.
+            age: steps for which the threshold has served.
+            sent: elements that reached it in that time.
+            k: elements that should reach it in each step.
+        """
+        if self.mode is Mode.FIXED:
+            return step % self.steps == 0
+        expected = age * k
+        too_few = 5 * (sent + k) < 4 * expected
+        too_many = 4 * (sent - k) > 5 * expected
+        return age >= self.steps or too_few or too_many
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholded(Selector["Thresholds"]):
     """Every element whose magnitude reaches its group's threshold; zeros never do.
 
     A group whose values have all been zero has no threshold yet. A tensor that is flushed goes
@@ -42,16 +147,16 @@ class Thresholded:
     renewal: Renewal
 
     @property
+    @override
     def rounds(self) -> tuple[Op, ...]:
-        """None."""
         return ()
 
+    @override
     def init(self, layout: Layout) -> Thresholds:
-        """No threshold yet, but 0 where everything is sent."""
         return Thresholds(layout, self.target, [self.rule.init() for _ in layout.specs])
 
+    @override
     def select(self, x: Accumulated, state: Thresholds, step: int) -> Selection:
-        """What reaches the thresholds, after those that are due have been renewed."""
         yield from ()
         return self._select(x, state, step)
 
@@ -65,7 +170,7 @@ class Thresholded:
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
             tensors, k = state.groups[group], state.ks[group]
-            tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start])
+            tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start], x.ops)
             renewed[group] = tau
             taus[tensors.start : tensors.stop] = [tau] * len(tensors)
         for tensor in x.flushed:
@@ -84,7 +189,7 @@ class Thresholded:
 
 
 @final
-class Thresholds:
+class Thresholds(State):
     """Thresholds, how long they have lived, and what their rule remembers.
 
     All that a resumed run needs lies in arrays of all tensors, for a step touches every one. What
@@ -164,8 +269,8 @@ class Thresholds:
                 lives_T2[group.start, 1] += sum(served)
         self._steps += 1
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """Views "<tensor>.threshold", "<tensor>.life", and those of the rule."""
         views: dict[str, Tensor] = {}
         for tensor, spec in enumerate(self._specs):
             held = {
@@ -176,21 +281,22 @@ class Thresholds:
             views |= {f"{spec.name}.{name}": view for name, view in held.items()}
         return views
 
-    def report(self) -> Sequence[ThresholdReport]:
-        """By tensor, since the last report."""
-        reports: list[ThresholdReport] = []
+    def report(self, reports: Sequence[TensorReport]) -> Sequence[TensorReport]:
+        """The reports of all tensors with their thresholds; the next report begins here."""
+        made: list[TensorReport] = []
         for tensor, tau in enumerate(self.taus_T.tolist()):
             self._account(tensor)
-            reports.append(
-                ThresholdReport(
+            made.append(
+                replace(
+                    reports[tensor],
                     threshold=None if math.isnan(tau) else tau,
-                    total=self._totals[tensor],
-                    steps=self._served[tensor],
+                    threshold_sum=self._totals[tensor],
+                    thresholds=self._served[tensor],
                     renewals=self._renewals[tensor],
                 )
             )
         self._start_report()
-        return reports
+        return made
 
     def _account(self, tensor: int) -> None:
         """For the report: add the threshold once for every step since this was last done."""

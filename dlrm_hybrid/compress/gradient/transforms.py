@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol, TypeVar, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
-from dlrm_hybrid.kernels.moments import sums
-from dlrm_hybrid.kernels.sent import clear_sent
 
 
 class Gradients(NamedTuple):
@@ -29,23 +29,6 @@ class Gradients(NamedTuple):
 
     tensors: Sequence[Tensor]
     factor: float
-
-
-class State(Protocol):
-    """What a transform remembers from step to step."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Views "<tensor>.<what>" of all of it, for checkpoints."""
-        ...
-
-
-@final
-class Stateless:
-    """Of transforms that remember nothing."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
 
 
 StateT = TypeVar("StateT")
@@ -72,7 +55,7 @@ class Transform(Protocol[StateT]):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Clip:
+class Clip(Transform[Stateless]):
     """Bounds the norm of all gradients of a step (DGC, section 3.3).
 
     Attributes:
@@ -81,25 +64,26 @@ class Clip:
 
     norm: float
 
+    @override
     def init(self, layout: Layout) -> Stateless:
-        """Nothing."""
         return Stateless()
 
+    @override
     def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
-        """The same where they are short enough."""
-        squares = (sums(gradient.numpy().reshape(-1))[1] for gradient in gradients.tensors)
+        squares = [one.double().square().sum().item() for one in gradients.tensors]
         norm = abs(gradients.factor) * sqrt(sum(squares))
         # Where the norm is no number the factor is not used: the selection finds the fault.
         cut = self.norm / norm if norm > self.norm else 1.0
         return gradients._replace(factor=gradients.factor * cut)
 
+    @override
     def sent(self, indices: Indices, state: Stateless) -> None:
-        """Nothing."""
+        pass
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Transform[Stateless]):
     """Times a factor that depends on the step, such as the learning rate.
 
     Attributes:
@@ -108,21 +92,22 @@ class Scale:
 
     factor: Callable[[int], float]
 
+    @override
     def init(self, layout: Layout) -> Stateless:
-        """Nothing."""
         return Stateless()
 
+    @override
     def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
-        """With the factor of the step."""
         return gradients._replace(factor=gradients.factor * self.factor(step))
 
+    @override
     def sent(self, indices: Indices, state: Stateless) -> None:
-        """Nothing."""
+        pass
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum:
+class Momentum(Transform["Momenta"]):
     """Momentum at the trainer, for what a residual sends late would reach a server's momentum late.
 
     Deep gradient compression (Lin et al., ICLR 2018, sections 3.1 and 3.2). The server must have no
@@ -139,12 +124,12 @@ class Momentum:
     nesterov: bool
     masking: bool
 
+    @override
     def init(self, layout: Layout) -> Momenta:
-        """No momentum yet."""
         return Momenta(layout)
 
+    @override
     def update(self, gradients: Gradients, state: Momenta, step: int) -> Gradients:
-        """The momentum's step."""
         momentum, factor = self.momentum, gradients.factor
         if not self.nesterov:
             for own, gradient in zip(state.views, gradients.tensors, strict=True):
@@ -157,15 +142,14 @@ class Momentum:
             ahead.add_(own)
         return Gradients(state.ahead, 1.0)
 
+    @override
     def sent(self, indices: Indices, state: Momenta) -> None:
-        """Forget the momentum of what was sent."""
         if self.masking:
-            offsets_E = state.layout.offsets
-            clear_sent(offsets_E, indices.splits_E, indices.local_K, state.momentum_N)
+            state.momentum_N[indices.flat] = 0
 
 
 @final
-class Momenta:
+class Momenta(State):
     """A momentum for each element.
 
     Args:
@@ -184,6 +168,6 @@ class Momenta:
         self.views = list(self.tensors().values())
         self.ahead = [torch.empty(spec.shape) for spec in layout.specs]
 
+    @override
     def tensors(self) -> dict[str, Tensor]:
-        """Views "<tensor>.momentum" of the tensor's shape."""
         return self.layout.tensors(self.momentum_N, "momentum")

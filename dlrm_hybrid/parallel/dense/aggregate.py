@@ -15,10 +15,9 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.address import addresses_of
+from dlrm_hybrid.compress.host import addresses_of
 from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
-from dlrm_hybrid.kernels.mean import mean_of_all
-from dlrm_hybrid.kernels.scatter import collect, scatter_add, take
+from dlrm_hybrid.kernels.scatter import collect, mean_of_all, scatter_add
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -70,10 +69,8 @@ class Aggregate:
         for push in pushes:
             sparse = push if isinstance(push, SparseUpdate) else self._every_element(push)
             scatter_add(self._offsets_E, *sparse, self._sum_N, self._touched_W)
-        count = collect(self._touched_W, self._indices_N)
-        indices_K = self._indices_N[:count]
-        mean_K = np.empty(count, np.float32)
-        take(self._sum_N, indices_K, mean_K)
+        count = collect(self._touched_W, self._sum_N, self._indices_N, self._mean_N)
+        indices_K, mean_K = self._indices_N[:count], self._mean_N[:count]
         np.divide(mean_K, np.float32(len(pushes)), out=mean_K)
         return Mean(indices_K, mean_K, bool(np.isfinite(mean_K).all()), ())
 

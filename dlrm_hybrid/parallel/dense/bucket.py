@@ -28,8 +28,8 @@ from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.levels import levels
 from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.ternary import levels
 
 _ALL = ""  # the name that its weights have together
 

@@ -16,8 +16,8 @@ from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, co
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
-from dlrm_hybrid.wire.levels import mean_of
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
+from dlrm_hybrid.wire.ternary import mean_of
 
 
 def holds_means(sections: Sequence[Section]) -> bool:

@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.address import address_of
-from dlrm_hybrid.kernels.rows import gather
 from dlrm_hybrid.kernels.scatter import put
 from dlrm_hybrid.model.optimizer import DenseOptimizer, Schedule, init_state
 from dlrm_hybrid.types import DataError
@@ -106,6 +104,4 @@ def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
 
 
 def _at(tensor: Tensor, index_K: NDArray[np.int32]) -> Array:
-    array_K = np.empty(index_K.size, np.float32)
-    gather(address_of(tensor), tensor.numel(), index_K, array_K)
-    return array_K
+    return tensor.view(-1).numpy().take(index_K)

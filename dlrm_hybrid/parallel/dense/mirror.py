@@ -15,12 +15,11 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.rows import gather
-from dlrm_hybrid.kernels.scatter import approach, part, put
+from dlrm_hybrid.kernels.scatter import publish, put
 from dlrm_hybrid.parallel.topology import DenseTensor
+from dlrm_hybrid.wire.dense import narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all
-from dlrm_hybrid.wire.values import narrow, packed
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -59,7 +58,6 @@ class ReplicaMirror:
         self._weight_N = weight_N
         self.is_rounded = dtype is not Dtype.FLOAT32
         self.value_N = weight_N.copy() if self.is_rounded else weight_N
-        self._value = self.value_N.ctypes.data
 
     def publish_all(self) -> list[Section]:
         """Publish all elements; the sections may view the weights."""
@@ -83,12 +81,12 @@ class ReplicaMirror:
         sent_K = weight_K
         if self._dtype is Dtype.BFLOAT16:
             sent_K = np.empty_like(weight_K)
-            approach(indices_K, weight_K, self.value_N, sent_K)
+            publish(indices_K, weight_K, self.value_N, sent_K)
         elif self.is_rounded:
-            value_K = np.empty_like(weight_K)
-            gather(self._value, self.value_N.size, indices_K, value_K)
+            value_K = self.value_N[indices_K]
             sent_K = narrow(weight_K - value_K, self._dtype)
             put(indices_K, value_K + sent_K, self.value_N)
-        cuts_E, own_K = np.empty_like(self._offsets_E), np.empty_like(indices_K)
-        part(self._offsets_E, indices_K, cuts_E, own_K)
+        cuts_E = np.searchsorted(indices_K, self._offsets_E)
+        starts_K = np.repeat(self._offsets_E[:-1], np.diff(cuts_E)).astype(np.int32)
+        own_K = indices_K - starts_K
         return sparse_all(self._ids, self._counts_T, cuts_E, own_K, sent_K, self._dtype)

@@ -182,7 +182,7 @@ class EachIdOnce(JointTables):
                 self._rounding.gradient(ids.summed(mean_part(one.gradient_BFD, len(requests))))
                 for ids, one in zip(found.ids, requests, strict=True)
             ]
-            found.pooled_NW.backward(found.bags.placed(torch.cat(parts), found.pooled_NW.shape))
+            found.pooled_NW.backward(found.bags.scatter(torch.cat(parts), found.pooled_NW.shape))
         return [None] * len(requests)
 
     @override
@@ -200,9 +200,9 @@ class EachIdOnce(JointTables):
     def _rounded(self, found: _LookedUp) -> list[Tensor]:
         num_tables = len(found.ids[0].counts_F)
         pooled_NW = found.pooled_NW.detach()
-        rows_KD = found.bags.picked(pooled_NW, pooled_NW.shape[1] // num_tables)
+        rows_KD = found.bags.gather(pooled_NW, pooled_NW.shape[1] // num_tables)
         parts = split(self._rounding.pooled(rows_KD), [len(one.ids_K) for one in found.ids])
-        return [one.spread(part_KD) for one, part_KD in zip(found.ids, parts, strict=True)]
+        return [one.expand(part_KD) for one, part_KD in zip(found.ids, parts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
-from dlrm_hybrid.kernels.needs import needed
+from dlrm_hybrid.kernels import needed
 from dlrm_hybrid.parallel.topology import Topology
 
 RAW_FOLDER = Path("data/raw")

@@ -8,11 +8,18 @@ from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods import StageContext, methods
 from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.run.assembly import model as build_model
 
 
 def compressor(
-    config: Config, layout: Layout, *, trainer: int, model_elements: int, steps: int
+    config: Config,
+    layout: Layout,
+    *,
+    trainer: int,
+    model_elements: int,
+    steps: int,
+    ops: Ops = NUMBA,
 ) -> Compressor:
     """What a trainer's worker makes of its gradients.
 
@@ -22,6 +29,7 @@ def compressor(
         trainer: its number.
         model_elements: of all dense tensors of the model.
         steps: of the whole run.
+        ops: to compute with.
     """
     context = StageContext(
         layout=layout,
@@ -31,6 +39,7 @@ def compressor(
         last_layer=f"top.{len(config.model.top)}",
         lr=build_model.schedule(config, config.optimizer.lr, steps).lr,
         seed=config.train.seed,
+        ops=ops,
     )
     return methods()[config.gradient.name].build(config.gradient, context)
 

@@ -22,7 +22,7 @@ from dlrm_hybrid.comm.zmq.strangers import Strangers
 from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.kernels.ahead import unforeseen
+from dlrm_hybrid.kernels.jit import unforeseen
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.run.assembly import build

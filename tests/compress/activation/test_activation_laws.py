@@ -45,6 +45,26 @@ def test_backward_is_the_transpose_of_forward(row: CodecRow, rows: int, width: i
     assert abs(forth - back) <= row.relative_error * terms
 
 
+def test_plain_torch_keeps_the_same_elements() -> None:
+    x_BN, g_BN = gaussian(4, 64, 5), gaussian(4, 64, 6)
+    kernels, plain = (CODECS[name].make(4, 64) for name in ("threshold_75", "threshold_75_torch"))
+    one, other = round_trip(kernels, x_BN, g_BN), round_trip(plain, x_BN, g_BN)
+    assert torch.equal(one.received_BN, other.received_BN)
+    assert one[2:] == other[2:]
+
+
+@every_codec
+def test_activations_on_another_device_are_refused_by_name(row: CodecRow) -> None:
+    x_BN, codec = torch.empty(4, 64, device="meta"), row.make(4, 64)
+    with pytest.raises(ValueError, match="^activation .* is on meta"):
+        codec.encode(x_BN, KEY)
+    received_BN, g_BN = gaussian(4, 64, 5), torch.empty(4, 64, device="meta")
+    sections, _ = codec.encode(received_BN, KEY)
+    _, saved = codec.decode(sections, received_BN.shape, KEY)
+    with pytest.raises(ValueError, match="^gradient of activations .* is on meta"):
+        codec.encode_gradient(g_BN, saved, KEY)
+
+
 @every_codec
 def test_equal_codecs_send_equal_bytes(row: CodecRow) -> None:
     x_BN, g_BN = gaussian(4, 64, 5), gaussian(4, 64, 6)

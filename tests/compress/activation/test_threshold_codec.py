@@ -11,8 +11,8 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.values import narrow
 
 VALUE_BYTES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 EXACTLY = {"rtol": 0.0, "atol": 0.0}

@@ -3,7 +3,7 @@
 Shapes: N elements of a tensor.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -22,11 +22,17 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
-from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
-from dlrm_hybrid.compress.gradient.thresholded import Thresholded
+from dlrm_hybrid.compress.gradient.thresholded import (
+    Mode,
+    Renewal,
+    Scope,
+    SparsityTarget,
+    Thresholded,
+)
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
 from dlrm_hybrid.compress.gradient.transforms import Transform
+from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
@@ -41,19 +47,27 @@ RULES = {"exact": Exact(), "histogram": Histogram()}
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """Of error feedback whose selector has thresholds."""
+
+    selector: Thresholded
+    feedback: FeedbackOptions
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A compressor and what is special about it.
 
     Attributes:
         name: of the row.
-        make: a fresh compressor for some tensors.
+        options: of its error feedback.
         checks: it refuses what is not finite; otherwise it passes it on.
         drops: a step may lose residual, by the ledger "<tensor>.drains".
         joins, sends_largest, sends_always, rounds, has_threshold: as of method_rows.MethodRow.
     """
 
     name: str
-    make: Callable[[Sequence[Spec]], Compressor]
+    options: Options
     checks: bool
     drops: bool
     rounds: bool
@@ -61,6 +75,10 @@ class Row:
     sends_largest: bool = True
     sends_always: bool = False
     has_threshold: bool = True
+
+    def make(self, specs: Sequence[Spec], ops: Ops = NUMBA) -> Compressor:
+        """A fresh compressor for some tensors."""
+        return sparsifier(specs, self.options, ops)
 
 
 def drain_of(mode: DrainMode, every: int = 3) -> Drain:
@@ -77,14 +95,6 @@ def target_of(
         warmup_sparsities=(0.25, 0.5) if warm else (),
         warmup_steps=warm,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Of error feedback whose selector has thresholds."""
-
-    selector: Thresholded
-    feedback: FeedbackOptions
 
 
 def options_of(
@@ -111,8 +121,8 @@ def options_of(
     return Options(selector, FeedbackOptions(dtype=dtype, transforms=transforms, drain=drains))
 
 
-def sparsifier(specs: Sequence[Spec], options: Options) -> ErrorFeedback:
-    return ErrorFeedback(layout_of(specs), options.selector, options.feedback)
+def sparsifier(specs: Sequence[Spec], options: Options, ops: Ops = NUMBA) -> ErrorFeedback:
+    return ErrorFeedback(layout_of(specs), options.selector, options.feedback, ops)
 
 
 def pairwise(*choices: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -136,7 +146,7 @@ def _sparsifiers() -> Iterator[Row]:
         )
         yield Row(
             f"{rule}-{dtype.name.lower()}-{drain}-{mode}",
-            lambda specs, options=options: sparsifier(specs, options),
+            options,
             checks=True,
             drops=drain is DrainMode.DISCARD,
             rounds=dtype is not Dtype.FLOAT32,

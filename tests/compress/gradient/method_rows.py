@@ -20,6 +20,7 @@ from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.run.assembly import gradient as build_gradient
 
 Float32s = NDArray[np.float32]
@@ -65,7 +66,7 @@ class MethodRow:
         """Of the row."""
         return " ".join((self.method, *self.options))
 
-    def make(self, specs: Sequence[Spec]) -> Compressor:
+    def make(self, specs: Sequence[Spec], ops: Ops = NUMBA) -> Compressor:
         """A fresh compressor of the only trainer for some tensors."""
         return build_gradient.compressor(
             configured(self),
@@ -73,6 +74,7 @@ class MethodRow:
             trainer=0,
             model_elements=elements(specs),
             steps=1,
+            ops=ops,
         )
 
 

@@ -11,8 +11,7 @@ from gradient_rows import decoded, gradients_of
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
-from dlrm_hybrid.compress.gradient.deft import Deft
-from dlrm_hybrid.compress.gradient.deft_plan import exact_budget, partition
+from dlrm_hybrid.compress.gradient.deft import Deft, exact_budget, partition
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
 from dlrm_hybrid.wire.dense import array_of, dense

@@ -19,7 +19,7 @@ from gradient_rows import (
 
 from dlrm_hybrid.compress.gradient.error_feedback import DrainMode, ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.target import Mode, Scope
+from dlrm_hybrid.compress.gradient.thresholded import Mode, Scope
 from dlrm_hybrid.compress.gradient.transforms import Scale
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import sparse_of

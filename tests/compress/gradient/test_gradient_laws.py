@@ -13,6 +13,7 @@ from method_rows import METHOD_ROWS, MethodRow
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.torch_ops import TorchOps
 from dlrm_hybrid.types import DivergedError
 
 ROWS: list[Row | MethodRow] = [*METHOD_ROWS, *MADE_ROWS]
@@ -23,6 +24,26 @@ KEEPING_ROWS = pytest.mark.parametrize(
 )
 DRAWN_ROWS = pytest.mark.parametrize("row", DRAWN, ids=lambda row: row.name)
 STEPS = 12
+
+
+@ALL_ROWS
+def test_plain_torch_selects_and_draws_the_same(row: Row | MethodRow) -> None:
+    kernels, plain = row.make(SPECS), row.make(SPECS, TorchOps())
+    for step in range(STEPS):
+        sections = [encoded(one, gradients_of(step), step) for one in (kernels, plain)]
+        assert bits_of(sections[0]) == bits_of(sections[1])
+        for spec in SPECS:
+            kept = [residual_of(one, spec).tobytes() for one in (kernels, plain)]
+            assert kept[0] == kept[1]
+
+
+@ALL_ROWS
+def test_gradients_on_another_device_are_refused_by_name(row: Row | MethodRow) -> None:
+    compressor = row.make(SPECS)
+    gradients = gradients_of(0) | {"layer.bias": torch.empty(16, device="meta")}
+    reason = "gradient layer.bias is on meta.* computes on the CPU: pass gradient layer.bias.cpu()"
+    with pytest.raises(ValueError, match=reason):
+        encoded(compressor, gradients, 0)
 
 
 @KEEPING_ROWS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.compress.gradient.target import Mode, Renewal
+from dlrm_hybrid.compress.gradient.thresholded import Mode, Renewal
 
 CONTROLLED = Renewal(steps=100, mode=Mode.CONTROLLED, staggered=False)
 FIXED = Renewal(steps=4, mode=Mode.FIXED, staggered=True)

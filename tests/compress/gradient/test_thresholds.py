@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
 from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, keep_count
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
+from dlrm_hybrid.kernels.ops import NUMBA
 
 RULES: list[ThresholdRule] = [Exact(), Histogram()]
 
@@ -28,20 +29,20 @@ COUNTS = [
     [(256, [64, 26, 13, 6, 2]), (16, [4, 2, 1, 1, 1]), (1, [1, 1, 1, 1, 1])],
 )
 def test_kept_elements_of_the_papers_sparsities(count: int, kept: list[int]) -> None:
-    assert [keep_count(count, sparsity) for sparsity in (0.75, 0.9, 0.95, 0.98, 0.995)] == kept
+    assert [target_k(count, sparsity) for sparsity in (0.75, 0.9, 0.95, 0.98, 0.995)] == kept
 
 
 @pytest.mark.parametrize(("sparsity", "kept"), [(0.95, 25_446), (0.98, 10_186), (0.995, 2_553)])
 def test_kept_elements_of_the_whole_model(sparsity: float, kept: int) -> None:
     assert sum(COUNTS) == 508_753
-    assert sum(keep_count(count, sparsity) for count in COUNTS) == kept
+    assert sum(target_k(count, sparsity) for count in COUNTS) == kept
 
 
 def test_kept_elements_are_counted_in_integers() -> None:
-    assert keep_count(100, 0.29) == 71
-    assert keep_count(100, 0.0) == 100
-    assert keep_count(100, 1.0) == 1
-    assert keep_count(0, 0.9) == 0
+    assert target_k(100, 0.29) == 71
+    assert target_k(100, 0.0) == 100
+    assert target_k(100, 1.0) == 1
+    assert target_k(0, 0.9) == 0
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -54,7 +55,7 @@ def test_as_many_elements_reach_the_threshold_as_are_kept(
 ) -> None:
     k = data.draw(st.integers(1, values_N.size))
     before = values_N.copy()
-    tau = rule.tau(values_N, k, rule.init())
+    tau = rule.tau(values_N, k, rule.init(), NUMBA)
     sizes_N = np.abs(values_N)
     assert tau in sizes_N
     assert np.count_nonzero(sizes_N > tau) < k <= np.count_nonzero(sizes_N >= tau)
@@ -63,6 +64,6 @@ def test_as_many_elements_reach_the_threshold_as_are_kept(
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_zeros_and_ties_give_the_value_itself(rule: ThresholdRule) -> None:
-    assert rule.tau(np.zeros(8, np.float32), 2, {}) == 0
-    assert rule.tau(np.full(8, -0.5, np.float32), 2, {}) == 0.5
-    assert rule.tau(np.array([-3], np.float32), 1, {}) == 3
+    assert rule.tau(np.zeros(8, np.float32), 2, {}, NUMBA) == 0
+    assert rule.tau(np.full(8, -0.5, np.float32), 2, {}, NUMBA) == 0.5
+    assert rule.tau(np.array([-3], np.float32), 1, {}, NUMBA) == 3

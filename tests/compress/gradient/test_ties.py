@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.target import Mode, Scope
+from dlrm_hybrid.compress.gradient.thresholded import Mode, Scope
 
 PAIR = (Spec(3, "a", (40,)), Spec(5, "b", (3, 9)))
 

@@ -18,7 +18,7 @@ from gradient_rows import (
 
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.target import Mode
+from dlrm_hybrid.compress.gradient.thresholded import Mode
 from dlrm_hybrid.compress.gradient.transforms import Clip, Momentum
 
 SPEC = Spec(0, "x", (8,))

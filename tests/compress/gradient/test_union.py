@@ -17,9 +17,9 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import layout_of
 from dlrm_hybrid.compress.gradient.selector import Union
+from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
-from dlrm_hybrid.wire.values import narrow
 
 COUNT = elements(SPECS)
 

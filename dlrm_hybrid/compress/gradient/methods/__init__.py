@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
     from dlrm_hybrid.compress.gradient.layout import Layout
     from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+    from dlrm_hybrid.kernels.ops import Ops
 
 SettingsT = TypeVar("SettingsT")
 
@@ -69,6 +70,7 @@ class StageContext:
         last_layer: name of the model's last layer.
         lr: learning rate by step.
         seed: of the run.
+        ops: to compute with.
     """
 
     layout: Layout
@@ -78,6 +80,7 @@ class StageContext:
     last_layer: str
     lr: Callable[[int], float]
     seed: int
+    ops: Ops
 
 
 def _no_rounds(keys: GradientKeys) -> tuple[str, ...]:

@@ -23,15 +23,15 @@ class CltkSettings:
 def _build(keys: GradientKeys, context: StageContext) -> Compressor:
     from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
     from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
-    from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
+    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
     from dlrm_hybrid.wire.section import Dtype
 
-    largest = TopK(keep_count(context.layout.size, keys.sparsity))
+    largest = TopK(target_k(context.layout.size, keys.sparsity))
     selector = FromLeader(inner=largest, trainer=context.trainer, trainers=context.trainers)
     options = FeedbackOptions(
         dtype=Dtype[keys.precision.upper()], low_pass=keys.of(CltkSettings).low_pass
     )
-    return ErrorFeedback(context.layout, selector, options)
+    return ErrorFeedback(context.layout, selector, options, context.ops)
 
 
 METHODS = {

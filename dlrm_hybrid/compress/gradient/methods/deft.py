@@ -21,22 +21,20 @@ class DeftSettings:
 
 
 def _build(keys: GradientKeys, context: StageContext) -> Compressor:
-    from dlrm_hybrid.compress.gradient.deft import Deft
-    from dlrm_hybrid.compress.gradient.deft_plan import partition
+    from dlrm_hybrid.compress.gradient.deft import Deft, partition
     from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
-    from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
+    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
     from dlrm_hybrid.wire.section import Dtype
 
     selector = Deft(
         fragments=partition(context.layout.counts, context.trainers),
-        k=keep_count(context.layout.size, keys.sparsity),
+        k=target_k(context.layout.size, keys.sparsity),
         is_exact=keys.of(DeftSettings).budget == "exact",
         trainer=context.trainer,
         trainers=context.trainers,
     )
-    return ErrorFeedback(
-        context.layout, selector, FeedbackOptions(dtype=Dtype[keys.precision.upper()])
-    )
+    options = FeedbackOptions(dtype=Dtype[keys.precision.upper()])
+    return ErrorFeedback(context.layout, selector, options, context.ops)
 
 
 METHODS = {

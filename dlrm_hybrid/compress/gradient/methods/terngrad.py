@@ -42,6 +42,7 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
         exempt=(f"{context.last_layer}.weight", f"{context.last_layer}.bias"),
         seed=context.seed,
         trainer=context.trainer,
+        ops=context.ops,
     )
 
 

@@ -57,13 +57,18 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
         transforms=_transforms(keys, context),
         drain=drain,
     )
-    return ErrorFeedback(context.layout, _selector(keys, context), options)
+    return ErrorFeedback(context.layout, _selector(keys, context), options, context.ops)
 
 
 def _selector(keys: GradientKeys, context: StageContext) -> Selector[Any]:
     from dlrm_hybrid.compress.gradient.selector import FromLeader, Union
-    from dlrm_hybrid.compress.gradient.target import Mode, Renewal, Scope, SparsityTarget
-    from dlrm_hybrid.compress.gradient.thresholded import Thresholded
+    from dlrm_hybrid.compress.gradient.thresholded import (
+        Mode,
+        Renewal,
+        Scope,
+        SparsityTarget,
+        Thresholded,
+    )
     from dlrm_hybrid.wire.section import Dtype
 
     assert keys.threshold is not None

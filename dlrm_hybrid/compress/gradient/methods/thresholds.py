@@ -109,9 +109,9 @@ def _gaussian(keys: GradientKeys, context: StageContext) -> ThresholdRule:
 
 def _hard(keys: GradientKeys, context: StageContext) -> ThresholdRule:
     from dlrm_hybrid.compress.gradient.thresholds.hard import Hard, usual_magnitude
-    from dlrm_hybrid.compress.gradient.thresholds.rule import keep_count
+    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 
-    k = keep_count(context.model_elements, keys.sparsity)
+    k = target_k(context.model_elements, keys.sparsity)
     return Hard(keys.of(HardSettings).magnitude or usual_magnitude(k))
 
 

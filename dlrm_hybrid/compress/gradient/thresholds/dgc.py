@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.methods.thresholds import SampleSettings
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
-from dlrm_hybrid.kernels.moments import count_reaching, gather_reaching
-from dlrm_hybrid.kernels.sample import sample
-from dlrm_hybrid.rng import fold
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.kernels.ops import Ops
+from dlrm_hybrid.rng import fold, splitmix64
 
 LEAST = 2  # elements of the sample that should reach the threshold
 LOWER = 0.8
@@ -25,7 +25,7 @@ LOOKS = 10
 
 @final
 @dataclass(frozen=True, slots=True)
-class Dgc:
+class Dgc(ThresholdRule):
     """Sorts a sample; where the threshold is off, a second selection or a lower one corrects it.
 
     Where too many elements reach it, those are searched for the threshold of exactly `k`
@@ -39,28 +39,42 @@ class Dgc:
     settings: SampleSettings
     seed: int
 
+    @override
     def init(self) -> dict[str, Tensor]:
-        """How many samples have been drawn."""
         return {"samples": torch.zeros(1, dtype=torch.int64)}
 
-    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
-        """About the magnitude that `k` elements reach."""
+    @override
+    def tau(
+        self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor], ops: Ops
+    ) -> float:
         count = accumulated_N.size
         drawn = min(count, max(ceil(count * self.settings.part), ceil(LEAST * count / k)))
         samples = state["samples"]
         seed = fold(self.seed, "sample", int(samples.item()))
-        sample_S = np.empty(drawn, np.float32)
-        sample(accumulated_N, seed, sample_S)
-        tau = magnitude_of_rank(sample_S, ceil(drawn * k / count))
-        found = count_reaching(accumulated_N, tau)
+        sample_S = sample(accumulated_N, seed, drawn)
+        tau = ops.kth_magnitude(sample_S, ceil(drawn * k / count))
+        indices_K = ops.compact(accumulated_N, tau)
         for _ in range(LOOKS):
-            if found >= self.settings.lowest * k or tau == 0:
+            if indices_K.size >= self.settings.lowest * k or tau == 0:
                 break
             tau *= LOWER
-            found = count_reaching(accumulated_N, tau)
+            indices_K = ops.compact(accumulated_N, tau)
         # All zeros leave no trace.
-        samples += int(found > 0)
-        if found <= self.settings.highest * k:
+        samples += int(indices_K.size > 0)
+        if indices_K.size <= self.settings.highest * k:
             return tau
-        scratch_N = np.empty(count, np.float32)
-        return magnitude_of_rank(scratch_N[: gather_reaching(accumulated_N, tau, scratch_N)], k)
+        return ops.kth_magnitude(accumulated_N[indices_K], k)
+
+
+def sample(values_N: NDArray[np.float32], seed: int, drawn: int) -> NDArray[np.float32]:
+    """Random elements, in order: one of each of as many blocks of equal length, so none twice.
+
+    Args:
+        values_N: at least as many as are drawn.
+        seed: not negative; the same one draws the same indices.
+        drawn: how many, S.
+    """
+    draws_S = splitmix64(seed, drawn)
+    starts = np.arange(drawn + 1) * values_N.size // drawn
+    chosen_S = draws_S % np.diff(starts).astype(np.uint64)
+    return values_N[starts[:-1] + chosen_S.astype(np.int64)]

@@ -10,11 +10,15 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.kernels.ops import Ops
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Hard:
+class Hard(ThresholdRule):
     """What is given, whatever the values are: how many elements reach it is left to chance.
 
     Attributes:
@@ -23,12 +27,14 @@ class Hard:
 
     magnitude: float
 
+    @override
     def init(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
-    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
-        """The magnitude itself."""
+    @override
+    def tau(
+        self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor], ops: Ops
+    ) -> float:
         return self.magnitude
 
 

@@ -9,19 +9,23 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.kernels.ops import Ops
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(ThresholdRule):
     """Equal to `Exact` wherever the values are finite; see kernels/histogram.py."""
 
+    @override
     def init(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
-    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
-        """The magnitude that exactly `k` elements reach, more where some are equal."""
-        return magnitude_of_rank(accumulated_N, k)
+    @override
+    def tau(
+        self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor], ops: Ops
+    ) -> float:
+        return ops.kth_magnitude(accumulated_N, k)

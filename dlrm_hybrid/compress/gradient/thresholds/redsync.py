@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.methods.thresholds import RedsyncSettings
-from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
-from dlrm_hybrid.kernels.moments import count_reaching, largest_magnitude, magnitude_sums
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, above
+from dlrm_hybrid.kernels.ops import Ops
 
 NEAR = 0.2  # the search ends at an interval of this length, so after three looks
 TRIMMED = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -21,7 +21,7 @@ TRIMMED = (0.8, 0.6, 0.4, 0.2, 0.0)
 
 @final
 @dataclass(frozen=True, slots=True)
-class Redsync:
+class Redsync(ThresholdRule):
     """A few looks at how many elements exceed a point between mean and maximum.
 
     What it ends with may be far off. Where no element exceeds it, as where all magnitudes are
@@ -30,37 +30,44 @@ class Redsync:
 
     settings: RedsyncSettings
 
+    @override
     def init(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
-    def tau(self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor]) -> float:
-        """The last of the points that were looked at."""
-        mean = magnitude_sums(accumulated_N, 0.0)[0] / accumulated_N.size
-        top = largest_magnitude(accumulated_N)
-        looks = self._bisected if self.settings.search == "bisect" else self._trimmed
-        *_, (tau, found) = looks(accumulated_N, k, mean, top)
-        return tau if found > 0 else magnitude_of_rank(accumulated_N, k)
+    @override
+    def tau(
+        self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor], ops: Ops
+    ) -> float:
+        moments = ops.moments(accumulated_N)
+        mean = moments.excess / accumulated_N.size
 
-    def _bisected(
-        self, values_N: NDArray[np.float32], k: int, mean: float, top: float
-    ) -> Iterator[tuple[float, int]]:
-        low, high = 0.0, 1.0
-        while high - low > NEAR:
-            part = (low + high) / 2
-            tau = beyond(mean + part * (top - mean))
-            found = count_reaching(values_N, tau)
-            yield tau, found
-            if k < found < 2 * k:
-                return
-            low, high = (low, part) if 2 * found < k else (part, high)
+        def look(part: float) -> tuple[float, int]:
+            tau = above(mean + part * (moments.largest - mean))
+            return tau, ops.compact(accumulated_N, tau).size
 
-    def _trimmed(
-        self, values_N: NDArray[np.float32], k: int, mean: float, top: float
-    ) -> Iterator[tuple[float, int]]:
-        for part in TRIMMED:
-            tau = beyond(mean + part * (top - mean))
-            found = count_reaching(values_N, tau)
-            yield tau, found
-            if found >= k:
-                return
+        looks = _bisected(look, k) if self.settings.search == "bisect" else _trimmed(look, k)
+        *_, (tau, found) = looks
+        return tau if found > 0 else ops.kth_magnitude(accumulated_N, k)
+
+
+Look = Callable[[float], tuple[float, int]]
+"""The threshold at a part of the way from mean to maximum, and how many elements reach it."""
+
+
+def _bisected(look: Look, k: int) -> Iterator[tuple[float, int]]:
+    low, high = 0.0, 1.0
+    while high - low > NEAR:
+        part = (low + high) / 2
+        tau, found = look(part)
+        yield tau, found
+        if k < found < 2 * k:
+            return
+        low, high = (low, part) if 2 * found < k else (part, high)
+
+
+def _trimmed(look: Look, k: int) -> Iterator[tuple[float, int]]:
+    for part in TRIMMED:
+        tau, found = look(part)
+        yield tau, found
+        if found >= k:
+            return

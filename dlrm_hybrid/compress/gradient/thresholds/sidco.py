@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.methods.thresholds import SidcoSettings
 from dlrm_hybrid.compress.gradient.thresholds.fits import exponential, gamma, pareto
-from dlrm_hybrid.compress.gradient.thresholds.rule import beyond
-from dlrm_hybrid.kernels.histogram import magnitude_of_rank
-from dlrm_hybrid.kernels.moments import count_reaching, gather_reaching, log_sum, magnitude_sums
+from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, above
+from dlrm_hybrid.kernels.ops import Ops
 
 Float32s = NDArray[np.float32]
 
@@ -34,7 +34,7 @@ SAME = 1e-9  # of the squared mean: values that vary less are equal
 
 @final
 @dataclass(frozen=True, slots=True)
-class Sidco:
+class Sidco(ThresholdRule):
     """Fits in stages; their number is adapted to how many elements the estimates let through.
 
     Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
@@ -43,8 +43,8 @@ class Sidco:
 
     settings: SidcoSettings
 
+    @override
     def init(self) -> dict[str, Tensor]:
-        """Stages, direction, estimates in this window and elements they let through; last error."""
         adaptation = self.settings.adaptation
         stages = adaptation if isinstance(adaptation, int) else 1
         return {
@@ -52,53 +52,55 @@ class Sidco:
             "stage_error": torch.zeros(1, dtype=torch.float64),
         }
 
-    def tau(self, accumulated_N: Float32s, k: int, state: Mapping[str, Tensor]) -> float:
-        """An estimate of the magnitude that `k` elements reach; 0 where fewer are not 0."""
-        nonzero = count_reaching(accumulated_N, 0.0)
+    @override
+    def tau(self, accumulated_N: Float32s, k: int, state: Mapping[str, Tensor], ops: Ops) -> float:
+        nonzero = int(np.count_nonzero(accumulated_N))
         if k >= nonzero:
             return 0.0
         most = max(1, ceil(log2(nonzero / k)))
         stages = min(int(state["stages"][0].item()), most)
-        [(_, tau, found)] = self._estimates(accumulated_N, k, nonzero, [stages])
+        [(_, tau, found)] = self._estimates(accumulated_N, k, nonzero, [stages], ops)
         if not isnan(tau) and self._window_ends(found, state):
             outside = self._stray(state, k, most)
             if outside and self.settings.adaptation == "best":
-                tau, found = self._best(accumulated_N, k, nonzero, most, state)
+                tau, found = self._best(accumulated_N, k, nonzero, most, state, ops)
         if isnan(tau) or not 0 < found <= FAR * k:
-            return magnitude_of_rank(accumulated_N, k)
+            return ops.kth_magnitude(accumulated_N, k)
         return tau
 
     def _estimates(
-        self, values_N: Float32s, k: int, nonzero: int, choices: Iterable[int]
+        self, values_N: Float32s, k: int, nonzero: int, choices: Iterable[int], ops: Ops
     ) -> Iterator[tuple[int, float, int]]:
         """For each number of stages the threshold, NaN if there is none, and what reaches it."""
         density = k / nonzero
         shared: tuple[float, Float32s] | None = None
         for stages in choices:
             if stages == 1 or density >= self.settings.first_density:
-                tau, rest_K = self._first(values_N, nonzero, density), values_N
+                tau, rest_K = self._first(values_N, nonzero, density, ops), values_N
             else:
                 if shared is None:
-                    tau = self._first(values_N, nonzero, self.settings.first_density)
-                    shared = tau, _exceeding(values_N, tau)
+                    tau = self._first(values_N, nonzero, self.settings.first_density, ops)
+                    shared = tau, _exceeding(values_N, tau, ops)
                 tau, rest_K = shared
                 ratio = (density / self.settings.first_density) ** (1 / (stages - 1))
                 for stage in range(stages - 1):
-                    rest_K = _exceeding(rest_K, tau) if stage else rest_K
-                    tau += self._later(rest_K, tau, ratio)
-            yield stages, tau, 0 if isnan(tau) else count_reaching(rest_K, tau)
+                    rest_K = _exceeding(rest_K, tau, ops) if stage else rest_K
+                    tau += self._later(rest_K, tau, ratio, ops)
+            yield stages, tau, 0 if isnan(tau) else ops.compact(rest_K, tau).size
 
-    def _first(self, values_N: Float32s, nonzero: int, ratio: float) -> float:
-        mean, variance = _moments(values_N, 0.0, nonzero)
+    def _first(self, values_N: Float32s, nonzero: int, ratio: float, ops: Ops) -> float:
+        mean, variance = _moments(values_N, 0.0, nonzero, ops)
         if isnan(variance):
             return nan
         if self.settings.distribution == "gamma":
-            logs = log_sum(values_N) / nonzero
-            return gamma(mean, logs, ratio, is_exact=self.settings.gamma == "exact")
+            logs = np.log(np.abs(values_N[values_N != 0]), dtype=np.float64)
+            return gamma(
+                mean, float(logs.sum()) / nonzero, ratio, is_exact=self.settings.gamma == "exact"
+            )
         return self._fit(mean, variance, ratio)
 
-    def _later(self, rest_K: Float32s, tau: float, ratio: float) -> float:
-        mean, variance = _moments(rest_K, tau, rest_K.size)
+    def _later(self, rest_K: Float32s, tau: float, ratio: float, ops: Ops) -> float:
+        mean, variance = _moments(rest_K, tau, rest_K.size, ops)
         return nan if isnan(variance) else self._fit(mean, variance, ratio)
 
     def _fit(self, mean: float, variance: float, ratio: float) -> float:
@@ -134,32 +136,37 @@ class Sidco:
         return True
 
     def _best(
-        self, values_N: Float32s, k: int, nonzero: int, most: int, state: Mapping[str, Tensor]
+        self,
+        values_N: Float32s,
+        k: int,
+        nonzero: int,
+        most: int,
+        state: Mapping[str, Tensor],
+        ops: Ops,
     ) -> tuple[float, int]:
         """The number of stages that comes nearest, the smallest of equals."""
-        tried = self._estimates(values_N, k, nonzero, range(1, most + 1))
+        tried = self._estimates(values_N, k, nonzero, range(1, most + 1), ops)
         known = [one for one in tried if not isnan(one[1])]
         stages, tau, found = min(known, key=lambda one: (abs(one[2] - k), one[0]))
         state["stages"][0] = stages
         return tau, found
 
 
-def _exceeding(values_N: Float32s, tau: float) -> Float32s:
+def _exceeding(values_N: Float32s, tau: float, ops: Ops) -> Float32s:
     """The magnitudes above a threshold, in memory of their own; none if it is NaN."""
     if isnan(tau):
         return np.empty(0, np.float32)
-    scratch_N = np.empty(values_N.size, np.float32)
-    return scratch_N[: gather_reaching(values_N, beyond(tau), scratch_N)]
+    return np.abs(values_N[ops.compact(values_N, above(tau))])
 
 
-def _moments(values_N: Float32s, shift: float, count: int) -> tuple[float, float]:
+def _moments(values_N: Float32s, shift: float, count: int, ops: Ops) -> tuple[float, float]:
     """Mean and unbiased variance of `count` magnitudes less a shift; NaN if nothing can be fitted.
 
     Zeros may stand among the values where the shift is 0.
     """
     if count < FEW:
         return nan, nan
-    total, squares = magnitude_sums(values_N, shift)
+    _, total, squares, _ = ops.moments(values_N, shift)
     mean = total / count
     variance = (squares - mean * total) / (count - 1)
     return mean, variance if variance > SAME * mean * mean else nan

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from dlrm_hybrid.kernels.sample import sample
+from dlrm_hybrid.compress.gradient.thresholds.dgc import sample
 
 
 def drawn(count: int, size: int, seed: int) -> np.ndarray:
-    out_S = np.empty(size, np.float32)
-    sample(np.arange(count, dtype=np.float32), seed, out_S)
-    return out_S.astype(int)
+    return sample(np.arange(count, dtype=np.float32), seed, size).astype(int)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (10, 10), (1000, 7), (1003, 100)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.kernels.parse import count_lines, fill_log_table, parse_rows
+from dlrm_hybrid.kernels.criteo import count_lines, fill_log_table, parse_rows
 
 PAGE = mmap.PAGESIZE
 ROW = b"1\t" + b"7\t" * 13 + b"\t".join([b"0123abcd"] * 26) + b"\n"

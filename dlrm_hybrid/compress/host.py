@@ -1,0 +1,40 @@
+"""Tensors in the CPU's memory, for code that reads no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def require_host(tensor: Tensor, name: str) -> None:
+    """Make sure that kernels can read a tensor.
+
+    Args:
+        tensor: any.
+        name: of it, for the message.
+
+    Raises:
+        ValueError: it is not contiguous float32 in the CPU's memory.
+    """
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"{name} is on {tensor.device}, and compression computes on the CPU: pass {name}.cpu()"
+        )
+    if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+        raise ValueError(f"{name}: {tensor.dtype} {list(tensor.shape)} is not contiguous float32")
+
+
+def host_array(tensor: Tensor, name: str) -> NDArray[np.float32]:
+    """A view of a tensor; raises as `require_host`."""
+    require_host(tensor, name)
+    return tensor.numpy()
+
+
+def addresses_of(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.uint64]:
+    """Where contiguous arrays begin, for a kernel; they must outlive its call."""
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    return np.array(addresses, np.uint64)

@@ -1,0 +1,319 @@
+"""Criteo text to numbers, categories to ids in order of first appearance, records to batches.
+
+The parser only tells good rows from bad ones; `data.parser.read_row` says why a row is bad. A
+vocabulary is an open-addressing table: a slot is `key << 32 | number + 1`, empty is 0, so one cache
+line tells key and number. Linear probing from a 32-bit mix (MurmurHash3's finaliser, a bijection)
+of the key.
+
+Shapes: N bytes or keys, L lines, D = 14 words (label, 13 integers), F = 26 categorical features, S
+slots (a power of two), V numbers in use; R rows of a block, W = 40 words of a record
+(data/format.py), B rows gathered, I = 13 integer features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.kernels.jit import READ_ONLY, kernel
+
+Bytes = npt.NDArray[np.uint8]
+Float32s = npt.NDArray[np.float32]
+Keys = npt.NDArray[np.uint32]
+Slots = npt.NDArray[np.uint64]
+
+_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO, _ONE, _NINE = 9, 10, 13, 45, 48, 49, 57
+_MAX_DIGITS = 10
+_MAX_INT32 = 2**31 - 1
+_HEX = np.array(
+    [int(chr(byte), 16) if chr(byte) in "0123456789abcdefABCDEF" else 255 for byte in range(256)],
+    np.uint8,
+)
+_LOW = np.uint64(0xFFFFFFFF)
+_NEXT = np.uint64(1)
+_EMPTY = np.uint64(0)
+_KEY_SHIFT = np.uint64(32)
+_MIX_1, _MIX_2 = np.uint64(0x85EBCA6B), np.uint64(0xC2B2AE35)
+_SHIFT_1, _SHIFT_2 = np.uint64(16), np.uint64(13)
+# Tables beyond the cache are touched ahead in groups, so that the misses overlap.
+_TOUCH_FROM_SLOTS = 1 << 16
+_GROUP = 256
+# Feature-major writes go to 26 places that lie B words apart: a tile's worth of records stays in
+# the first cache while they are read 26 times (a row at a time costs 5 times more at B = 2048).
+_TILE = 32
+_DENSE = 13
+_CATEGORICAL = 26
+
+
+@kernel
+def count_lines(text_N: Bytes) -> tuple[int, int]:
+    """How many newlines `text_N` holds, and the offset behind the last one (0 without any)."""
+    lines = 0
+    for byte in text_N:
+        lines += byte == _NEWLINE
+    end = text_N.size
+    while end > 0 and text_N[end - 1] != _NEWLINE:
+        end -= 1
+    return lines, end
+
+
+@kernel
+def fill_log_table(table: Float32s) -> None:
+    """Set table[x] to log(x + 1), computed in float64, rounded to float32."""
+    for x in range(table.size):
+        table[x] = math.log(x + 1.0)
+
+
+@kernel
+def _integers(text_N: Bytes, at: int, log_table: Float32s, words_D: Float32s) -> int:
+    """Read 13 integers and the tab after each; the offset behind them, or -1 for a bad row."""
+    for column in range(1, 14):
+        negative = text_N[at] == _MINUS
+        if negative:
+            at += 1
+        first = at
+        value = 0
+        while at - first <= _MAX_DIGITS and _ZERO <= text_N[at] <= _NINE:
+            value = value * 10 + (text_N[at] - _ZERO)
+            at += 1
+        digits = at - first
+        if text_N[at] != _TAB or digits > _MAX_DIGITS or (negative and digits == 0):
+            return -1
+        if value > _MAX_INT32 + negative:
+            return -1
+        at += 1
+        if negative:
+            words_D[column] = 0.0
+        elif value < log_table.size:
+            words_D[column] = log_table[value]
+        else:
+            words_D[column] = math.log(value + 1.0)
+    return at
+
+
+@kernel
+def _categories(
+    text_N: Bytes, at: int, keys_FL: npt.NDArray[np.uint32], row: int
+) -> tuple[int, int]:
+    """Read 26 keys up to the end of the line: (offset behind it or -1, fields with key 0)."""
+    zeros = 0
+    for column in range(26):
+        byte = text_N[at]
+        if byte in (_TAB, _NEWLINE, _RETURN):
+            keys_FL[column, row] = 0
+        else:
+            if at + 8 >= text_N.size:
+                return -1, 0
+            key = 0
+            seen = 0
+            for offset in range(8):
+                digit = _HEX[text_N[at + offset]]
+                seen |= digit
+                key = key << 4 | digit
+            if seen > 15:
+                return -1, 0
+            at += 8
+            zeros += key == 0
+            keys_FL[column, row] = key
+        if column < 25:
+            if text_N[at] != _TAB:
+                return -1, 0
+            at += 1
+    if text_N[at] == _RETURN:
+        at += 1
+    if text_N[at] != _NEWLINE:
+        return -1, 0
+    return at + 1, zeros
+
+
+@kernel
+def parse_rows(
+    text_N: Bytes,
+    log_table: Float32s,
+    words_LD: Float32s,
+    keys_FL: npt.NDArray[np.uint32],
+    bad_L3: npt.NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Parse whole lines; good rows are packed at the front of the outputs.
+
+    The last byte must be a newline: no field swallows one, so no read passes the end. The outputs
+    must have room for as many rows as there are newlines.
+
+    Returns:
+        good rows, bad rows (each described in bad_L3 as offset, end offset, line from 0), fields
+        of good rows that hold the key 0 in digits.
+    """
+    at = 0
+    rows = 0
+    bad = 0
+    zero_keys = 0
+    while at < text_N.size:
+        start = at
+        zeros = 0
+        at = -1
+        label = text_N[start]
+        # A row shorter than two bytes is a lone newline, so start + 1 is read only inside the text.
+        if label in (_ZERO, _ONE) and text_N[start + 1] == _TAB:
+            words_LD[rows, 0] = label - _ZERO
+            at = _integers(text_N, start + 2, log_table, words_LD[rows])
+        if at >= 0:
+            at, zeros = _categories(text_N, at, keys_FL, rows)
+        if at >= 0:
+            rows += 1
+            zero_keys += zeros
+        else:
+            at = start
+            while text_N[at] != _NEWLINE:
+                at += 1
+            at += 1
+            bad_L3[bad, 0] = start
+            bad_L3[bad, 1] = at
+            bad_L3[bad, 2] = rows + bad
+            bad += 1
+    return rows, bad, zero_keys
+
+
+@kernel
+def _home(key: np.uint64, mask: np.uint64) -> np.uint64:
+    key ^= key >> _SHIFT_1
+    key = key * _MIX_1 & _LOW
+    key ^= key >> _SHIFT_2
+    key = key * _MIX_2 & _LOW
+    key ^= key >> _SHIFT_1
+    return key & mask
+
+
+@kernel
+def _touch(keys_N: Keys, slots_S: Slots) -> np.uint64:
+    mask = np.uint64(slots_S.size - 1)
+    touched = _EMPTY
+    for key in keys_N:
+        touched ^= slots_S[_home(np.uint64(key), mask)]
+    return touched
+
+
+@kernel
+def insert(
+    keys_N: Keys, slots_S: Slots, used: int, limit: int, first_id: int
+) -> tuple[int, int, np.uint64]:
+    """Replace keys by `first_id` + number, giving new keys the next number.
+
+    Returns:
+        keys replaced (fewer than N when a new key came with `limit` numbers in use), numbers in
+        use, and a value without meaning that keeps the touching loads alive.
+    """
+    mask = np.uint64(slots_S.size - 1)
+    touched = _EMPTY
+    offset = np.uint64(first_id) - _NEXT
+    for i in range(keys_N.size):
+        if i % _GROUP == 0 and slots_S.size >= _TOUCH_FROM_SLOTS:
+            touched ^= _touch(keys_N[i : i + _GROUP], slots_S)
+        key = np.uint64(keys_N[i])
+        at = _home(key, mask)
+        while True:
+            slot = slots_S[at]
+            if slot == _EMPTY:
+                if used == limit:
+                    return i, used, touched
+                used += 1
+                slot = key << _KEY_SHIFT | np.uint64(used)
+                slots_S[at] = slot
+            if slot >> _KEY_SHIFT == key:
+                keys_N[i] = (slot & _LOW) + offset
+                break
+            at = at + _NEXT & mask
+    return keys_N.size, used, touched
+
+
+@kernel
+def lookup(keys_N: Keys, slots_S: Slots) -> np.uint64:
+    """Replace keys by 1 + their number, unknown ones by 0; returns a value without meaning."""
+    mask = np.uint64(slots_S.size - 1)
+    touched = _EMPTY
+    for i in range(keys_N.size):
+        if i % _GROUP == 0 and slots_S.size >= _TOUCH_FROM_SLOTS:
+            touched ^= _touch(keys_N[i : i + _GROUP], slots_S)
+        key = np.uint64(keys_N[i])
+        at = _home(key, mask)
+        while slots_S[at] != _EMPTY and slots_S[at] >> _KEY_SHIFT != key:
+            at = at + _NEXT & mask
+        keys_N[i] = slots_S[at] & _LOW
+    return touched
+
+
+@kernel
+def rehash(old_S: Slots, new_S: Slots) -> None:
+    """Move all entries of `old_S` into the empty, larger `new_S`."""
+    mask = np.uint64(new_S.size - 1)
+    for slot in old_S:
+        if slot != _EMPTY:
+            at = _home(slot >> _KEY_SHIFT, mask)
+            while new_S[at] != _EMPTY:
+                at = at + _NEXT & mask
+            new_S[at] = slot
+
+
+@kernel
+def keys_by_number(slots_S: Slots, keys_V: Keys) -> None:
+    """Write every key of the table at its number."""
+    for slot in slots_S:
+        if slot != _EMPTY:
+            keys_V[(slot & _LOW) - _NEXT] = slot >> _KEY_SHIFT
+
+
+@kernel
+def count(ids_N: Keys, counts_V: Keys, first_id: int) -> None:
+    """Add one to counts_V[id - first_id] for every id."""
+    for number in ids_N:
+        counts_V[number - first_id] += np.uint32(1)
+
+
+@kernel
+def gather(
+    floats_RW: Annotated[npt.NDArray[np.float32], READ_ONLY],
+    integers_RW: Annotated[npt.NDArray[np.int32], READ_ONLY],
+    order_B: npt.NDArray[np.uint32],
+    first: int,
+    dense_BI: npt.NDArray[np.float32],
+    ids_FB: npt.NDArray[np.int64],
+    label_B: npt.NDArray[np.float32],
+    table_rows_F: npt.NDArray[np.int64],
+) -> bool:
+    """Write record `order_B[b]` of a block to row `first + b` of a batch.
+
+    Returns whether a model can be trained on all of them: labels 0 or 1, finite dense features, ids
+    within their tables.
+
+    Args:
+        floats_RW: the records read as float32; label and dense features are taken from it.
+        integers_RW: the same memory read as int32; ids are taken from it.
+        order_B: uint32, rows of the block.
+        first: row of the batch that receives `order_B[0]`.
+        dense_BI: receives log(x + 1).
+        ids_FB: receives ids, feature-major.
+        label_B: receives 0 or 1.
+        table_rows_F: int64, rows of each embedding table.
+    """
+    good = True
+    count = order_B.shape[0]
+    for start in range(0, count, _TILE):
+        stop = min(count, start + _TILE)
+        for b in range(start, stop):
+            row = order_B[b]
+            label = floats_RW[row, 0]
+            label_B[first + b] = label
+            good &= (label == 0) | (label == 1)
+            for i in range(_DENSE):
+                x = floats_RW[row, 1 + i]
+                dense_BI[first + b, i] = x
+                good &= x - x == 0  # not of an infinity, not of NaN
+        for f in range(_CATEGORICAL):
+            rows = table_rows_F[f]
+            for b in range(start, stop):
+                index = np.int64(integers_RW[order_B[b], 1 + _DENSE + f])
+                ids_FB[f, first + b] = index
+                good &= (index >= 0) & (index < rows)
+    return good

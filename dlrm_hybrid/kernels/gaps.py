@@ -1,0 +1,258 @@
+"""Increasing indices as Golomb-Rice codes of the gaps between them, and back.
+
+A gap is how many elements lie between an index and the one before. Its code with parameter r is
+gap >> r ones, a zero, and the r low bits of the gap; where that takes 24 ones or more it is 24 ones
+and the gap in 32 bits. So no code is longer than 56 bits, and one window of 64 holds it wherever it
+starts. Bits fill bytes from the lowest on. (S. W. Golomb, IEEE Trans. Inf. Theory 12, 1966; R. F.
+Rice, JPL 79-22, 1979.)
+
+A tensor has one parameter for all its gaps: those of a real gradient's rows do not stay alike from
+one dozen to the next, so a parameter that follows them costs more than the best single one. Any
+bytes are safe to read.
+
+Shapes: K indices or ids, L tables.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.kernels.bits import load64, store64, tail64, trailing_zeros
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+STORE_BYTES = 8  # encoders write so many at a time
+BITS_OF_AN_ID = 34  # at most, on average, in a set of tables with fewer than 2**31 rows
+BITS_OF_A_COUNT = 32  # at most
+
+_SAMPLE = 256
+_MOST_ONES = 24
+_ESCAPE_BITS = _MOST_ONES + 32
+_ONES = np.uint64((1 << _MOST_ONES) - 1)
+_STOP = np.uint64(1 << _MOST_ONES)
+_GAP = np.uint64(0xFFFFFFFF)
+_ONE = np.uint64(1)
+
+
+@kernel
+def _code_bits(gap: int, parameter: int) -> int:
+    ones = gap >> parameter
+    return ones + 1 + parameter if ones < _MOST_ONES else _ESCAPE_BITS
+
+
+@kernel
+def _code(gap: int, parameter: int) -> tuple[np.uint64, int]:
+    """The code of a gap and its length."""
+    ones = gap >> parameter
+    if ones >= _MOST_ONES:
+        return _ONES | np.uint64(gap) << np.uint64(_MOST_ONES), _ESCAPE_BITS
+    low = np.uint64(gap) & ((_ONE << np.uint64(parameter)) - _ONE)
+    return ((_ONE << np.uint64(ones)) - _ONE) | low << np.uint64(ones + 1), ones + 1 + parameter
+
+
+@kernel
+def _append(
+    out: Bytes, at: int, filled: int, word: np.uint64, code: np.uint64, length: int
+) -> tuple[int, int, np.uint64]:
+    """Write up to 56 bits behind the `filled`, fewer than 8, that `word` has at byte `at`."""
+    word |= code << np.uint64(filled)
+    store64(out, at, word)
+    filled += length
+    return at + (filled >> 3), filled & 7, word >> np.uint64(filled & ~7)
+
+
+@kernel
+def _window(data: Bytes, at: int) -> np.uint64:
+    """At least 57 bits from bit `at` on, the first one lowest; zeros behind the end."""
+    byte = at >> 3
+    word = load64(data, byte) if byte + 8 <= data.size else tail64(data, byte)
+    return word >> np.uint64(at & 7)
+
+
+@kernel
+def _read_code(word: np.uint64, parameter: int) -> tuple[int, int]:
+    """The gap whose code is lowest in a window, and the length of the code."""
+    ones = trailing_zeros(~word | _STOP)
+    if ones < _MOST_ONES:
+        low = (word >> np.uint64(ones + 1)) & ((_ONE << np.uint64(parameter)) - _ONE)
+        return np.int64(ones << parameter) | np.int64(low), ones + 1 + parameter
+    return np.int64((word >> np.uint64(_MOST_ONES)) & _GAP), _ESCAPE_BITS
+
+
+@kernel
+def encode_gaps(indices_K: Int32s, parameter: int, out: Bytes) -> None:
+    """Write the codes of increasing indices; `out` has room for them and STORE_BYTES more.
+
+    Bytes behind the codes are zero, up to a multiple of STORE_BYTES or further.
+    """
+    at, filled, word = np.int64(0), np.int64(0), np.uint64(0)
+    previous = np.int64(-1)
+    for k in range(indices_K.size):
+        code, length = _code(np.int64(indices_K[k]) - previous - 1, parameter)
+        previous = np.int64(indices_K[k])
+        at, filled, word = _append(out, at, filled, word, code, length)
+    store64(out, at, word)
+
+
+@kernel
+def decode_gaps(
+    data: ReadOnlyBytes, first: int, parameter: int, count: int, indices_K: Int32s
+) -> int:
+    """Read K codes that begin at byte `first`.
+
+    Returns:
+        the byte behind the codes, or -1 if an index is not below `count`. The byte may lie behind
+        the end of `data`.
+    """
+    at, index = np.int64(first) * 8, np.int64(-1)
+    for k in range(indices_K.size):
+        gap, length = _read_code(_window(data, at), parameter)
+        index += gap + 1
+        at += length
+        if index >= count:
+            return -1
+        indices_K[k] = index
+    return (at + 7) >> 3
+
+
+@kernel
+def _likely(indices_K: Int32s) -> int:
+    """The best parameter for up to `_SAMPLE` gaps, taken at equal distances."""
+    size = indices_K.size
+    stride = (size + _SAMPLE - 1) // _SAMPLE
+    gaps = np.empty((size + stride - 1) // stride, np.int64)
+    # No code is shorter with more low bits than the largest gap has.
+    gaps[0] = largest = np.int64(indices_K[0])
+    for k in range(1, gaps.size):
+        gaps[k] = np.int64(indices_K[k * stride]) - np.int64(indices_K[k * stride - 1]) - 1
+        largest = max(largest, gaps[k])
+    best, fewest, parameter = 0, np.int64(0), 0
+    while True:
+        bits = np.int64(0)
+        for k in range(gaps.size):
+            bits += _code_bits(gaps[k], parameter)
+        if parameter == 0 or bits < fewest:
+            best, fewest = parameter, bits
+        if largest >> parameter == 0:
+            return best
+        parameter += 1
+
+
+@kernel
+def _bits(indices_K: Int32s, parameter: int) -> tuple[int, int, int]:
+    """Length of all codes with the parameter below, if there is one, this one and the one above."""
+    below = max(parameter - 1, 0)
+    fewer, bits, more = 0, 0, 0
+    previous = np.int64(-1)
+    for k in range(indices_K.size):
+        gap = np.int64(indices_K[k]) - previous - 1
+        previous = np.int64(indices_K[k])
+        fewer += _code_bits(gap, below)
+        bits += _code_bits(gap, parameter)
+        more += _code_bits(gap, parameter + 1)
+    return fewer, bits, more
+
+
+@kernel
+def fit_parameter(indices_K: Int32s) -> tuple[int, int]:
+    """A parameter that makes `encode_gaps` short, and the length in bits, of at least one index.
+
+    The best one for a sample, or from there downhill as long as that is shorter: the best of all
+    if there are no more than 256 indices. They increase.
+    """
+    parameter = _likely(indices_K)
+    fewer, bits, more = _bits(indices_K, parameter)
+    if indices_K.size <= _SAMPLE:
+        return parameter, bits
+    while fewer < bits:
+        parameter -= 1
+        fewer, bits, more = _bits(indices_K, parameter)
+    while more < bits:
+        parameter += 1
+        fewer, bits, more = _bits(indices_K, parameter)
+    return parameter, bits
+
+
+@kernel
+def _parameter(count: int, rows: int) -> int:
+    """The largest r for which 2**r gaps of that size fit into the table: both ends know it.
+
+    So no id takes more than r + 3 bits on average, whatever the ids are.
+    """
+    parameter = 0
+    while count << (parameter + 1) <= rows:
+        parameter += 1
+    return parameter
+
+
+@kernel
+def encode_ids(
+    ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, count_bits_L: Int64s, out: Bytes
+) -> int:
+    """Write how many ids of each table follow, then their gaps.
+
+    Args:
+        ids_K: table after table; increasing in each, and rows of it.
+        counts_L: how many are of each table.
+        rows_L: of the tables.
+        count_bits_L: of the number that says how many follow; at most 32.
+        out: has room for BITS_OF_AN_ID for each id, BITS_OF_A_COUNT for each table, and
+            STORE_BYTES.
+
+    Returns:
+        bytes written.
+    """
+    at, filled, word = np.int64(0), np.int64(0), np.uint64(0)
+    k = 0
+    for table in range(counts_L.size):
+        count = counts_L[table]
+        at, filled, word = _append(out, at, filled, word, np.uint64(count), count_bits_L[table])
+        parameter = _parameter(max(count, 1), rows_L[table])
+        following = np.int64(0)
+        for _ in range(count):
+            code, length = _code(ids_K[k] - following, parameter)
+            following = ids_K[k] + 1
+            at, filled, word = _append(out, at, filled, word, code, length)
+            k += 1
+    store64(out, at, word)
+    return at + (filled > 0)
+
+
+@kernel
+def decode_ids(
+    given: Bytes, rows_L: Int64s, count_bits_L: Int64s, ids_K: Int64s, counts_L: Int64s
+) -> int:
+    """Read what `encode_ids` wrote.
+
+    Args:
+        given: the bytes.
+        rows_L: of the tables, fewer than 2**31 each.
+        count_bits_L: as the writer had them.
+        ids_K: receives the ids; may have room for more.
+        counts_L: receives how many are of each table.
+
+    Returns:
+        K; -1 if the bytes do not hold such ids, or more than there is room for.
+    """
+    end, at, k = given.size * 8, np.int64(0), 0
+    for table in range(counts_L.size):
+        count = np.int64(_window(given, at) & ((_ONE << np.uint64(count_bits_L[table])) - _ONE))
+        at += count_bits_L[table]
+        counts_L[table] = count
+        if at > end or count > rows_L[table] or k + count > ids_K.size:
+            return -1
+        parameter = _parameter(max(count, 1), rows_L[table])
+        following = np.int64(0)
+        for _ in range(count):
+            gap, length = _read_code(_window(given, at), parameter)
+            at += length
+            if at > end or gap >= rows_L[table] - following:
+                return -1
+            ids_K[k] = following + gap
+            following += gap + 1
+            k += 1
+    return k if (at + 7) >> 3 == given.size else -1
