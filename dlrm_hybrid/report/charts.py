@@ -9,6 +9,7 @@ from typing import final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from dlrm_hybrid.report.axes import (
     KEY_LINE_INCHES,
@@ -129,6 +130,8 @@ def points(
         axes.set_xscale("log")
         axes.margins(x=0.15, y=0.15)
         logarithmic(axes.xaxis, text.x_unit)
+        # Steps of 2.5 have a digit more: ticks that change with the layout would cut off the title.
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
         if len(places) <= MAX_LABELS:
             _label(figure, axes, places, labels)
         return figure

@@ -14,8 +14,8 @@ from matplotlib.axis import Axis
 from matplotlib.image import imread
 from show import show
 
-from dlrm_hybrid.report import tables
-from dlrm_hybrid.report.axes import tick, ticks
+from dlrm_hybrid.report import charts, tables
+from dlrm_hybrid.report.axes import AxesText, save, style, tick, ticks
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
 from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.runs import read_run
@@ -251,3 +251,12 @@ def test_a_notebook_shows_tables_and_pictures(four: Document) -> None:
     sources = [value or "" for name, value in page.attributes if name == "src"]
     assert len(sources) == len(pictures) + 1
     assert "not measured" in show(None, [])._repr_html_()
+
+
+def test_no_axis_is_cut_off_where_ticks_need_another_digit(tmp_path: Path) -> None:
+    places = [(37_619.2, 0.54015), (863.7, 0.5278)]
+    text = AxesText("bytes/sample", "test log-loss", "B")
+    figure = charts.points(places, ["one", "other"], [style(0), style(1)], text)
+    save(figure, tmp_path / "points.png")  # lays it out
+    (axes,) = figure.axes
+    assert axes.yaxis.label.get_window_extent().x0 >= 0
