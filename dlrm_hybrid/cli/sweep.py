@@ -11,7 +11,6 @@ from typing import final
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.overrides import override_text
-from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
 from dlrm_hybrid.run.folder import is_complete, one_run, write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ExitCode
@@ -34,7 +33,7 @@ class Sweep:
     folder: Path
     keys: tuple[str, ...]
     terminal: Terminal = field(default_factory=Terminal)
-    _jobs: list[Job] = field(default_factory=list[Job])
+    _jobs: list[tuple[compose.Job, int]] = field(default_factory=list[tuple[compose.Job, int]])
     _lock: ExitStack = field(default_factory=ExitStack)
 
     def begin(self, job: compose.Job) -> str:
@@ -59,7 +58,7 @@ class Sweep:
 
     def add(self, job: compose.Job, exit_code: int) -> None:
         """A job has ended."""
-        self._jobs.append(Job(job.folder, job.overrides, job.values, exit_code))
+        self._jobs.append((job, exit_code))
 
     def close(self) -> None:
         """Write `sweep_summary.csv` and `.md`, show the table."""
@@ -68,18 +67,20 @@ class Sweep:
                 self._sum_up()
 
     def _sum_up(self) -> None:
+        from dlrm_hybrid.report.sweep import sweep_frame, sweep_table  # pandas: 0.3 s
+
         folder, terminal = self.folder, self.terminal
-        rows = rows_of(self._jobs)
-        table = sweep_table(rows)
-        failed = sum(job.exit_code != ExitCode.DONE for job in self._jobs)
+        frame = sweep_frame(self._jobs)
+        table = sweep_table(frame)
+        failed = sum(code != ExitCode.DONE for _, code in self._jobs)
         path = folder / SUMMARY_NAME
         write_whole(path.with_suffix(".md"), table.markdown())
-        write_whole(path.with_suffix(".csv"), sweep_csv(rows))
+        write_whole(path.with_suffix(".csv"), frame.to_csv(index=False))
         terminal.table(table)
         if failed:
             again = shlex.quote(override_text(FOLDER_KEY, str(folder)))
             terminal.line(
-                f"{failed} of {len(rows)} jobs did not complete; to resume them, repeat the "
+                f"{failed} of {len(self._jobs)} jobs did not complete; to resume them, repeat the "
                 f"command with\n  {again} skip_completed=true"
             )
         terminal.line(f"wrote {path}.md and {path}.csv; for plots run")

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from made_runs import make_run, plain_events, progress, values_of, world_events
 
-from dlrm_hybrid.report.sweep import Job, rows_of, sweep_csv, sweep_table
+from dlrm_hybrid.config.compose import Job
+from dlrm_hybrid.report.sweep import sweep_frame, sweep_table
 from dlrm_hybrid.types import ExitCode
 
 
-def job(folder: Path, *overrides: str, code: int = ExitCode.DONE) -> Job:
-    return Job(folder, overrides, values_of(*overrides), code)
+def job(folder: Path, *overrides: str, code: int = ExitCode.DONE) -> tuple[Job, int]:
+    return Job(values_of(*overrides), folder, overrides), code
 
 
 def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
@@ -20,29 +21,30 @@ def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     make_run(tmp_path / "3", ["train.seed=1", rates[0]], plain_events())  # was here before
     (tmp_path / "4").mkdir()
     codes = [ExitCode.DONE, ExitCode.DIVERGED, ExitCode.RESOURCES, *[ExitCode.CONFIGURATION] * 2]
-    rows = rows_of(
+    frame = sweep_frame(
         [
             job(tmp_path / str(number), "train.seed=1", rate, code=code)
             for number, (rate, code) in enumerate(zip(rates, codes, strict=True))
         ]
     )
-    table = sweep_table(rows)
-    assert table.columns[:5] == ("job", "lr", "status", "test log-loss", "AUC")
-    assert table.rows[0] == (
+    table = sweep_table(frame)
+    assert tuple(table.columns[:5]) == ("job", "lr", "status", "test log-loss", "AUC")
+    table_rows = [tuple(row) for row in table.rows]
+    assert table_rows[0] == (
         *("0", "0.1", "complete", "0.4100", "0.7000", "0.7500"),
         *("10.0", "4.0×", "640"),
     )
     dashes = ("–",) * 6
-    assert table.rows[1] == ("1", "1e+30", "diverged", *dashes)
-    assert table.rows[2] == ("2", "0.3", "failed", *dashes[1:], "640")
-    assert table.rows[3:] == (("3", "0.4", "refused", *dashes), ("4", "0.5", "refused", *dashes))
+    assert table_rows[1] == ("1", "1e+30", "diverged", *dashes)
+    assert table_rows[2] == ("2", "0.3", "failed", *dashes[1:], "640")
+    assert table_rows[3:] == [("3", "0.4", "refused", *dashes), ("4", "0.5", "refused", *dashes)]
 
 
 def test_the_csv_keeps_every_digit_and_leaves_unknown_empty(tmp_path: Path) -> None:
     for number, loss in enumerate((1 / 3, 1 / 7)):
         make_run(tmp_path / str(number), [f"train.seed={number}"], plain_events(loss))
     jobs = [job(tmp_path / str(number), f"train.seed={number}") for number in range(2)]
-    rows = list(csv.DictReader(StringIO(sweep_csv(rows_of(jobs)))))
+    rows = list(csv.DictReader(StringIO(sweep_frame(jobs).to_csv(index=False))))
     assert [row["train.seed"] for row in rows] == ["0", "1"]
     assert float(rows[0]["test_loss"]) == 1 / 3 + 0.01
     assert rows[0]["bytes_per_sample"] == rows[0]["dense_ratio"] == ""
