@@ -226,15 +226,17 @@ class TinyWorld:
                 for to, frame, num_bytes in server.handle(queue.popleft()):
                     self._sender(rank)(to, frame, num_bytes)
 
-    def _frames_for(self, asked: Mapping[int, Effect]) -> dict[int, Frame]:
-        found: dict[int, Frame] = {}
+    def _frames_for(self, asked: Mapping[int, Effect]) -> dict[int, Frame | None]:
+        found: dict[int, Frame | None] = {}
         for rank, effect in asked.items():
+            if not isinstance(effect, Receive):
+                continue
             queue = self._queues[rank]
-            for frame in queue:
-                if isinstance(effect, Receive) and _is_wanted(frame, effect):
-                    found[rank] = frame
-                    queue.remove(frame)
-                    break
+            frame = next((one for one in queue if _is_wanted(one, effect)), None)
+            if frame is not None:
+                queue.remove(frame)
+            if frame is not None or not effect.waits:
+                found[rank] = frame
         return found
 
     def _answer_groups(self, asked: Mapping[int, Effect]) -> dict[int, Any]:

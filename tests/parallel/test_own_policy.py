@@ -1,0 +1,83 @@
+"""A sync policy of one's own, in one file that nothing else knows of: servers apply on arrival."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
+from typing_extensions import override
+
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.sync.policy import (
+    Action,
+    AtLeast,
+    Average,
+    Publish,
+    Push,
+    SyncPolicy,
+)
+from dlrm_hybrid.types import Version
+
+
+@dataclass(frozen=True)
+class OnArrival(SyncPolicy):
+    """Every push makes a version; a worker takes the newest there is, its own pushes included."""
+
+    trainers: int
+
+    @property
+    @override
+    def history(self) -> int:
+        return 0
+
+    @override
+    def needs(self, pushed: int) -> AtLeast:
+        return AtLeast(Version(pushed))
+
+    @override
+    def settled(self, pushed: int) -> Version:
+        return Version(self.trainers * pushed)
+
+    @override
+    def bucket(self, workers: Sequence[int], pushed: int) -> "Arrivals":
+        return Arrivals(tuple(workers), self.settled(pushed))
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    workers: tuple[int, ...]
+    version: Version
+
+    def on_push(self, push: Push) -> tuple["Arrivals", tuple[Action, ...]]:
+        after = replace(self, version=Version(self.version + 1))
+        number = self.version // len(self.workers)
+        return after, (Average((push,), number), Publish(after.version, self.workers))
+
+
+@pytest.mark.parametrize("cuts", [(), ("bottom.2", "top.2")])
+def test_for_one_trainer_it_is_sync_bit_for_bit(cuts: tuple[str, ...]) -> None:
+    worlds = [
+        TinyWorld(SMALL, Layout(cuts=cuts, servers=2, policy=policy))
+        for policy in (Lockstep(), OnArrival(1))
+    ]
+    for step in range(10):
+        losses = [world.step(step, [draw_batch(SMALL, 16, step)])[-1] for world in worlds]
+        assert losses[0] == losses[1]
+    expected, found = (world.tensors() for world in worlds)
+    first = TinyWorld(SMALL, Layout(cuts=cuts, servers=2)).tensors()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+        assert not torch.equal(first[name], tensor), name
+
+
+def test_every_push_of_every_trainer_is_applied_alone() -> None:
+    # Every version carries a digest: a replica that missed one would stop the world.
+    world = TinyWorld(SMALL, Layout(trainers=3, servers=1, policy=OnArrival(3)))
+    losses = []
+    for step in range(30):
+        outcomes = world.step(step, shares(draw_batch(SMALL, 48, step), 3))
+        losses.append(sum(one.loss_sum for one in outcomes) / 48)
+    published = [one.frame.number for one in world.sent if one.to == 0 and one.sender == 3]
+    assert published == list(range(1, 91))
+    assert sum(losses[-5:]) < sum(losses[:5])

@@ -1,0 +1,52 @@
+"""A schedule of one's own, in one file that nothing else knows of: backward one tick late."""
+
+import pytest
+import torch
+from tiny_world import SEED, SGD, SMALL, TABLES, Layout, TinyWorld, columns, draw_batch
+
+from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.step import Trainer
+from dlrm_hybrid.parallel.schedule import Op
+from dlrm_hybrid.telemetry.spans import SpanClock
+
+TICKS = 11
+
+
+def late_backward(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+    """Forward of the batch just read, then backward of the one before."""
+    forwards = tuple(Op("F", microbatch) for microbatch in range(microbatches))
+    backwards = tuple(Op("B", microbatch, delay=1) for microbatch in range(microbatches))
+    return forwards + backwards
+
+
+def test_backward_computes_again_with_the_weights_of_then() -> None:
+    # Its rows of the tables are those of forward: only tables that stay give plain training's bits.
+    world = TinyWorld(SMALL, Layout(schedule=late_backward), table_lr=0.0)
+    plain = Trainer(Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED), SGD, SpanClock())
+    for tick in range(TICKS):
+        (found,) = world.step(tick, [draw_batch(SMALL, 16, tick)])
+        if tick == 0:
+            assert found.rows == 0
+            continue
+        batch = draw_batch(SMALL, 16, tick - 1)
+        result = plain.step(*columns(batch), lr=world.lr, embedding_lr=0.0)
+        assert found.loss_sum == float(result.loss) * 16
+    weights = plain.tensors()
+    first = TinyWorld(SMALL, Layout()).tensors()
+    for name, tensor in world.tensors().items():
+        assert torch.equal(tensor, weights[name]), name
+        assert torch.equal(tensor, first[name]) == name.startswith("embedding")
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_stages_keep_two_batches_in_flight_and_learn(servers: int) -> None:
+    layout = Layout(
+        cuts=("bottom.2", "top.2"), servers=servers, microbatches=2, schedule=late_backward
+    )
+    losses = []
+    world = TinyWorld(SMALL, layout)
+    for tick in range(40):
+        *_, last = world.step(tick, [draw_batch(SMALL, 16, tick)])
+        losses.append(last.loss_sum / 16)
+    assert sum(losses[-8:]) < sum(losses[1:9])
