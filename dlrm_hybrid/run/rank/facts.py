@@ -7,11 +7,15 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
-from dlrm_hybrid.config.identity import config_hash, same_compressors
+from dlrm_hybrid.config.identity import config_hash, same_compressors, same_versions
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.arithmetic import arithmetic, changes
@@ -49,7 +53,7 @@ def committer(
 
 
 def changed_arithmetic(task: TrainTask) -> list[str]:
-    """What is not as it was when the checkpoint was saved that the run goes on from, if any."""
+    """How this machine's arithmetic differs from that behind the checkpoint to resume from."""
     if task.resume_from is None:
         return []
     facts = checkpoint_folder.read_facts(checkpoint_folder.find(Path(task.resume_from)))
@@ -57,7 +61,7 @@ def changed_arithmetic(task: TrainTask) -> list[str]:
 
 
 def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
-    """How far a checkpoint has come; a new run that begins with it has evaluated nothing yet.
+    """The progress of a checkpoint; a new run that starts from it has evaluated nothing yet.
 
     Raises:
         DataError: it does not say so, or what it says cannot be.
@@ -92,3 +96,24 @@ def other_compressors(
         "still fits; thresholds are recomputed"
     )
     return trainers
+
+
+def dense_values(
+    folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Weights, what optimizers remember of them, and the versions that workers have, by name.
+
+    Where other keys say which versions there are, all of them begin anew, as the weights.
+
+    Args:
+        folder: of the checkpoint.
+        saved: the values it was made with.
+        now: the values of this run.
+    """
+    if same_versions(saved, now):
+        return checkpoint.read_all(folder, ("dense", "versions"))
+    weights = checkpoint.read_all(folder, ("dense",))
+    ends = [f".behind{number}" for number in range(1, now["sync"]["staleness"] + 1)]
+    if now["pull"]["precision"] != "float32":
+        ends.append(SUFFIX)
+    return weights | {f"{name}{end}": weight for name, weight in weights.items() for end in ends}

@@ -32,10 +32,10 @@ from dlrm_hybrid.run.folder import check_checkpoint, write_whole
 from dlrm_hybrid.run.rank.facts import (
     changed_arithmetic,
     committer,
+    dense_values,
     other_compressors,
     resumed,
 )
-from dlrm_hybrid.run.rank.resumed import dense_values
 from dlrm_hybrid.run.request import CONFIG_FILE, EvaluateTask, TrainTask
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind

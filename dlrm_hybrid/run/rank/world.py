@@ -32,7 +32,6 @@ from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.rank import facts as rank_facts
 from dlrm_hybrid.run.rank import single as ranks
 from dlrm_hybrid.run.rank.channel import world_channel
-from dlrm_hybrid.run.rank.resumed import dense_values
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
@@ -141,7 +140,9 @@ def _serve(job: _Job, index: int) -> None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = _checked(job, folder)
         start = facts["step"]
-        for outgoing in server.restart(start, dense_values(folder, facts["config"], job.values)):
+        for outgoing in server.restart(
+            start, rank_facts.dense_values(folder, facts["config"], job.values)
+        ):
             job.channel.send(*outgoing)
     answering = ServerRank(
         server=server,
@@ -242,7 +243,7 @@ def _restart(job: _Job, built: BuiltWorker, report: ranks.Report) -> Progress:
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = _checked(job, folder)
     progress = rank_facts.resumed(job.task, facts)
-    dense = dense_values(folder, facts["config"], job.values)
+    dense = rank_facts.dense_values(folder, facts["config"], job.values)
     trainers = rank_facts.other_compressors(folder, facts, job.values)
     tell = ranks.checking(report if built.rank.leads else _say_nothing)
     built.restart(progress.step, dense, folder, trainers, tell)
