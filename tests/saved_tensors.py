@@ -18,8 +18,8 @@ def saved_groups(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     for name, told in manifest["tensors"].items():
         tensors = groups.setdefault(told["group"], {})
         for part in told["parts"]:
-            is_whole = part["shape"] == told["shape"]
-            key = name if is_whole else f"{name}@{'x'.join(map(str, part['begin']))}"
+            is_full = part["shape"] == told["shape"]
+            key = name if is_full else f"{name}@{'x'.join(map(str, part['begin']))}"
             found = files[part["file"]].pop(key)
             assert list(found.shape) == part["shape"]
             whole = tensors.setdefault(name, np.zeros(told["shape"], found.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.model.tensors import whole
+from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.engine import piece_groups
 from dlrm_hybrid.train.parts import Progress
@@ -38,7 +38,7 @@ def saver(root: Path, held: dict[str, Tensor]) -> LocalCheckpointWriter:
             facts=lambda progress: {"test_loss": 1.0 / progress.step},
         ),
         writer=ShardWriter(root=root, rank="worker-0", attempt=0),
-        groups=lambda: piece_groups(whole(held)),
+        groups=lambda: piece_groups(full_pieces(held)),
     )
 
 

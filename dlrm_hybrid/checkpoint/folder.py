@@ -135,9 +135,9 @@ def partial_folders(root: Path) -> list[Path]:
     return list(root.glob(f".{PREFIX}*{PARTIAL}"))
 
 
-def key_of(name: str, begin: Sequence[int], is_whole: bool) -> str:
+def key_of(name: str, begin: Sequence[int], is_full: bool) -> str:
     """What a piece of a tensor is called in its file."""
-    return name if is_whole else f"{name}@{'x'.join(map(str, begin))}"
+    return name if is_full else f"{name}@{'x'.join(map(str, begin))}"
 
 
 def unwritten(root: Path, path: Path, error: OSError) -> str:

@@ -16,7 +16,7 @@ from dlrm_hybrid.checkpoint.manifest import Manifest, Part, TensorEntry
 from dlrm_hybrid.checkpoint.writer import DTYPES
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.durable import Content, content
-from dlrm_hybrid.model.tensors import Piece, whole
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError
 
@@ -55,7 +55,7 @@ class Checkpoint:
         for part in entry.parts:
             self._check(part.file)  # before memory is allocated for what it may not hold
         tensor = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
-        self.fill(whole({name: tensor}))
+        self.fill(full_pieces({name: tensor}))
         return tensor
 
     def fill(self, pieces: Iterable[Piece]) -> None:
@@ -152,7 +152,7 @@ def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], tell: Tell = 
         odd = sorted(set(checkpoint.names(group)) ^ set(tensors))
         if odd:
             raise DataError(f"{folder}: {group}: other tensors than the model's, first {odd[0]}")
-        checkpoint.fill(whole(tensors))
+        checkpoint.fill(full_pieces(tensors))
 
 
 def read_all(folder: Path, groups: Sequence[str]) -> dict[str, Tensor]:

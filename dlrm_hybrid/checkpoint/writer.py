@@ -71,7 +71,7 @@ class ShardWriter:
         if self._shard is not None:
             raise DlrmError(f"{self.rank}: step {step} is saved before the last one is written")
         copied = {group: [self._copied(piece) for piece in groups[group]] for group in groups}
-        names = {key_of(piece.name, piece.begin, piece.is_whole) for piece in _all(groups)}
+        names = {key_of(piece.name, piece.begin, piece.is_full) for piece in _all(groups)}
         for name in self._copies.keys() - names:
             del self._copies[name]
         folder = partial_folder(self.root, step, self.attempt)
@@ -87,7 +87,7 @@ class ShardWriter:
         return shard
 
     def _copied(self, piece: Piece) -> Piece:
-        key = key_of(piece.name, piece.begin, piece.is_whole)
+        key = key_of(piece.name, piece.begin, piece.is_full)
         copy = self._copies.get(key)
         if copy is None or copy.shape != piece.view.shape or copy.dtype != piece.view.dtype:
             copy = torch.empty(piece.view.shape, dtype=piece.view.dtype)
@@ -107,7 +107,7 @@ class ShardWriter:
                 folder.mkdir(parents=True, exist_ok=True)
             for group, pieces in groups.items() if not_finite is None else ():
                 path = folder / f"{group}.{self.rank}{SUFFIX}"
-                held = {key_of(one.name, one.begin, one.is_whole): one.view for one in pieces}
+                held = {key_of(one.name, one.begin, one.is_full): one.view for one in pieces}
                 files[path.name] = asdict(write_tensors(path, held))
                 for piece in pieces:
                     _add_part(tensors, group, path.name, piece)

@@ -231,7 +231,7 @@ class DistinctIds:
         shape = (*self.inverse_BF.shape, rows_KD.shape[1])
         return rows_KD.index_select(0, self.inverse_BF.view(-1)).view(shape)
 
-    def summed(self, gradient_BFD: Tensor) -> Tensor:
+    def sum_by_id(self, gradient_BFD: Tensor) -> Tensor:
         """The gradients of the distinct ids (K, D): sums of float32 in the order of the batch."""
         sum_KD = gradient_BFD.new_zeros(len(self.ids_K), gradient_BFD.shape[2])
         sum_rows(gradient_BFD.contiguous().numpy(), self.inverse_BF.numpy(), sum_KD.numpy())

@@ -272,7 +272,7 @@ class DistinctExchange:
         """From who asked to where tables are: sums for distinct ids (K, D)."""
         dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
         _, codec = self._casts
-        given_KD = codec.encode(asked.mine.summed(gradient_BFD))
+        given_KD = codec.encode(asked.mine.sum_by_id(gradient_BFD))
         return codec.decode(self._group.exchange(given_KD, asked.mine_T, asked.bags_T, dense_bytes))
 
     def _exchange(self, messages_T: list[Bytes], num_rows: int) -> tuple[list[Bytes], list[int]]:
@@ -280,13 +280,13 @@ class DistinctExchange:
         once_T = [1] * len(messages_T)
         lengths_T = [len(message) for message in messages_T]
         headers_T2 = torch.tensor([(length, num_rows) for length in lengths_T], dtype=torch.int32)
-        told_T2 = self._group.exchange(headers_T2, once_T, once_T, 0)
-        told_lengths_T, told_rows_T = cast("list[list[int]]", told_T2.t().tolist())
+        received_T2 = self._group.exchange(headers_T2, once_T, once_T, 0)
+        their_lengths_T, their_rows_T = cast("list[list[int]]", received_T2.t().tolist())
         given = torch.from_numpy(np.concatenate(messages_T))
         dense_bytes = ID_BYTES * self._num_elsewhere * num_rows
-        taken = self._group.exchange(given, lengths_T, told_lengths_T, dense_bytes)
-        received_T = [part.numpy() for part in split(taken, told_lengths_T)]
-        return received_T, told_rows_T
+        taken = self._group.exchange(given, lengths_T, their_lengths_T, dense_bytes)
+        received_T = [part.numpy() for part in split(taken, their_lengths_T)]
+        return received_T, their_rows_T
 
     @property
     def _num_elsewhere(self) -> int:

@@ -34,12 +34,12 @@ class Piece:
     view: Tensor
 
     @property
-    def is_whole(self) -> bool:
+    def is_full(self) -> bool:
         """Whether nobody else holds anything of the tensor."""
         return tuple(self.view.shape) == self.shape
 
 
-def whole(tensors: Mapping[str, Tensor]) -> list[Piece]:
+def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
     """Tensors of which this rank holds everything."""
     return [
         Piece(name=name, shape=tuple(tensor.shape), begin=(0,) * tensor.dim(), view=tensor.detach())

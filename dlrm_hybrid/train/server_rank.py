@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.model.tensors import whole
+from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, num_bytes, values_of
@@ -86,7 +86,7 @@ class ServerRank:
             tensors = self.server.weights(values["stage"])
             answer = message(Kind.WEIGHTS, self.rank, self.attempt, frame.number, {}, tensors)
             return Outgoing(frame.sender, answer, num_bytes(tensors))
-        self.writer.begin(values["step"], piece_groups(whole(self.server.tensors())))
+        self.writer.begin(values["step"], piece_groups(full_pieces(self.server.tensors())))
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.optimizer import Schedule
-from dlrm_hybrid.model.tensors import Piece, whole
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.messages import Messenger
@@ -142,9 +142,9 @@ class WorkerRank:
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker, but of its tables."""
-        held = whole(self.compression.tensors())
+        held = full_pieces(self.compression.tensors())
         if isinstance(self.client, LocalClient):
-            held += whole(self.client.tensors())
+            held += full_pieces(self.client.tensors())
         return held
 
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:

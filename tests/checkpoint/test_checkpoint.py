@@ -18,7 +18,7 @@ from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import Preparing, amend, clean, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy, complete, find, partial_folder, read
 from dlrm_hybrid.checkpoint.writer import ShardWriter, write_tensors
-from dlrm_hybrid.model.tensors import Piece, whole
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
 
 ONE, TWO = (RetentionPolicy(newest=newest, best=False) for newest in (1, 2))
@@ -49,13 +49,13 @@ def write(root: Path, step: int, *ranks: dict[str, list[Piece]]) -> Preparing:
 
 
 def save(root: Path, step: int, held: Groups, keep: RetentionPolicy, **facts: object) -> Path:
-    pieces = {group: whole(tensors) for group, tensors in held.items()}
+    pieces = {group: full_pieces(tensors) for group, tensors in held.items()}
     return commit(root, 0, write(root, step, pieces), facts, keep)[0]
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    pieces = {group: whole(tensors) for group, tensors in groups(0.1).items()}
+    pieces = {group: full_pieces(tensors) for group, tensors in groups(0.1).items()}
     folder, num_bytes = commit(root, 0, write(root, 12, pieces), {"seed": 3}, TWO)
     assert folder.name == "step_00000012"
     assert num_bytes == sum(path.stat().st_size for path in folder.iterdir())
@@ -92,7 +92,7 @@ def test_the_writer_copies_before_it_returns(tmp_path: Path) -> None:
     held = groups(1.0)
     writer = ShardWriter(root=tmp_path, rank="worker-0", attempt=0)
     for step in (1, 2):
-        writer.begin(step, {group: whole(tensors) for group, tensors in held.items()})
+        writer.begin(step, {group: full_pieces(tensors) for group, tensors in held.items()})
         for tensors in held.values():
             for tensor in tensors.values():
                 tensor.fill_(step + 1.0)
@@ -271,7 +271,7 @@ def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dense: other tensors .* bottom\.2\.bias"):
         checkpoint.load(folder, deeper)
     with pytest.raises(DataError, match=r"no tensor bottom\.2\.bias"):
-        checkpoint.open_checkpoint(folder).fill(whole(deeper["dense"]))
+        checkpoint.open_checkpoint(folder).fill(full_pieces(deeper["dense"]))
 
 
 @pytest.mark.parametrize("file", [".step_00000002.0.partial/" + DENSE, ".latest.partial"])
@@ -306,7 +306,7 @@ def test_a_file_of_another_machine_that_is_not_seen_is_named(
 ) -> None:
     monkeypatch.setattr(checkpoint_commit, "SEEN_SECONDS", 0.0)
     root = tmp_path / "run" / "checkpoints"
-    pieces = {"dense": whole({"t": torch.zeros(2)})}
+    pieces = {"dense": full_pieces({"t": torch.zeros(2)})}
     prepared = write(root, 1, {}, pieces)
     (partial_folder(root, 1, 0) / "dense.worker-1.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"worker-1 has written .*dense\.worker-1\.safe") as told:
@@ -315,5 +315,5 @@ def test_a_file_of_another_machine_that_is_not_seen_is_named(
 
 
 def test_shards_travel_as_json(tmp_path: Path) -> None:
-    (shard,) = write(tmp_path, 1, {"dense": whole({"t": torch.zeros(2, 3)})}).shards.values()
+    (shard,) = write(tmp_path, 1, {"dense": full_pieces({"t": torch.zeros(2, 3)})}).shards.values()
     assert type(shard)(**json.loads(json.dumps(asdict(shard)))) == shard

@@ -72,7 +72,7 @@ def piece(step: int, rank: int) -> list[Piece]:
     return [Piece(name="t", shape=(6, 3), begin=(2 * rank, 0), view=view)]
 
 
-def assert_latest_is_whole(root: Path, steps: set[int]) -> None:
+def assert_latest_is_full(root: Path, steps: set[int]) -> None:
     """`latest` names one of these, and every byte of it is right."""
     named = root / (root / LATEST_FILE).read_text().strip()
     assert named == find(root)
@@ -83,7 +83,7 @@ def assert_latest_is_whole(root: Path, steps: set[int]) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_latest_is_whole_whoever_fails_or_is_killed(
+def test_latest_is_full_whoever_fails_or_is_killed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     root = tmp_path_factory.mktemp("two-phase", numbered=True) / "checkpoints"
@@ -112,7 +112,7 @@ def test_latest_is_whole_whoever_fails_or_is_killed(
             if (root / LATEST_FILE).exists():
                 possible = {latest, step} if end == "killed" else {latest}
                 possible = {step} if end in ("valid", "leader killed") else possible
-                assert_latest_is_whole(root, possible)
+                assert_latest_is_full(root, possible)
                 latest = open_checkpoint(find(root)).manifest.step
     rmtree(root.parent)
 

@@ -25,7 +25,7 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, E
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.tensors import draw_embeddings, whole
+from dlrm_hybrid.model.tensors import draw_embeddings, full_pieces
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -268,7 +268,7 @@ def resumes_from_a_checkpoint(argument: str, report, stop) -> None:
         checkpoint = open_checkpoint(find(Path(trainer.given["checkpoints"])))
         checkpoint.fill(sharded.pieces)
         oracle = unsharded(trainer.given["optimizer"])
-        checkpoint.fill(whole(tensors(oracle)))
+        checkpoint.fill(full_pieces(tensors(oracle)))
         saved = {name: tensor.clone() for name, tensor in tensors(oracle).items()}
         for name, tensor in gather(trainer, sharded, 0).items():
             assert torch.equal(tensor, saved[name])

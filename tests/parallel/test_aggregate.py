@@ -78,13 +78,13 @@ def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], li
                 total = total + other
             expected = total / np.float32(len(pushes))
             # A sum of parts begins with 0, so it is never -0.
-            is_whole = all(isinstance(one, DenseUpdate) for one in pushes)
+            is_full = all(isinstance(one, DenseUpdate) for one in pushes)
             found = mean_of(mean, offsets_E[-1])
-            assert (found if is_whole else found + 0).tobytes() == (
-                expected if is_whole else expected + 0
+            assert (found if is_full else found + 0).tobytes() == (
+                expected if is_full else expected + 0
             ).tobytes()
             assert mean.is_finite == bool(np.isfinite(expected).all())
-            assert (mean.indices_K is None) == is_whole
+            assert (mean.indices_K is None) == is_full
             if mean.indices_K is not None:
                 union = np.unique(np.concatenate([places(one, offsets_E) for one in pushes]))
                 assert mean.indices_K.tolist() == union.tolist()

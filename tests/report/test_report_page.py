@@ -61,7 +61,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing_beside_it(four: Document) -> None:
+def test_the_page_is_full_and_needs_nothing_beside_it(four: Document) -> None:
     page = Page()
     text = html(four)
     page.feed(text)

@@ -179,7 +179,7 @@ class EachIdOnce(JointTables):
         with self._looking_up:
             found = self._batches.pop(requests[0].batch)
             parts = [
-                self._rounding.gradient(ids.summed(mean_part(one.gradient_BFD, len(requests))))
+                self._rounding.gradient(ids.sum_by_id(mean_part(one.gradient_BFD, len(requests))))
                 for ids, one in zip(found.ids, requests, strict=True)
             ]
             found.pooled_NW.backward(found.bags.scatter(torch.cat(parts), found.pooled_NW.shape))

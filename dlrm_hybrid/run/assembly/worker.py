@@ -19,7 +19,7 @@ from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
-from dlrm_hybrid.model.tensors import Piece, whole
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.tables.local import LocalTables
@@ -101,7 +101,7 @@ def worker_rank(
         tables: tuple[LocalTables | None, LocalTables | None] = (None, None)
         if rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec)
-            pieces = whole({**embeddings.weights(), **embeddings.optimizer_state()})
+            pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
             own = LocalTables(embeddings, 1, meter.clock)
             tables = (own, own)
         elif rank in topology.interaction_group:

@@ -23,7 +23,7 @@ from dlrm_hybrid.config.schema import Config, ParallelConfig
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.kernels.jit import unforeseen
-from dlrm_hybrid.model.tensors import whole
+from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
@@ -81,7 +81,7 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
             saver=LocalCheckpointWriter(
                 committer=committer(task, config, values, shards, f"{RANK_NAME} (rank 0)"),
                 writer=ShardWriter(root=root, rank=RANK_NAME, attempt=task.attempt),
-                groups=lambda: piece_groups(whole(engine.tensors())),
+                groups=lambda: piece_groups(full_pieces(engine.tensors())),
             ),
             sink=sink,
             live=report,
