@@ -9,7 +9,6 @@ from pydantic.dataclasses import dataclass
 
 from dlrm_hybrid.bounds import STRICT, Part, Positive, Rate
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, Rule, StageContext
-from dlrm_hybrid.rng import fold
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
@@ -91,6 +90,7 @@ def _histogram(keys: GradientKeys, context: StageContext) -> ThresholdRule:
 
 def _dgc(keys: GradientKeys, context: StageContext) -> ThresholdRule:
     from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
+    from dlrm_hybrid.rng import fold
 
     return Dgc(keys.of(SampleSettings), fold(context.seed, "trainer", context.trainer))
 
