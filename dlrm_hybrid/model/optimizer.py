@@ -10,26 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 State = Mapping[str, Tensor]
 
 
 class DenseOptimizer(Protocol):
-    """A rule that moves weights; its memory is plain tensors shaped like the weight."""
+    """A rule that moves weights; its state is plain tensors shaped like the weight.
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the state tensors; all begin as zeros."""
-        ...
+    Attributes:
+        state_names: of the state tensors; all begin as zeros.
+        moves_all: whether an element whose gradient is zero may move: then it has to be part of
+            every update.
+    """
 
-    @property
-    def moves_all(self) -> bool:
-        """Whether an element whose gradient is zero may move: it has to be part of every update."""
-        ...
+    state_names: ClassVar[tuple[str, ...]]
+    moves_all: ClassVar[bool]
 
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Move `weight` and `state` in place; all shapes equal, float32."""
@@ -38,43 +38,28 @@ class DenseOptimizer(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sgd:
+class Sgd(DenseOptimizer):
     """w -= lr g."""
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """None."""
-        return ()
+    state_names: ClassVar = ()
+    moves_all: ClassVar = False
 
-    @property
-    def moves_all(self) -> bool:
-        """Its gradient is all that moves an element."""
-        return False
-
+    @override
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Move `weight` in place."""
         weight.add_(gradient, alpha=-lr)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum:
+class Momentum(DenseOptimizer):
     """m = momentum m + g; w -= lr m, as torch.optim.SGD without damping."""
 
     momentum: float
+    state_names: ClassVar = ("momentum",)
+    moves_all: ClassVar = True
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The running sum of gradients."""
-        return ("momentum",)
-
-    @property
-    def moves_all(self) -> bool:
-        """The running sum goes on moving it."""
-        return True
-
+    @override
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Move `weight` and `momentum` in place."""
         velocity = state["momentum"]
         velocity.mul_(self.momentum).add_(gradient)
         weight.add_(velocity, alpha=-lr)
@@ -82,32 +67,24 @@ class Momentum:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adagrad:
+class Adagrad(DenseOptimizer):
     """s += g²; w -= lr g / (sqrt(s) + eps) (Duchi et al., 2011)."""
 
     eps: float
+    state_names: ClassVar = ("sum",)
+    moves_all: ClassVar = False
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The sum of squares."""
-        return ("sum",)
-
-    @property
-    def moves_all(self) -> bool:
-        """Its gradient is all that moves an element."""
-        return False
-
+    @override
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Move `weight` and `sum` in place."""
         total = state["sum"]
         total.addcmul_(gradient, gradient)
         weight.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-lr)
 
 
 def init_state(optimizer: DenseOptimizer, weights: Mapping[str, Tensor]) -> dict[str, State]:
-    """Zeroed state of every weight by the weight's name, then by slot."""
+    """Zeroed state of every weight by the weight's name, then by the state's."""
     return {
-        name: {slot: torch.zeros_like(weight.detach()) for slot in optimizer.slots}
+        name: {state: torch.zeros_like(weight.detach()) for state in optimizer.state_names}
         for name, weight in weights.items()
     }
 
@@ -125,32 +102,35 @@ class Schedule(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class Constant(Schedule):
     """The same rate for ever."""
 
     base_lr: float
 
+    @override
     def lr(self, step: int) -> float:
-        """The base rate."""
         return self.base_lr
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """From the base rate at step 0 on a line to 0 at `steps`, the end of the run."""
+class Linear(Schedule):
+    """From the base rate at step 0 on a line to 0 at `steps`, the end of the run.
+
+    The base rate times the share of steps still to come, this one included.
+    """
 
     base_lr: float
     steps: int
 
+    @override
     def lr(self, step: int) -> float:
-        """The base rate times the share of steps still to come, this one included."""
         return self.base_lr * max(0, self.steps - step) / self.steps
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupDecay:
+class WarmupDecay(Schedule):
     """Linear warm-up, a plateau, then quadratic decay; frozen at the last rate afterwards.
 
     The plateau before a decay is the warm-up's last rate, (warmup_steps - 1) / warmup_steps of the
@@ -167,8 +147,8 @@ class WarmupDecay:
     decay_start_step: int
     decay_steps: int
 
+    @override
     def lr(self, step: int) -> float:
-        """The rate of `step`."""
         count = step + 1
         if count < self.warmup_steps:
             return self.base_lr * count / self.warmup_steps

@@ -23,7 +23,7 @@ def test_a_gathered_update_equals_the_dense_one_bit_for_bit(
 ):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(size, generator=generator)
-    state = {slot: torch.rand(size, generator=generator) for slot in optimizer.slots}
+    state = {name: torch.rand(size, generator=generator) for name in optimizer.state_names}
     gradient = torch.randn(size, generator=generator) * 10 ** torch.randn(1, generator=generator)
     chosen = torch.randperm(size, generator=generator)[: max(1, int(size * share))]
     gathered = weight[chosen]
