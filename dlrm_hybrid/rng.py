@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def fold(seed: int, *names: str | int) -> int:
@@ -31,6 +33,8 @@ def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
+    import numpy as np  # seeds are folded where nothing else needs it
+
     state = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(
         0x9E3779B97F4A7C15
     )

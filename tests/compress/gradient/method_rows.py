@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -97,6 +98,12 @@ def nesterov_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str)
     return gradient_N + np.float32(0.9) * (momentum_N + gradient_N)
 
 
+def scaled_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str) -> Float32s:
+    """Random k without feedback: times N / k."""
+    count = sum(view.numel() for key, view in state.items() if key.endswith(".residual"))
+    return np.float32(count / target_k(count, 0.9)) * gradient_N
+
+
 DENSE = ("none", "terngrad")
 RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
 BFLOAT16 = "gradient.precision=bfloat16"
@@ -145,6 +152,18 @@ METHOD_ROWS = [
             rounds=more == BFLOAT16,
         )
         for adaptation, more in (("flip", STAGE), ("literal", BFLOAT16))
+    ),
+    *(
+        MethodRow(
+            method="randomk",
+            options=(f"gradient.randomk.feedback={str(feedback).lower()}",),
+            joins=gradient_itself if feedback else scaled_joins,
+            drops=not feedback,
+            sends_largest=False,
+            sends_always=False,
+            has_threshold=False,
+        )
+        for feedback in (True, False)
     ),
     MethodRow(method="cltk", has_threshold=False),
     MethodRow(method="cltk", options=(BFLOAT16,), has_threshold=False, rounds=True),

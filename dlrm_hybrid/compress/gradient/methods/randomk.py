@@ -1,0 +1,89 @@
+"""`gradient=randomk`: k random elements, as a control (Stich et al., NeurIPS 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass as plain_dataclass
+from typing import TYPE_CHECKING
+
+from pydantic.dataclasses import dataclass
+
+from dlrm_hybrid.bounds import STRICT
+from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
+from dlrm_hybrid.rng import fold, splitmix64
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.gradient.accumulated import Accumulated
+    from dlrm_hybrid.compress.gradient.collective import Op
+    from dlrm_hybrid.compress.gradient.compressor import Compressor, Stateless
+    from dlrm_hybrid.compress.gradient.layout import Layout
+    from dlrm_hybrid.compress.gradient.selector import Selection
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class RandomKSettings:
+    """Whether what is not sent waits in a residual, or values are scaled by N / k and unbiased."""
+
+    feedback: bool
+
+
+@plain_dataclass(frozen=True, slots=True, kw_only=True)
+class RandomK:
+    """The same k elements in every trainer, drawn anew at each step: pulls are as sparse as pushes.
+
+    Attributes:
+        k: how many.
+        seed: of the draws; the elements of a step depend on it and the step alone.
+    """
+
+    k: int
+    seed: int
+
+    @property
+    def rounds(self) -> tuple[Op, ...]:
+        """Empty: trainers draw alike without asking."""
+        return ()
+
+    def init(self, layout: Layout) -> Stateless:
+        """Nothing to remember."""
+        from dlrm_hybrid.compress.gradient.compressor import Stateless
+
+        return Stateless()
+
+    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
+        """The elements with the k smallest of N random numbers, but no zeros."""
+        import numpy as np
+
+        from dlrm_hybrid.compress.gradient.layout import Indices
+
+        yield from ()
+        drawn_N = splitmix64(fold(self.seed, "randomk", step), x.values.size)
+        chosen_K = np.argpartition(drawn_N, self.k - 1)[: self.k] if self.k else np.arange(0)
+        chosen_K = np.sort(chosen_K[x.values[chosen_K] != 0])
+        return Indices.of_flat(x.layout, chosen_K.astype(np.int32))
+
+
+def _build(keys: GradientKeys, context: StageContext) -> Compressor:
+    from dlrm_hybrid.compress.gradient.error_feedback import (
+        Drain,
+        DrainMode,
+        ErrorFeedback,
+        FeedbackOptions,
+    )
+    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+    from dlrm_hybrid.compress.gradient.transforms import Scale
+    from dlrm_hybrid.wire.section import Dtype
+
+    size = context.layout.size
+    k, dtype = target_k(size, keys.sparsity), Dtype[keys.precision.upper()]
+    if keys.of(RandomKSettings).feedback:
+        options = FeedbackOptions(dtype=dtype)
+    else:
+        # Every step forgets what the one before has not sent.
+        drain = Drain(mode=DrainMode.DISCARD, every=1, seed=context.seed, trainer=context.trainer)
+        scale = Scale(lambda step: size / max(k, 1))
+        options = FeedbackOptions(dtype=dtype, transforms=[scale], drain=drain)
+    selector = RandomK(k=k, seed=context.seed)
+    return ErrorFeedback(context.layout, selector, options, context.ops)
+
+
+METHODS = {"randomk": Method(build=_build, sections={"randomk": RandomKSettings})}
