@@ -10,27 +10,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def require_host(tensor: Tensor, name: str) -> None:
+def require_host(tensor: Tensor, what: str, which: object) -> None:
     """Make sure that kernels can read a tensor.
 
     Args:
         tensor: any.
-        name: of it, for the message.
+        what: kind of tensor, for the message.
+        which: of its kind, for the message; only then made a text.
 
     Raises:
         ValueError: it is not contiguous float32 in the CPU's memory.
     """
     if not tensor.is_cpu:
         raise ValueError(
-            f"{name} is on {tensor.device}, and compression computes on the CPU: pass {name}.cpu()"
+            f"{what} {which} is on {tensor.device}, and compression computes on the CPU: "
+            "pass its .cpu()"
         )
     if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-        raise ValueError(f"{name}: {tensor.dtype} {list(tensor.shape)} is not contiguous float32")
+        kind = f"{tensor.dtype} {list(tensor.shape)}"
+        raise ValueError(f"{what} {which}: {kind} is not contiguous float32")
 
 
-def host_array(tensor: Tensor, name: str) -> NDArray[np.float32]:
+def host_array(tensor: Tensor, what: str, which: object) -> NDArray[np.float32]:
     """A view of a tensor; raises as `require_host`."""
-    require_host(tensor, name)
+    require_host(tensor, what, which)
     return tensor.numpy()
 
 

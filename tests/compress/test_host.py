@@ -11,7 +11,7 @@ from dlrm_hybrid.compress.host import host_array
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (torch.empty(3, device="meta"), r"bias is on meta, .*: pass bias.cpu\(\)"),
+        (torch.empty(3, device="meta"), r"bias is on meta, .*: pass its .cpu\(\)"),
         (
             torch.empty(3, dtype=torch.float64),
             r"bias: torch.float64 \[3\] is not",
@@ -21,7 +21,7 @@ from dlrm_hybrid.compress.host import host_array
 )
 def test_what_kernels_cannot_read_is_refused_by_name(tensor: Tensor, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        host_array(tensor, "bias")
+        host_array(tensor, "gradient", "bias")
 
 
 def test_nothing_is_decoded_into_a_tensor_of_another_device() -> None:

@@ -86,7 +86,7 @@ class ThresholdCodec(ActivationCodec):
     @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
         mask: _Mask = saved
-        g_N = host_array(g_BN, f"gradient of activations ({key})").reshape(-1)
+        g_N = host_array(g_BN, "gradient of activations", key).reshape(-1)
         values_K = g_N.take(mask.indices_K)
         return (packed(0, values_K, self._dtype),)
 

@@ -24,7 +24,7 @@ class DenseCodec(ActivationCodec):
 
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        return (dense(0, host_array(x_BN, f"activation ({key})")),), x_BN.shape
+        return (dense(0, host_array(x_BN, "activation", key)),), x_BN.shape
 
     @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
@@ -32,7 +32,7 @@ class DenseCodec(ActivationCodec):
 
     @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        return (dense(0, host_array(g_BN, f"gradient of activations ({key})")),)
+        return (dense(0, host_array(g_BN, "gradient of activations", key)),)
 
     @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:

@@ -76,7 +76,7 @@ class GradientTopKCodec(ActivationCodec):
     @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
         residual_BN = self._residuals[key.boundary, key.microbatch][: g_BN.shape[0]]
-        require_host(g_BN, f"gradient of activations ({key})")
+        require_host(g_BN, "gradient of activations", key)
         sum_BN = g_BN + residual_BN
         sum_N = sum_BN.view(-1).numpy()
         if not np.isfinite(sum_N).all():

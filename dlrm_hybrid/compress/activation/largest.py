@@ -29,7 +29,7 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -
 
     Source: Gupta et al., KDD 2021, algorithm 2.
     """
-    x = host_array(x_BN, f"activation ({key})")
+    x = host_array(x_BN, "activation", key)
     selected = ops.topk_rows(x, target_k(x_BN.shape[1], sparsity))
     if selected is None:
         raise DivergedError(f"{key}: an activation is not finite")

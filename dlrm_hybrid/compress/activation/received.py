@@ -41,7 +41,7 @@ def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
     """A tensor sent as it is, in memory of torch; raises as `only_section`."""
     section = only_section(sections, Dtype.FLOAT32, shape, key, dense=True)
     tensor = torch.empty(shape)
-    np.copyto(host_array(tensor.view(-1), "received activation"), array_of(section))
+    np.copyto(host_array(tensor.view(-1), "received", "activation"), array_of(section))
     return tensor
 
 
@@ -50,7 +50,7 @@ def scattered(
 ) -> Tensor:
     """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
     tensor = torch.empty(shape)
-    scatter(indices_K, values_K, host_array(tensor.view(-1), "received activation"))
+    scatter(indices_K, values_K, host_array(tensor.view(-1), "received", "activation"))
     return tensor
 
 

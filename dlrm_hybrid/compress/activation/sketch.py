@@ -50,7 +50,7 @@ class SketchCodec(ActivationCodec):
 
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        require_host(x_BN, f"activation ({key})")
+        require_host(x_BN, "activation", key)
         projection_NC = self._projection(x_BN.shape[1], key)
         sketch_BC = x_BN @ projection_NC
         self._tally.add(key.boundary, x_BN.numel(), sketch_BC.numel(), _NO_THRESHOLDS)
@@ -64,7 +64,7 @@ class SketchCodec(ActivationCodec):
 
     @override
     def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        return (dense(0, host_array(g_BN, f"gradient of activations ({key})")),)
+        return (dense(0, host_array(g_BN, "gradient of activations", key)),)
 
     @override
     def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:

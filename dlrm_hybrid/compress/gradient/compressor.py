@@ -141,7 +141,7 @@ class Dense(Compressor):
         yield from ()
         self._steps += 1
         return {
-            spec.name: dense(spec.id, host_array(gradients[spec.name], f"gradient {spec.name}"))
+            spec.name: dense(spec.id, host_array(gradients[spec.name], "gradient", spec.name))
             for spec in self.specs
         }
 

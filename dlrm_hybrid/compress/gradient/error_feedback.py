@@ -177,7 +177,7 @@ class ErrorFeedback(Compressor):
         """What is to join the residuals."""
         given = [gradients[name] for name in self._names]
         for gradient, spec, count in zip(given, self.specs, self._layout.counts, strict=True):
-            require_host(gradient, f"gradient {spec.name}")
+            require_host(gradient, "gradient", spec.name)
             if gradient.numel() != count:
                 raise ValueError(f"gradient {spec.name}: {gradient.numel()} elements, not {count}")
         if not self._transforms:

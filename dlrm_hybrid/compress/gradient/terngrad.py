@@ -85,7 +85,7 @@ class TernGrad(Compressor):
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         names = [spec.name for spec in self.specs]
-        arrays = {name: host_array(gradients[name], f"gradient {name}") for name in names}
+        arrays = {name: host_array(gradients[name], "gradient", name) for name in names}
         limits, scales_Q = self._measure(arrays, step)
         if self._settings.sharing:
             own_Q = scales_Q

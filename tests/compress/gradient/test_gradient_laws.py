@@ -41,7 +41,7 @@ def test_plain_torch_selects_and_draws_the_same(row: Row | MethodRow) -> None:
 def test_gradients_on_another_device_are_refused_by_name(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     gradients = gradients_of(0) | {"layer.bias": torch.empty(16, device="meta")}
-    reason = "gradient layer.bias is on meta.* computes on the CPU: pass gradient layer.bias.cpu()"
+    reason = "gradient layer.bias is on meta.* computes on the CPU: pass its .cpu()"
     with pytest.raises(ValueError, match=reason):
         encoded(compressor, gradients, 0)
 
