@@ -43,12 +43,11 @@ LOADER_ROWS = 1_000_000
 SEED = 0
 SAMPLE_SECONDS = 0.05
 RUNS_NOTE = """
-CPU time counts all processes and the start of the workers. Raw text and shards lie in the page
-cache. Goals on two idle cores: 250,000 rows/s, 300,000 rows per CPU-second (facebookresearch/dlrm:
-13,400).
+CPU time counts all threads. Raw text and shards lie in the page cache. Goals on two idle cores:
+250,000 rows/s, 300,000 rows per CPU-second (facebookresearch/dlrm: 13,400).
 """
 MEMORY_NOTE = f"""\
-Peak of the sum of {{kind}} over all processes, looked at every 50 ms in a run that is not timed. An
+Peak of the {{kind}} of the process, looked at every 50 ms in a run that is not timed. An
 extrapolated row continues the line through the two rows above it: too high where memory follows
 ids, which grow ever more slowly, and rough where those two hardly differ. Goal: 2,000 MB at
 {KAGGLE_ROWS:,} rows."""
@@ -57,7 +56,7 @@ The whole loader: contiguous block reads, shuffle, batch arrays. Goal: 1.5 µs p
 128 (facebookresearch/dlrm: 12.7)."""
 
 Case = tuple[int, int]
-"""Rows and processes."""
+"""Rows and threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class PrepareRun:
 
     Attributes:
         seconds: wall time.
-        cpu_seconds: user and system time of the process and of its workers, their start included.
+        cpu_seconds: user and system time of all its threads.
         ids: rows of all embedding tables together.
     """
 
@@ -148,7 +147,7 @@ def run_rows(runs: Mapping[Case, Sequence[PrepareRun]]) -> list[Row]:
     return [
         {
             "rows": rows,
-            "processes": processes,
+            "threads": processes,
             "1000 rows/s": spread([rows / run.seconds / 1000 for run in own], 0),
             "1000 rows per CPU-second": spread([rows / run.cpu_seconds / 1000 for run in own], 0),
             "seconds": median(run.seconds for run in own),
@@ -162,7 +161,7 @@ def memory_rows(
 ) -> list[Row]:
     """Memory of each size, and of Kaggle's where that is larger."""
     ids = {rows: own[0].ids for (rows, _), own in runs.items()}
-    columns = {n: f"peak MB, {n} process{'es' if n > 1 else ''}" for n in PROCESSES}
+    columns = {n: f"peak MB, {n} thread{'s' if n > 1 else ''}" for n in PROCESSES}
     peaks = {
         n: [(rows, memory[rows, n].peak_bytes / 1e6) for rows in sorted(ids)] for n in PROCESSES
     }

@@ -9,6 +9,7 @@ dearer one. The share is that of the rank's CPU time in training.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -102,4 +103,9 @@ def main(folder: Path, overrides: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of the run")
+    options, overrides = parser.parse_known_args()
+    sys.exit(main(options.folder, overrides))

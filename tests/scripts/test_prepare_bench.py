@@ -61,14 +61,13 @@ def test_a_failed_prepare_is_raised_here(tmp_path):
         prepare.run_prepare(raw, tmp_path / "shards", OPTIONS)
 
 
-def test_time_of_workers_counts(tmp_path):
+def test_threads_make_the_same_ids_and_their_time_counts(tmp_path):
     raw = tmp_path / "train.txt"
     synthetic.generate(raw, 2000, 0, profile.builtin("criteo_kaggle"), lambda done: None)
     alone, _ = prepare.run_prepare(raw, tmp_path / "one", OPTIONS)
     shared, _ = prepare.run_prepare(raw, tmp_path / "two", replace(OPTIONS, processes=2))
-    # Two workers import numpy and numba: far more than the work itself takes.
-    assert shared.cpu_seconds > alone.cpu_seconds + 0.3
     assert shared.ids == alone.ids
+    assert min(alone.cpu_seconds, shared.cpu_seconds) > 0.01
 
 
 def test_memory_counts_the_whole_tree_and_shared_pages_once():
@@ -102,4 +101,4 @@ def test_a_full_size_needs_no_extrapolation():
     runs = {case: [prepare.PrepareRun(seconds=1, cpu_seconds=1, ids=27)] for case in cases}
     rows = prepare.memory_rows(runs, {case: prepare.Memory(case[1] * 10**9) for case in cases})
     assert [row["rows"] for row in rows] == ["10,000,000", "20,000,000", "45,840,617"]
-    assert rows[-1]["peak MB, 2 processes"] == 2000
+    assert rows[-1]["peak MB, 2 threads"] == 2000
