@@ -228,9 +228,9 @@ FAULTS = (
     Fault(
         "servers: the version of the first push instead of the last",
         "dlrm_hybrid/parallel/sync/lockstep.py",
-        "version = min(pushed)",
-        "version = max(pushed)",
-        "tests/parallel/test_server.py",
+        "return Version(min(self.pushed))",
+        "return Version(max(self.pushed))",
+        "tests/parallel/test_policies.py",
     ),
     Fault(
         "servers: older versions are kept in the wrong order",
@@ -249,7 +249,7 @@ FAULTS = (
     Fault(
         "pulls: what rounding leaves out is taken for published",
         "dlrm_hybrid/parallel/dense/mirror.py",
-        "np.add(self.value_N, told_N, out=self.value_N)",
+        "np.add(self.value_N, sent_N, out=self.value_N)",
         "np.copyto(self.value_N, self._weight_N)",
         "tests/parallel/test_compressed_servers.py",
     ),
@@ -319,8 +319,8 @@ FAULTS = (
     Fault(
         "sketch: one projection for all micro-batches",
         "dlrm_hybrid/compress/activation/sketch.py",
-        "key.step, key.boundary, key.microbatch)",
-        "key.step, key.boundary)",
+        "key.boundary, key.microbatch)",
+        "key.boundary)",
         "tests/compress/activation/test_sketch.py",
     ),
     Fault(

@@ -17,6 +17,8 @@ def test_every_fault_has_its_place() -> None:
     assert [fault.what for fault in mutate.FAULTS if not mutate.is_placed(fault)] == []
     assert len({fault.what for fault in mutate.FAULTS}) == len(mutate.FAULTS)
     assert all(fault.old != fault.new for fault in mutate.FAULTS)
+    paths = {word for fault in mutate.FAULTS for word in fault.tests.split() if "/" in word}
+    assert [path for path in paths if not (SCRIPT.parents[1] / path).exists()] == []
 
 
 def test_a_survivor_is_told_and_ends_with_1() -> None:
