@@ -116,7 +116,7 @@ def current(
         output: the folder.
         raw: what it must have been made from; None takes any files.
         options: how.
-        say: told before a raw file is read as a whole.
+        say: called before a raw file is read in full.
 
     Raises:
         DataError: prepare has made it in another way, and `overwrite` is not set; or not all that
@@ -220,7 +220,7 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
 
     Args:
         output: the folder to make; a link to a folder stands for that one.
-        say: told who holds the lock, before waiting for it.
+        say: called with who holds the lock, before waiting for it.
 
     Raises:
         ResourceError: the folder cannot be made.

@@ -97,7 +97,7 @@ class Columns:
 
 
 def column_name(column: int) -> str:
-    """`label`, `I1` … `I13`, `C1` … `C26` for columns 1 … 40; empty beyond."""
+    """`label`, `I1` … `I13`, `C1` … `C26` for columns 1 … 40; empty after them."""
     if column == 1:
         return "label"
     if column <= FIRST_ID_WORD:

@@ -99,7 +99,7 @@ class Shard:
         file: name in the folder: `day_0.bin` …
         rows: records of `format.RECORD_BYTES`.
         clicks: rows with label 1.
-        xxh3: xxh3-128 over the whole file.
+        xxh3: xxh3-128 over all bytes of the file.
         blocks: xxh3-64 of each block of `format.BLOCK_ROWS` rows, the last one shorter.
     """
 
@@ -228,7 +228,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def stamp(path: Path) -> FileStamp:
-    """What tells a raw file from another one without reading all of it.
+    """Size, times and a sampled checksum, which identify a raw file without reading all of it.
 
     Raises:
         DataError: it is missing, not a regular file or cannot be read.

@@ -71,8 +71,8 @@ def prepare(
         raw: the files, or how to make the one there is; that one is removed again.
         output: the folder.
         options: how.
-        progress: told how far it is.
-        say: told what a person should know: whom it waits for, what it replaces.
+        progress: called with how far it is.
+        say: called with what a person should know: whom it waits for, what it replaces.
 
     Raises:
         ConfigError: the days do not fit the files.

@@ -69,7 +69,7 @@ class _Decoder(Protocol):
     @property
     def eof(self) -> bool: ...
     def decompress(self, data: bytes) -> tuple[bytes, bytes]:
-        """Some text, and what of the data is left: for the next call, or behind the end mark."""
+        """Some text, and what of the data is left: for the next call, or after the end mark."""
         ...
 
 
@@ -110,7 +110,7 @@ _DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _GzipDecoder, ".zst": _Zs
 
 
 def _compression(file: BufferedReader, path: Path) -> str | None:
-    """`.gz`, `.zst` or None for plain text, told by the first bytes."""
+    """`.gz`, `.zst` or None for plain text, by the first bytes."""
     head = file.peek(4)[:4]
     kind = next((suffix for suffix, magic in _MAGIC.items() if magic.match(head)), None)
     if path.suffix in _MAGIC and kind != path.suffix:
@@ -124,7 +124,7 @@ def _decompress(
     path: Path,
     new_decoder: Callable[[], _Decoder],
 ) -> Iterator[bytes]:
-    """Text of one or several members; zero bytes between and behind gzip members are padding."""
+    """Text of one or several members; zero bytes between and after gzip members are padding."""
     decoder: _Decoder | None = None
     data = b""
     text_bytes = 0

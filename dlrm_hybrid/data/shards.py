@@ -146,10 +146,10 @@ def _first_fault(records_RW: Words, table_rows: Sequence[int]) -> tuple[int, str
     wrong_RW[:, FIRST_DENSE_WORD:FIRST_ID_WORD] = ~np.isfinite(dense_RI)
     ids_RF = records_RW[:, FIRST_ID_WORD:]
     wrong_RW[:, FIRST_ID_WORD:] = ids_RF >= np.array(table_rows, np.uint32)
-    places = np.argwhere(wrong_RW)
-    if not len(places):
+    indices = np.argwhere(wrong_RW)
+    if not len(indices):
         return None
-    row, word = (int(index) for index in places[0])
+    row, word = (int(index) for index in indices[0])
     value = records_RW[row, word]
     if word == 0:
         return row, f"label {value.view(np.float32):g} is neither 0 nor 1"
@@ -203,17 +203,17 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
     """
     done = 0
     for day, shard in enumerate(shards.manifest.days):
-        whole, clicks = xxhash.xxh3_128(), 0
+        digest, clicks = xxhash.xxh3_128(), 0
         for block in range(len(shard.blocks)):
             records_RW = _check_block(shards, day, block)
             if (found := _first_fault(records_RW, shards.table_rows)) is not None:
                 first = shards.borders[day] + block * BLOCK_ROWS
                 raise shards.fault([first + found[0]])
-            whole.update(records_RW.data)
+            digest.update(records_RW.data)
             clicks += np.count_nonzero(records_RW[:, 0])
             done += len(records_RW)
             progress(done)
-        if (whole.hexdigest(), clicks) != (shard.xxh3, shard.clicks):
+        if (digest.hexdigest(), clicks) != (shard.xxh3, shard.clicks):
             path = shards.folder / shard.file
             raise DataError(f"{path}: does not match manifest.json; {DAMAGED}")
     _check_vocabulary(shards)
@@ -282,7 +282,7 @@ def export_parquet(
     """Write `day_0.parquet`, … with the columns label (int8), I1_log1p … (float32), C1 … (int32).
 
     C1 … C26 are row numbers of the embedding tables. Files of the same names are replaced, each
-    only once the new one is whole; memory holds one row group, whatever the number of rows.
+    only once the new one is complete; memory holds one row group, whatever the number of rows.
 
     Args:
         shards: what to write.

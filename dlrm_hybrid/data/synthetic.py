@@ -51,7 +51,7 @@ class TeacherScores:
 def generate(
     path: Path, rows: int, seed: int, profile: Profile, progress: Callable[[int], None]
 ) -> None:
-    """Write `rows` rows to `path`, which appears only when it is whole.
+    """Write `rows` rows to `path`, which appears only when it is complete.
 
     Args:
         path: the file; its folder is made. An existing file is replaced.
@@ -93,7 +93,7 @@ def row_key(seed: int) -> np.uint64:
 
 
 def encode(first: int, rows: int, key: np.uint64, tables: synthesize.Tables) -> memoryview:
-    """Rows `first` … `first + rows` as text; concatenated ranges equal the whole."""
+    """Rows `first` … `first + rows` as text; concatenated ranges equal one long range."""
     out = np.empty(rows * synthesize.MAX_ROW_BYTES, np.uint8)
     length = synthesize.encode_rows(first, rows, key, tables, out)
     return out[:length].data

@@ -48,7 +48,7 @@ class ColumnTask:
         spilled: file of keys; ids take their place.
         keys: file to write: uint32 keys in id order, without one for a shared id 0.
         known: rows whose categories make the vocabulary.
-        others: rows behind them, whose unknown categories share id 0.
+        others: rows after them, whose unknown categories share id 0.
         shared_id: whether id 0 stands for all categories that are left out.
     """
 
@@ -190,7 +190,7 @@ def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Tab
 
 
 def _remap(task: ColumnTask, file: BufferedRandom, kept_V: npt.NDArray[np.bool_]) -> None:
-    """Second pass: the kept numbers close up behind the shared id 0."""
+    """Second pass: the kept numbers close up after the shared id 0."""
     new_ids = np.zeros(kept_V.size + 1, np.uint32)
     np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
     new_ids[1:] *= kept_V

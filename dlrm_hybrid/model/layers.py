@@ -157,7 +157,7 @@ class Mlp(nn.Module):
         relu_last: whether ReLU follows the last layer too.
         precision: type of the products of all layers but the last.
         layers: numbers of consecutive layers to hold; None for all. Each keeps the name and the
-            type that it has in the whole.
+            type that it has in the full MLP.
     """
 
     def __init__(
@@ -283,10 +283,10 @@ def _repeated(both: Sequence[LayerInputs], until: float) -> Bfloat16:
     best = [float("inf"), float("inf")]
     repeats = 0
     while not repeats or time.perf_counter() < until:
-        for place, layers in enumerate(both):
+        for kind, layers in enumerate(both):
             begin = time.perf_counter()
             multiply(layers)
-            best[place] = min(best[place], time.perf_counter() - begin)
+            best[kind] = min(best[kind], time.perf_counter() - begin)
         repeats += 1
     return Bfloat16(best[0] / best[1], repeats)
 

@@ -90,7 +90,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """What one stage holds; layers are numbered as in the whole model.
+    """What one stage holds; layers are numbered as in the full model.
 
     Attributes:
         index: of the stage, from 0.
@@ -100,7 +100,7 @@ class StagePart:
         has_interaction: it reads the ids, and its top layers begin with the interaction.
         is_last: it reads the labels and gives the logits.
         input_width: of a row that enters: integer features or the activations of the stage before.
-        output_width: of a row that leaves: activations for the stage behind, or 1, the logit.
+        output_width: of a row that leaves: activations for the next stage, or 1, the logit.
     """
 
     index: int
@@ -140,7 +140,7 @@ class Partition:
 
     @classmethod
     def of(cls, spec: ModelSpec, cuts: Sequence[str]) -> Partition:
-        """Cut `spec` behind the layers named by `cuts`, given in any order.
+        """Cut `spec` after the layers named by `cuts`, given in any order.
 
         Raises:
             ConfigError: a cut is given twice, or there is nothing to cut; one line for each.
@@ -185,7 +185,7 @@ class Partition:
 
 
 def possible_cuts(spec: ModelSpec) -> tuple[str, ...]:
-    """Layers that a cut may follow: all but the last of the top MLP, behind which nothing is."""
+    """Layers that a cut may follow: all but the last of the top MLP."""
     return spec.layer_names[:-1]
 
 

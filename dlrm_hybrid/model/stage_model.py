@@ -17,12 +17,12 @@ from dlrm_hybrid.model.tensors import draw_dense
 
 @final
 class StageModel(nn.Module):
-    """The dense layers of one stage: names, initial values and bits as in the whole `Dlrm`.
+    """The dense layers of one stage: names, initial values and bits as in the full `Dlrm`.
 
     The tables are no part of it: the stage with the interaction is given their pooled rows.
 
     Args:
-        spec: the whole model.
+        spec: the full model.
         part: of it, from `Partition.of(spec, …)`.
         precision: of the products in the MLPs; activations that enter and leave are float32.
         seed: of the initial values.

@@ -20,7 +20,7 @@ from dlrm_hybrid.telemetry.spans import Span, SpanClock
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step tells: scalars that nobody has read yet.
+    """Loss and accuracy of a step, as scalars that nobody has read yet.
 
     Attributes:
         loss: float32, mean binary cross-entropy of the batch before the update.
@@ -38,7 +38,7 @@ class Trainer:
     Args:
         model: learns in place.
         optimizer: of the dense parameters; the tables have theirs fused into backward.
-        clock: told what a step does.
+        clock: measures what a step does.
     """
 
     def __init__(self, model: Dlrm, optimizer: DenseOptimizer, clock: SpanClock) -> None:

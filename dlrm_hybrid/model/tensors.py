@@ -23,7 +23,7 @@ class Piece:
 
     Attributes:
         name: of the tensor, the same for all ranks.
-        shape: of the whole tensor.
+        shape: of the full tensor.
         begin: where the piece lies in it: the first index of each dimension.
         view: the piece; writing to it changes the tensor.
     """
