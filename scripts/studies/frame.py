@@ -74,15 +74,19 @@ def method_of(config: Mapping[str, Any]) -> str:
     words: list[str] = [gradient["name"]]
     if words == ["dct"] and gradient["threshold"] != OWN_RULE:
         words.append(gradient["threshold"])
-    aggregation = gradient.get("aggregation") or OWN  # older runs have no such key
-    if aggregation != OWN:
-        words.append(aggregation)
+    words += aggregation_of(config)
     ternary = gradient.get("terngrad")
     if ternary and ternary["clip"] is None:
         words.append("not clipped")
     if ternary and not ternary["sharing"]:
         words.append("own scales")
     return ", ".join(words)
+
+
+def aggregation_of(config: Mapping[str, Any]) -> list[str]:
+    """The choice of `gradient.aggregation`; nothing where each trainer selects for itself."""
+    aggregation: str = config["gradient"].get("aggregation") or OWN  # older runs have no such key
+    return [] if aggregation == OWN else [aggregation]
 
 
 def estimator_of(config: Mapping[str, Any]) -> str:

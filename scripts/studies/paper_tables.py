@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple, final
 
+from frame import aggregation_of
+
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
@@ -208,9 +210,7 @@ def _details(config: Mapping[str, Any]) -> str:
     details: list[str] = sorted(precisions)
     if gradient["name"] not in PAPERS_METHODS:
         details.append(gradient["name"])
-    aggregation = gradient.get("aggregation") or "own"  # older runs have no such key
-    if aggregation != "own":
-        details.append(aggregation)
+    details += aggregation_of(config)
     if config["parallel"]["cuts"] not in PAPERS_CUTS:
         details.append(f"after {', '.join(config['parallel']['cuts'])}")
     if gradient["name"] == "dct" and gradient["lifespan"] != PAPERS_LIFESPAN:
