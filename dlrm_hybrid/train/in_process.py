@@ -19,6 +19,7 @@ from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.stage import Inputs
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, train_step
@@ -84,8 +85,12 @@ class InProcessEngine:
         """See `Engine`."""
         return self._versions if self.ranks.servers else None
 
-    def count(self, counters: Counters) -> None:
-        """See `Engine`."""
+    @property
+    def count(self) -> Callable[[Counters], None] | None:
+        """See `Engine`; a world of one rank sends nothing."""
+        return self._count if len(self.ranks.channels) > 1 else None
+
+    def _count(self, counters: Counters) -> None:
         for channel in self.ranks.channels:
             channel.counters = counters
 
@@ -100,6 +105,8 @@ class InProcessEngine:
             for rank, worker in enumerate(self.ranks.workers)
         }
         outcomes = self.runner.run(programs)
+        if is_check_due(step, len(batches[0].label_B)):
+            self._check_weights(step)
         learned = Learned(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
             correct=sum(outcome.correct for outcome in outcomes.values()),
@@ -148,6 +155,16 @@ class InProcessEngine:
                 channel.send(*outgoing)
         for client in self.ranks.clients:
             client.restart(step, values)
+
+    def _check_weights(self, step: int) -> None:
+        """Where no server has seen what was pushed."""
+        rates = {
+            "optimizer.lr": self.schedule.lr(step),
+            "embedding.lr": self.ranks.workers[0].embedding_schedule.lr(step),
+        }
+        for client in self.ranks.clients:
+            if isinstance(client, LocalClient):
+                check_weights(step, client.weights, self.tensors, rates)
 
     def _versions(self) -> Versions:
         published = (server.versions() for _, server in self.ranks.servers)

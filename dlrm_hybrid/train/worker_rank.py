@@ -18,6 +18,7 @@ from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
@@ -88,6 +89,12 @@ class WorkerRank:
         batch, after = self.read(at)
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch))
         outcome = self.runner.run(program)
+        if isinstance(self.client, LocalClient) and is_check_due(step, outcome.rows):
+            rates = {
+                "optimizer.lr": self.schedule.lr(step),
+                "embedding.lr": self.worker.embedding_schedule.lr(step),
+            }
+            check_weights(step, self.client.weights, self.client.tensors, rates)
         self.step = step + 1
         learned = Learned(
             loss_sum=outcome.loss_sum,

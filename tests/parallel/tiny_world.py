@@ -128,7 +128,7 @@ class TinyWorld:
                     SpanClock(),
                 )
                 if layout.servers
-                else LocalClient(self.topology.name(rank), weights, config, SpanClock())
+                else LocalClient(weights, config, SpanClock())
             )
             self.workers.append(
                 Worker(

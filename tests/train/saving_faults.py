@@ -15,8 +15,8 @@ from dlrm_hybrid.durable import Content
 from dlrm_hybrid.run.rank.single import train_rank
 from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.train.single import SingleEngine
 
 
 def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
@@ -35,14 +35,14 @@ def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
 
 def evaluation_rank(argument: str, report, stop: StopRequest) -> None:
     """Train; SIGTERM comes in the first evaluation of the first attempt."""
-    real = SingleEngine.evaluate
+    real = InProcessEngine.evaluate
 
-    def evaluate(engine: SingleEngine, check: Callable[[], None]) -> object:
+    def evaluate(engine: InProcessEngine, check: Callable[[], None]) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(engine, check)
 
     if json.loads(argument)["attempt"] == 0:
-        SingleEngine.evaluate = evaluate
+        InProcessEngine.evaluate = evaluate
     train_rank(argument, report, stop)
 
 

@@ -23,7 +23,6 @@ from dlrm_hybrid.parallel.dense.sections import (
     split_digest,
 )
 from dlrm_hybrid.parallel.effects import Program, Receive
-from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy
 from dlrm_hybrid.parallel.topology import DenseTensor
@@ -40,11 +39,7 @@ class Client(Protocol):
         ...
 
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
-        """Hand over the gradients of this trainer's mean loss, all of the stage's.
-
-        Raises:
-            DivergedError: a gradient is not finite.
-        """
+        """Hand over the gradients of this trainer's mean loss, all of the stage's."""
         ...
 
 
@@ -234,16 +229,14 @@ class LocalClient(Client):
     """The only trainer of a world without servers: its own weights are the masters.
 
     Args:
-        name: of the worker, for messages.
         weights: this stage's parameters by name, updated in place.
         optimizer: with its learning rates.
         clock: told when weights are updated.
     """
 
     def __init__(
-        self, name: str, weights: Mapping[str, Tensor], optimizer: OptimizerConfig, clock: SpanClock
+        self, weights: Mapping[str, Tensor], optimizer: OptimizerConfig, clock: SpanClock
     ) -> None:
-        self._name = name
         self._master = MasterWeights(weights, optimizer)
         self._applying = clock.within(Span.APPLY)
         self._pushed = 0
@@ -255,19 +248,20 @@ class LocalClient(Client):
 
     @override
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
-        """Update the weights at once; raises DivergedError if a gradient is not finite."""
+        """Update the weights at once."""
         yield from ()
         with self._applying:
-            for name in self._master.weights:
-                gradient = gradients[name]
-                array = gradient.detach().contiguous().view(-1).numpy()
-                check_finite(name, self._pushed, array, [array], lambda _: self._name)
-                self._master.apply_gradient(name, gradient, self._pushed)
+            self._master.apply_gradients(gradients, self._pushed)
         self._pushed += 1
 
     def settled(self) -> Version:
         """The version there is: every push makes one."""
         return Version(self._pushed)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The masters by name."""
+        return self._master.weights
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold, named as a server's."""

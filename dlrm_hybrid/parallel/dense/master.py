@@ -46,6 +46,12 @@ class MasterWeights:
         lr = config.schedule.lr(number)
         config.optimizer.apply(self.weights[name], gradient, self._state[name], lr)
 
+    def apply_gradients(self, gradients: Mapping[str, Tensor], number: int) -> None:
+        """Move every weight by its gradient of the mean loss, at the rate of this push number."""
+        lr = self._config.schedule.lr(number)
+        for name, weight in self.weights.items():
+            self._config.optimizer.apply(weight, gradients[name], self._state[name], lr)
+
     def apply_sparse(
         self, name: str, index_K: NDArray[np.int32], gradient_K: Array, number: int
     ) -> Array:

@@ -1,6 +1,8 @@
-"""From the configuration to the engine of one process: a whole model, or a whole world."""
+"""From the configuration to a world in one process."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
@@ -10,36 +12,22 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
-from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.dense.server import Handle
 from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.tables.base import Tables
+from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import server as build_server
 from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
-from dlrm_hybrid.train.engine import Engine
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
-from dlrm_hybrid.train.single import SingleEngine
 from dlrm_hybrid.wire.frame import Kind
 
 MAILBOX_CAPACITY = 4096
-
-
-def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> Engine:
-    """The engine that the configuration asks for, with initial values.
-
-    Args:
-        config: of the run.
-        shards: prepared rows.
-        steps: of the whole run; learning rates may depend on it.
-        clock: of the process.
-    """
-    if config.parallel.name == "single":
-        return _single(config, shards, steps, clock)
-    return _in_process(config, shards, steps, clock)
 
 
 def test_part(config: Config, shards: Shards) -> TestPart:
@@ -48,36 +36,29 @@ def test_part(config: Config, shards: Shards) -> TestPart:
     return TestPart(shards, rows, config.evaluate.batch_size)
 
 
-def _single(config: Config, shards: Shards, steps: int, clock: SpanClock) -> SingleEngine:
-    model = build_model.model(config, shards.table_rows)
-    base_lr = config.embedding.lr or config.optimizer.lr
-    return SingleEngine(
-        trainer=Trainer(model, build_model.dense_optimizer(config), clock),
-        read=clock.timed(Span.READ, build_model.loader(config, shards).read),
-        schedule=build_model.schedule(config, config.optimizer.lr, steps),
-        embedding_schedule=build_model.schedule(config, base_lr, steps),
-        test=test_part(config, shards),
-    )
+def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InProcessEngine:
+    """A world in one process, with initial values; `parallel=single` is a world of one rank.
 
-
-def _in_process(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InProcessEngine:
+    Args:
+        config: of the run.
+        shards: prepared rows.
+        steps: of the whole run; learning rates may depend on it.
+        clock: of the process.
+    """
     layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
     topology = layout.topology
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
     ]
     embeddings = build_model.embeddings(config, layout.spec)
-    joint = _tables(config, embeddings, clock)
-    group = topology.interaction_group
-    tables = {rank: SharedTables(joint, group) for rank in group}
+    tables, evaluation_tables = _tables(config, layout, embeddings, clock)
     parts = [
         build_world.worker(config, layout, rank, channels[rank].send, tables.get(rank), clock)
         for rank in range(topology.num_workers)
     ]
-    alone = {group[0]: SharedTables(joint, group[:1])}
     evaluators = [
         build_world.evaluator(
-            config, layout, parts[rank].worker, channels[rank].send, alone.get(rank)
+            config, layout, parts[rank].worker, channels[rank].send, evaluation_tables.get(rank)
         )
         for rank in range(topology.stages)
     ]
@@ -120,11 +101,19 @@ def _route(push: Handle, collect: Handle | None) -> Handle:
     return lambda frame: collect(frame) if frame.kind is Kind.CONTRIBUTION else push(frame)
 
 
-def _tables(config: Config, embeddings: Embeddings, clock: SpanClock) -> JointTables:
-    """What a world of processes computes; rows of one trainer do not travel."""
-    if config.parallel.trainers == 1:
-        return AllIds(embeddings, Rounding(CommPrecision.FLOAT32), clock)
+def _tables(
+    config: Config, layout: Layout, embeddings: Embeddings, clock: SpanClock
+) -> tuple[Mapping[int, Tables], Mapping[int, Tables]]:
+    """For training and for evaluation, by rank; only rows of several trainers would travel."""
+    group = layout.topology.interaction_group
+    if len(group) == 1:
+        own = {group[0]: LocalTables(embeddings, 1, clock)}
+        return own, own
     rounding = Rounding(CommPrecision(config.embedding.comm_precision))
+    joint: JointTables = AllIds(embeddings, rounding, clock)
     if config.embedding.deduplicate:
-        return EachIdOnce(embeddings, rounding, clock)
-    return AllIds(embeddings, rounding, clock)
+        joint = EachIdOnce(embeddings, rounding, clock)
+    return (
+        {rank: SharedTables(joint, group) for rank in group},
+        {group[0]: SharedTables(joint, group[:1])},
+    )

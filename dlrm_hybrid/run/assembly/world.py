@@ -166,7 +166,7 @@ def _client(
 ) -> ServerClient | LocalClient:
     weights, optimizer = model.dense_parameters(), optimizer_config(config, plan)
     if own.gradients is None:
-        return LocalClient(plan.topology.name(port.rank), weights, optimizer, clock)
+        return LocalClient(weights, optimizer, clock)
     options = ClientOptions(
         policy=policy(config),
         optimizer=optimizer if build_gradient.publishes_means(config) else None,
