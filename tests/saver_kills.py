@@ -12,7 +12,7 @@ from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.engine import piece_groups
+from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import Committer, LocalCheckpointWriter
 

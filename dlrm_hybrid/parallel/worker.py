@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
+from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.dense.client import Client
@@ -81,6 +82,17 @@ class StepMetrics:
     loss_sum: float
     correct: int
     rows: int
+
+
+def stage_inputs(worker: Worker, batch: Batch) -> Inputs:
+    """What a worker's stage reads of a batch, and no more."""
+    part = worker.part
+    return Inputs(
+        rows=len(batch.label_B),
+        dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,
+        ids_FB=torch.from_numpy(batch.ids_FB) if part.has_interaction else None,
+        label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
+    )
 
 
 def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetrics]:

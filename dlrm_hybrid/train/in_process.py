@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import final
 
-import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.data.loader import Batch, LoaderState, Read
+from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.compression import Compression
@@ -21,8 +20,7 @@ from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.stage import Inputs
-from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, train_step
+from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
@@ -56,7 +54,7 @@ class Ranks:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcessEngine:
-    """Makes the steps of all workers in turns; an `Engine`.
+    """Makes the steps of all workers in turns.
 
     Attributes:
         ranks: workers and servers.
@@ -76,18 +74,18 @@ class InProcessEngine:
 
     @property
     def uncounted(self) -> frozenset[Traffic]:
-        """See `Engine`; trainers share their tables here."""
+        """What would travel between processes, but is not seen here."""
         alone = len(self.ranks.workers) == len(self.evaluators)
         return frozenset() if alone else frozenset({Traffic.EMBEDDING})
 
     @property
     def versions(self) -> Callable[[], Versions] | None:
-        """See `Engine`."""
+        """Tells what its servers have told until then; None where there are none."""
         return self._versions if self.ranks.servers else None
 
     @property
     def count(self) -> Callable[[Counters], None] | None:
-        """See `Engine`; a world of one rank sends nothing."""
+        """Takes the counters of all that travels from now on; None where nothing does."""
         return self._count if len(self.ranks.channels) > 1 else None
 
     def _count(self, counters: Counters) -> None:
@@ -95,7 +93,7 @@ class InProcessEngine:
             channel.counters = counters
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
-        """See `Engine`."""
+        """Make one step; see `Parts.learn`."""
         stages = len(self.evaluators)
         batches, afters = zip(*(read(at) for read in self.reads), strict=True)
         programs: dict[int, Program[StepMetrics]] = {
@@ -116,7 +114,7 @@ class InProcessEngine:
         return learned, afters[0]
 
     def evaluate(self, check: Callable[[int], None]) -> BinaryScores:
-        """See `Engine`; scores the master weights, whatever version the workers are at."""
+        """Scores on the test part; `check` hears of the rows done, what it raises ends it."""
         masters = self._dense()
         for worker in self.evaluators:
             for name, weight in worker.stage.model.dense_parameters().items():
@@ -134,7 +132,7 @@ class InProcessEngine:
         return metrics.scores()
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """See `Engine`; named as those of a single process."""
+        """Views of all that a checkpoint must hold; copying into them loads one."""
         tables = self.ranks.tables
         remembered = {
             name: tensor
@@ -144,11 +142,11 @@ class InProcessEngine:
         return {**self._dense(), **tables.weights(), **tables.optimizer_state(), **remembered}
 
     def compression(self) -> Counts:
-        """See `Engine`; of all workers."""
+        """What was compressed since the last call."""
         return merged(compression.counts() for compression in self.ranks.compressions)
 
     def restart(self, step: int) -> None:
-        """See `Engine`."""
+        """Go on after `step` steps, with what was copied into `tensors`."""
         values = {name: tensor.clone() for name, tensor in self._dense().items()}
         for channel, server in self.ranks.servers:
             for outgoing in server.restart(step, values):
@@ -176,14 +174,3 @@ class InProcessEngine:
             client for client in self.ranks.clients if isinstance(client, LocalClient)
         ]
         return {name: tensor for owner in owners for name, tensor in owner.tensors().items()}
-
-
-def stage_inputs(worker: Worker, batch: Batch) -> Inputs:
-    """What a worker's stage reads of a batch, and no more."""
-    part = worker.part
-    return Inputs(
-        rows=len(batch.label_B),
-        dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,
-        ids_FB=torch.from_numpy(batch.ids_FB) if part.has_interaction else None,
-        label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
-    )

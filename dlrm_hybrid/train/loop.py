@@ -26,6 +26,7 @@ from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval, Stopwatch
+from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.parts import TICK_SECONDS, Parts, Plan, Progress, is_due
 from dlrm_hybrid.train.signals import obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError
@@ -57,7 +58,7 @@ class _Run:
         self._plan = plan
         self._stopwatch = Stopwatch()
         self._lr = 0.0
-        self._spans: Mapping[str, float] = parts.spans()
+        self._spans: Mapping[str, float] = parts.meter.clock.seconds()
         self._next_tick = 0.0
         self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
         self._save_at = self._next_save()
@@ -81,7 +82,9 @@ class _Run:
             self.progress, decision = self._parts.meet(self.progress, is_late)
             step = self.progress.step
             if self._parts.saver.pending and plan.meets(step):
-                self._record(self._parts.saver.poll(), 0.0)
+                with self._parts.meter.within(Phase.CHECKPOINT):
+                    saved = self._parts.saver.poll()
+                self._record(saved, 0.0)
             at_end = step >= plan.steps
             if at_end or is_due(step, plan.report_every):
                 self.report()
@@ -103,7 +106,8 @@ class _Run:
             return
         self._stopwatch.pause()
         start = time.perf_counter()
-        scores = self._parts.evaluate()
+        with self._parts.meter.within(Phase.EVALUATE):
+            scores = self._parts.evaluate()
         seconds = time.perf_counter() - start
         if scores is not None:
             self._emit(Kind.EVALUATED, seconds=seconds, **asdict(scores))
@@ -144,11 +148,12 @@ class _Run:
             return
         self.finish()
         self._stopwatch.pause()
-        if step == self._saved_step:
-            # SIGTERM ended an evaluation, which has now been made.
-            self._parts.saver.amend(self.progress)
-        else:
-            self._parts.saver.save(self.progress)
+        with self._parts.meter.within(Phase.CHECKPOINT):
+            if step == self._saved_step:
+                # SIGTERM ended an evaluation, which has now been made.
+                self._parts.saver.amend(self.progress)
+            else:
+                self._parts.saver.save(self.progress)
         self._saved_step, self._saved_evaluated = step, evaluated
         self._save_at = self._next_save()
         self._stopwatch.resume()
@@ -162,7 +167,8 @@ class _Run:
         if self._parts.saver.pending:
             self._stopwatch.pause()
             start = time.perf_counter()
-            saved = self._parts.saver.finish()
+            with self._parts.meter.within(Phase.CHECKPOINT):
+                saved = self._parts.saver.finish()
             self._record(saved, time.perf_counter() - start)
             self._stopwatch.resume()
 
@@ -184,6 +190,7 @@ class _Run:
     def _step(self) -> None:
         progress = self.progress
         learned, after = self._parts.learn(progress.step, progress.loader)
+        self._parts.meter.step_done()
         self._lr = learned.lr
         if not math.isfinite(learned.loss_sum):
             raise DivergedError(
@@ -209,7 +216,7 @@ class _Run:
 
     def _seconds_by_span(self) -> dict[str, float]:
         """Since the last call."""
-        before, self._spans = self._spans, self._parts.spans()
+        before, self._spans = self._spans, self._parts.meter.clock.seconds()
         return {span: seconds - before[span] for span, seconds in self._spans.items()}
 
     def _tick(self) -> None:

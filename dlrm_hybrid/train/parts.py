@@ -16,6 +16,7 @@ from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.types import DataError
 
@@ -171,7 +172,7 @@ class Parts:
         saver: of checkpoints.
         sink: takes the events on record.
         live: takes what only a person at a terminal needs.
-        spans: seconds of this process's training steps until now, by `telemetry.spans.Span`.
+        meter: of this process; hears of every step, evaluation and checkpoint.
     """
 
     learn: Callable[[int, LoaderState], tuple[Learned, LoaderState]]
@@ -180,7 +181,7 @@ class Parts:
     saver: CheckpointWriter
     sink: Sink
     live: Callable[[Event], None]
-    spans: Callable[[], Mapping[str, float]]
+    meter: RankMeter
 
 
 def is_due(step: int, every: int) -> bool:

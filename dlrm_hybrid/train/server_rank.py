@@ -14,7 +14,7 @@ from dlrm_hybrid.parallel.messages import message, num_bytes, values_of
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.engine import piece_groups
+from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 

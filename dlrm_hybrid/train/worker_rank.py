@@ -22,13 +22,12 @@ from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import Worker, train_step
+from dlrm_hybrid.parallel.worker import Worker, stage_inputs, train_step
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
-from dlrm_hybrid.train.in_process import stage_inputs
+from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.parts import AGREE_EVERY, Decision, Learned, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
-from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Kind
 

@@ -14,7 +14,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.train.engine import Engine
+    from dlrm_hybrid.train.in_process import InProcessEngine
 
 STEPS = 100
 WORLD = (
@@ -34,7 +34,7 @@ def options_of(method: str) -> tuple[str, ...]:
     return (*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ()))
 
 
-def learned(small_rows: list[str], *options: str) -> tuple[Engine, list[float]]:
+def learned(small_rows: list[str], *options: str) -> tuple[InProcessEngine, list[float]]:
     """A world of one process at the end of its run, and its losses by step."""
     # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
     from dlrm_hybrid.data.loader import START
@@ -67,7 +67,7 @@ def test_every_method_learns(method: str, small_rows: list[str]) -> None:
 
 def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
     """Where lr · g waits instead of g, the server must not multiply by lr again."""
-    from dlrm_hybrid.train.engine import checkpoint_groups
+    from dlrm_hybrid.train.groups import checkpoint_groups
 
     options = (*WORLD, "gradient=dct", "gradient.sparsity=0", "optimizer.schedule=linear")
     engines = [

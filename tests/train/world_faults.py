@@ -11,8 +11,8 @@ import psutil
 
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.run.rank.world import world_rank
+from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 ENTRY = "world_faults:struck_world_rank"

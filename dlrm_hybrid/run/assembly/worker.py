@@ -30,8 +30,8 @@ from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.train.world_evaluation import WorldEvaluation
 
 if TYPE_CHECKING:
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings

@@ -43,10 +43,10 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.train.engine import COMPRESSOR, VERSIONS, Engine, checkpoint_groups, piece_groups
+from dlrm_hybrid.train.groups import COMPRESSOR, VERSIONS, checkpoint_groups, piece_groups
+from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Decision, Parts, Plan, Progress, working
-from dlrm_hybrid.train.phases import metered
 from dlrm_hybrid.train.saver import LocalCheckpointWriter
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, InterruptedRunError, PreemptedError
@@ -85,11 +85,11 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
             ),
             sink=sink,
             live=report,
-            spans=meter.clock.seconds,
+            meter=meter,
         )
         meter.begin(progress.step)
         with telling(report, meter, 0, "worker", None):
-            progress = train(metered(parts, meter), plan, progress)
+            progress = train(parts, plan, progress)
         note_late_kernels(config)
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
 
@@ -175,7 +175,11 @@ def evaluating(
 
 
 def _resume(
-    task: TrainTask, values: Mapping[str, Any], engine: Engine, shards: Shards, report: Report
+    task: TrainTask,
+    values: Mapping[str, Any],
+    engine: InProcessEngine,
+    shards: Shards,
+    report: Report,
 ) -> Progress:
     """Load the checkpoint to go on from, if there is one."""
     if task.resume_from is None:
@@ -209,7 +213,7 @@ def open_sink(folder: Path, config: Config, report: Report, first_samples: int) 
 
 
 def _meet(
-    progress: Progress, plan: Plan, engine: Engine, stop: StopRequest, is_late: bool
+    progress: Progress, plan: Plan, engine: InProcessEngine, stop: StopRequest, is_late: bool
 ) -> tuple[Progress, Decision]:
     """See `Parts.meet`; nobody else is there."""
     severity = stop.severity

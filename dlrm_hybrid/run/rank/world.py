@@ -39,13 +39,12 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.train.engine import piece_groups
+from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
-from dlrm_hybrid.train.phases import metered
+from dlrm_hybrid.train.saver import WorldCheckpointWriter
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.train.world_saver import WorldCheckpointWriter
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
@@ -181,7 +180,7 @@ def _work(job: _Job, report: ranks.Report, stop: StopRequest) -> None:
         stack.enter_context(closing(sink))
         parts = _parts(job, built, sink, report, stop)
         try:
-            progress = train(metered(parts, job.meter), job.plan, progress)
+            progress = train(parts, job.plan, progress)
         except (PreemptedError, InterruptedRunError):
             _leave_servers(job, built.rank.step)
             raise
@@ -220,7 +219,7 @@ def _parts(
         saver=saver,
         sink=sink,
         live=live,
-        spans=job.meter.clock.seconds,
+        meter=job.meter,
     )
 
 
