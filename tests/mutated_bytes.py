@@ -68,9 +68,7 @@ def _frame(*sections: Section) -> Frame:
         kind=Kind.PUSH,
         sender=1,
         attempt=0,
-        step=7,
-        boundary=0,
-        microbatch=0,
+        number=7,
         sections=sections,
     )
 

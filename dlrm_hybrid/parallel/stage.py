@@ -158,8 +158,7 @@ class Stage:
     def drop_graphs(self) -> None:
         """Forget what forward computed of batches in flight: their weights are about to change.
 
-        What entered is kept; backward computes it again, with the weights there are then
-        (recomputation: A. Xu et al., DSP, 2020).
+        What entered is kept; backward computes it again, with the weights there are then.
         """
         for flying in self._batches.values():
             for microbatch, graph in flying.graphs.items():

@@ -100,7 +100,7 @@ class RankMeter:
     def steps_traffic(self) -> tuple[int, int]:
         """Bytes and their dense equivalent, of all training steps until now.
 
-        Of a worker: what it has sent, and what servers have answered it, versions and agreements.
+        Of a worker: what it has sent, and what servers have answered it, versions and collective results.
         Over all workers that is everything that was sent.
         """
         tallies: list[Tally] = []

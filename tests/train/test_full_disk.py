@@ -76,7 +76,7 @@ def test_a_place_where_no_folder_can_be_is_named(
     assert capsys.readouterr().err.startswith(f"{place}: ")
 
 
-@pytest.mark.parametrize(("kilobytes", "key"), [(500, "data.rows"), (4_000, "data.prepared")])
+@pytest.mark.parametrize(("kilobytes", "key"), [(500, "data.rows"), (2_500, "data.prepared")])
 def test_a_full_disk_while_preparing_is_named(
     kilobytes: int,
     key: str,

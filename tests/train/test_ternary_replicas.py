@@ -50,7 +50,7 @@ def replicas(engine: "InProcessEngine") -> list[dict[str, bytes]]:
     for rank, worker in enumerate(engine.ranks.workers):
         held[rank // STAGES] |= {
             name: weight.detach().numpy().tobytes()
-            for name, weight in worker.model.dense_parameters().items()
+            for name, weight in worker.stage.model.dense_parameters().items()
         }
     return held
 
@@ -67,7 +67,7 @@ def test_all_replicas_are_bit_identical_after_a_run(optimizer: str, small_rows: 
 
 def flip(engine: "InProcessEngine") -> None:
     """The lowest bit of one weight of the last trainer's last stage."""
-    weight = dict(engine.ranks.workers[-1].model.dense_parameters())["top.1.weight"]
+    weight = dict(engine.ranks.workers[-1].stage.model.dense_parameters())["top.1.weight"]
     weight.detach().numpy().reshape(-1).view("uint32")[0] ^= 1
 
 

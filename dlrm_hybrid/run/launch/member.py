@@ -85,7 +85,10 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
     """
     die_with_parent(os.getppid())
     gc.freeze()  # what imports have made stays: to take it apart at the end took 1 s of CPU
-    board = open_board(launch)
+    try:
+        board = open_board(launch)
+    except RunFailedError as error:  # rank 0 has given up before this rank came
+        return _heard(launch, error)
     patience_seconds = LEAVE_SECONDS
     lock = ExitStack()
     try:
@@ -93,9 +96,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
             with refusals():
                 part = _prepared(launch, arguments, board, lock, display)
         except RunFailedError as error:
-            if launch.local_rank:  # once on each machine is enough
-                return error.exit_code
-            raise
+            return _heard(launch, error)
         except DlrmError as error:
             tell_failure(board, error.exit_code, str(error))
             raise
@@ -108,6 +109,13 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
     finally:
         with lock:  # until nobody writes to the run folder any more
             _leave(launch, board, patience_seconds)
+
+
+def _heard(launch: Launch, failure: RunFailedError) -> int:
+    """The exit code for a reason that another rank has given; said once on each machine."""
+    if launch.local_rank == 0:
+        raise failure
+    return failure.exit_code
 
 
 def open_board(launch: Launch) -> StoreBoard:
