@@ -311,7 +311,7 @@ FAULTS = (
     ),
     Fault(
         "activations: a section too many is not looked at",
-        "dlrm_hybrid/compress/activation/received.py",
+        "dlrm_hybrid/compress/activation/codec.py",
         "for section in sections if len(sections) == 1 else ():",
         "for section in sections:",
         "tests/compress/activation",
@@ -332,14 +332,14 @@ FAULTS = (
     ),
     Fault(
         "servers: the mean is over those that sent an element",
-        "dlrm_hybrid/parallel/dense/aggregate.py",
+        "dlrm_hybrid/parallel/dense/bucket.py",
         "np.float32(len(pushes))",
         "np.float32(max(1, len(pushes) - 1))",
         "tests/parallel/test_aggregate.py",
     ),
     Fault(
         "servers: values that are not finite are taken",
-        "dlrm_hybrid/parallel/dense/aggregate.py",
+        "dlrm_hybrid/parallel/dense/bucket.py",
         "bool(np.isfinite(mean_K).all())",
         "True",
         "tests/parallel/test_aggregate.py",

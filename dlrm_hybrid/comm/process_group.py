@@ -18,8 +18,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from dlrm_hybrid.comm.counted_group import Count, CountedGroup
-from dlrm_hybrid.comm.meeting import Meeting
-from dlrm_hybrid.comm.presence import Presence
+from dlrm_hybrid.comm.meeting import Meeting, Presence
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 

@@ -59,7 +59,7 @@ class Event:
         values: by kind —
             started: attempt (starts before this one), rank, role, pid, steps_total, samples (so
                 far), samples_per_step, train_rows, test_rows, changed_arithmetic (a text for each
-                change since the checkpoint that it resumes from, see `train.arithmetic`),
+                change since the checkpoint that it resumes from, see `run.rank.facts`),
                 bfloat16_speed (of its matrix products, float32 is 1; null for float32) and
                 bfloat16_repeats of that measurement.
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,

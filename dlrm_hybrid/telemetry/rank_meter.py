@@ -100,8 +100,8 @@ class RankMeter:
     def steps_traffic(self) -> tuple[int, int]:
         """Bytes and their dense equivalent, of all training steps until now.
 
-        Of a worker: what it has sent, and what servers have answered it, versions and collective results.
-        Over all workers that is everything that was sent.
+        Of a worker: what it has sent, and what servers have answered it, versions and results of
+        collectives. Over all workers that is everything that was sent.
         """
         tallies: list[Tally] = []
         for phase in (Phase.WARMUP, Phase.TRAIN):

@@ -18,11 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from typing_extensions import override
+
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
 from dlrm_hybrid.parallel.messages import Messenger
-from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.parts import CheckpointWriter, Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
@@ -114,7 +116,7 @@ class Committer:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalCheckpointWriter:
+class LocalCheckpointWriter(CheckpointWriter):
     """A `CheckpointWriter` of a single process.
 
     Attributes:
@@ -128,29 +130,29 @@ class LocalCheckpointWriter:
     groups: Callable[[], Groups]
 
     @property
+    @override
     def pending(self) -> bool:
-        """See `CheckpointWriter`."""
         return self.committer.pending
 
+    @override
     def save(self, progress: Progress) -> None:
-        """See `CheckpointWriter`."""
         begun = time.perf_counter()
         self.writer.begin(progress.step, self.groups())
         self.committer.begin(progress, {0: self.writer.rank}, begun)
 
+    @override
     def poll(self) -> Saved | None:
-        """See `CheckpointWriter`."""
         return self._poll(0.0)
 
+    @override
     def finish(self) -> Saved | None:
-        """See `CheckpointWriter`."""
         saved = None
         while self.pending:
             saved = self._poll(WAIT_SECONDS)
         return saved
 
+    @override
     def amend(self, progress: Progress) -> None:
-        """See `CheckpointWriter`."""
         self.committer.amend(progress)
 
     def _poll(self, wait_seconds: float) -> Saved | None:
@@ -163,7 +165,7 @@ class LocalCheckpointWriter:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class WorldCheckpointWriter:
+class WorldCheckpointWriter(CheckpointWriter):
     """A `CheckpointWriter` of one worker.
 
     Attributes:
@@ -188,12 +190,12 @@ class WorldCheckpointWriter:
     _step: int | None = None
 
     @property
+    @override
     def pending(self) -> bool:
-        """See `CheckpointWriter`."""
         return self._step is not None
 
+    @override
     def save(self, progress: Progress) -> None:
-        """See `CheckpointWriter`; no server learns on before it has copied."""
         begun, step = time.perf_counter(), progress.step
         asked = self.servers if self._leads else ()
         version = self.settled()
@@ -206,19 +208,19 @@ class WorldCheckpointWriter:
             self.committer.begin(progress, self.names, begun)
         self._step = step
 
+    @override
     def poll(self) -> Saved | None:
-        """See `CheckpointWriter`."""
         return self._round(0.0)
 
+    @override
     def finish(self) -> Saved | None:
-        """See `CheckpointWriter`."""
         saved = None
         while self.pending:
             saved = self._round(WAIT_SECONDS)
         return saved
 
+    @override
     def amend(self, progress: Progress) -> None:
-        """See `CheckpointWriter`."""
         if self._leads:
             self.committer.amend(progress)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.activation.received import scattered
+from dlrm_hybrid.compress.activation.codec import scattered
 from dlrm_hybrid.compress.host import host_array
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
-from dlrm_hybrid.parallel.dense.aggregate import Aggregate, Mean
+from dlrm_hybrid.parallel.dense.bucket import Aggregate, Mean
 
 Array = NDArray[np.float32]
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

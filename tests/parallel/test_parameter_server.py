@@ -20,8 +20,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
-from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.dense.service import serve
+from dlrm_hybrid.parallel.dense.server import ParameterServer, serve
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.telemetry.spans import SpanClock

@@ -18,8 +18,8 @@ from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.manifest import manifest_text
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.run import training
+from dlrm_hybrid.run.rank.facts import arithmetic, changes
 from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.train.arithmetic import arithmetic, changes
 
 STEPS = 93
 KILLS, RUNS = 20, 4

@@ -23,18 +23,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
-from dlrm_hybrid.compress.activation.largest import largest_of_rows
-from dlrm_hybrid.compress.activation.received import (
+from dlrm_hybrid.compress.activation.codec import (
+    ActivationCodec,
+    BoundaryReport,
+    Key,
+    Saved,
+    Sections,
+    Tally,
     only_section,
     scattered,
 )
-from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
+from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.host import host_array
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
+from dlrm_hybrid.kernels.ops import NUMBA, Ops, RowSelection
+from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import packed, values_of
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
+
+
+def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -> RowSelection:
+    """In every row what reaches the element that a sparsity names, zeros excepted.
+
+    Args:
+        x_BN: float32, contiguous.
+        sparsity: fraction of a row that lies below its threshold, in [0, 1).
+        key: for messages.
+        ops: to compute with.
+
+    Raises:
+        DivergedError: an activation is not finite; names batch, boundary and micro-batch.
+        ValueError: the tensor is not contiguous float32 on the CPU.
+
+    Source: Gupta et al., KDD 2021, algorithm 2.
+    """
+    x = host_array(x_BN, "activation", key)
+    selected = ops.topk_rows(x, target_k(x_BN.shape[1], sparsity))
+    if selected is None:
+        raise DivergedError(f"{key}: an activation is not finite")
+    return selected
 
 
 class _Mask(NamedTuple):

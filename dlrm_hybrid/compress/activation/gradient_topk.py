@@ -17,10 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import (
+    ActivationCodec,
+    BoundaryReport,
+    Key,
+    Saved,
+    Sections,
+    Tally,
+    only_section,
+    scattered,
+)
 from dlrm_hybrid.compress.activation.dense import DenseCodec
-from dlrm_hybrid.compress.activation.received import only_section, scattered
-from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
 from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.host import require_host

@@ -19,9 +19,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid import rng
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
-from dlrm_hybrid.compress.activation.received import dense_tensor
-from dlrm_hybrid.compress.activation.report import BoundaryReport, Tally
+from dlrm_hybrid.compress.activation.codec import (
+    ActivationCodec,
+    BoundaryReport,
+    Key,
+    Saved,
+    Sections,
+    Tally,
+    dense_tensor,
+)
 from dlrm_hybrid.compress.host import host_array, require_host
 from dlrm_hybrid.wire.dense import dense
 

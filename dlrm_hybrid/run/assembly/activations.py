@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, PerBoundaryCodec
+from dlrm_hybrid.compress.activation.dense import DenseCodec, ObservedCodec
 from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
-from dlrm_hybrid.compress.activation.observed import ObservedCodec
-from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.spec import StagePart, microbatch_rows

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
@@ -18,10 +21,36 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
-from dlrm_hybrid.train.arithmetic import arithmetic, changes
+from dlrm_hybrid.telemetry.machine import cpu_model
 from dlrm_hybrid.train.parts import Progress
 from dlrm_hybrid.train.saver import Committer
 from dlrm_hybrid.types import DataError
+
+# What MKL and oneDNN choose by themselves cannot be read; the processor stands for it.
+VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+PACKAGES = ("torch", "fbgemm-gpu", "numba")
+
+
+def arithmetic() -> dict[str, str]:
+    """Of this process, by name; a variable that is not set is missing."""
+    return {
+        "threads": str(torch.get_num_threads()),
+        "ATen": torch.backends.cpu.get_cpu_capability(),
+        "processor": cpu_model(),
+        **{package: version(package) for package in PACKAGES},
+        **{name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What is no more as it was, each as `name before → now`; none where nothing was recorded."""
+    if not before:
+        return []
+    return [
+        f"{name} {before.get(name, 'not set')} → {now.get(name, 'not set')}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
 
 
 def checkpoint_facts(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.meeting import FolderRendezvous, Meeting, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.rendezvous import Board
+from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.parallel.dense.service import serve
+from dlrm_hybrid.parallel.dense.server import serve
 from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
@@ -31,7 +34,6 @@ from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.rank import facts as rank_facts
 from dlrm_hybrid.run.rank import single as ranks
-from dlrm_hybrid.run.rank.channel import world_channel
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
@@ -39,6 +41,7 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Fanout, Sink
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.loop import train
 from dlrm_hybrid.train.parts import Parts, Plan, Progress
@@ -48,6 +51,37 @@ from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
+
+
+@contextmanager
+def world_channel(
+    task: TrainTask, config: Config, layout: Layout, board: Board, clock: SpanClock
+) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
+    """The rank's end of the network, and who notices there when a rank goes.
+
+    Leaves without a goodbye if anything fails.
+    """
+    network = config.network
+    options = ZmqOptions(
+        address=build_world.address(config),
+        keys=None if network.keys is None else read_key_file(Path(network.keys)),
+        enclosed=network.name == "emulated",
+        start_seconds=network.patience_seconds,
+        close_seconds=network.patience_seconds,
+        silence_seconds=network.patience_seconds,
+    )
+    size = layout.topology.size
+    inner = open_zmq_channel(board, task.rank, size, task.attempt, options, print)
+    try:
+        yield MeteredChannel(inner, Counters(), clock), inner
+    except (PreemptedError, InterruptedRunError):
+        inner.close()  # all stop at the same step
+        raise
+    except BaseException:
+        inner.abandon()
+        raise
+    inner.close()
+
 
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
 IDLE_SECONDS = 86_400.0

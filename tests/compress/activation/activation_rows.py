@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, PerBoundaryCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.activation.dense import DenseCodec, ObservedCodec
 from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
-from dlrm_hybrid.compress.activation.observed import ObservedCodec
-from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.compress.activation.sketch import SketchCodec
 from dlrm_hybrid.compress.torch_ops import TorchOps
 from dlrm_hybrid.kernels.ops import NUMBA, Ops

@@ -5,8 +5,7 @@ import torch
 from activation_journey import KEY, gaussian, round_trip
 
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
-from dlrm_hybrid.compress.activation.observed import ObservedCodec
+from dlrm_hybrid.compress.activation.dense import DenseCodec, ObservedCodec
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
 

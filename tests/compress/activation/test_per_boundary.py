@@ -3,10 +3,9 @@
 import torch
 from activation_journey import gaussian, round_trip
 
-from dlrm_hybrid.compress.activation.codec import Key
+from dlrm_hybrid.compress.activation.codec import Key, PerBoundaryCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
-from dlrm_hybrid.compress.activation.per_boundary import PerBoundaryCodec
 from dlrm_hybrid.wire.section import Dtype
 
 
