@@ -40,7 +40,7 @@ class Wanted(Protocol):
 
     @property
     def round(self) -> int:
-        """Round in a tick."""
+        """Round before a push."""
         ...
 
     @property

@@ -20,7 +20,7 @@ PREFIX = "trainer."
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """Of a worker.
+    """The compressors of one worker.
 
     Attributes:
         trainer: whose worker it is.

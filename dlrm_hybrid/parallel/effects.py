@@ -25,7 +25,7 @@ class Receive:
         sender: rank it comes from.
         number: what frames of this kind count.
         boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
-        round: of a collective result in its tick, 0 where there is none.
+        round: of a collective result before its push, 0 where there is none.
         microbatch: 0 where there is none.
         waits: False asks only whether it has come; the result may be None.
     """

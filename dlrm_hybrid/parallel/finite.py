@@ -43,6 +43,7 @@ def key_of_rate(name: str) -> str:
 
 def check_weights(
     step: int,
+    worker: str,
     weights: Mapping[str, Tensor],
     tensors: Callable[[], Mapping[str, Tensor]],
     rates: Mapping[str, float],
@@ -50,20 +51,21 @@ def check_weights(
     """Refuse dense weights that are not finite: a NaN can hide from the loss behind a ReLU.
 
     Args:
-        step: counted from 0.
+        step: counted from 0, after which they are looked at; the fault may be some steps older.
+        worker: whose they are.
         weights: dense ones by name.
         tensors: all that a model has, asked for where a weight is at fault.
         rates: learning rates by their keys.
 
     Raises:
-        DivergedError: names step, tensor and rates.
+        DivergedError: names step, tensor, worker and rates.
     """
     if first_not_finite(weights.items()) is None:
         return
     found = [name for name, tensor in tensors().items() if not is_finite(tensor)]
     keys = [key for key in rates if any(key_of_rate(name) == key for name in found)]
     raise DivergedError(
-        f"step {step + 1}: {found[0]} is not finite; "
+        f"step {step + 1}: {found[0]} of {worker} is not finite; "
         f"{' or '.join(f'{key} = {rates[key]}' for key in keys)} may be too high"
     )
 

@@ -80,7 +80,7 @@ class Messenger:
 
     @property
     def rank(self) -> int:
-        """Of the sender."""
+        """Rank that sends."""
         return self.channel.rank
 
     def send(self, to: int, kind: Kind, number: int, values: Mapping[str, Any]) -> None:

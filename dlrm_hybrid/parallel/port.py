@@ -14,7 +14,7 @@ from dlrm_hybrid.wire.section import Section
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """Of one worker.
+    """A worker's rank in the topology, with its way to send.
 
     Attributes:
         topology: of the world.

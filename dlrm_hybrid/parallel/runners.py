@@ -79,6 +79,7 @@ class InProcessRunner:
         while turn.waiting:
             if not (turn.answer() | self._serve()):
                 raise DlrmError(f"deadlock: {turn.waiting}")
+        self._serve()  # what the last programs have pushed
         return turn.results
 
     def _serve(self) -> bool:

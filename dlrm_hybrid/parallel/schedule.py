@@ -20,7 +20,7 @@ class Op(NamedTuple):
         kind: F or B.
         microbatch: of a batch, counted from 0.
         delay: of the batch that was read so many ticks ago; the first ticks leave out what would
-            come before the first batch.
+            come before the first batch, and what is in flight at the end of a run is dropped.
     """
 
     kind: Literal["F", "B"]

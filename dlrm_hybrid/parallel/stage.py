@@ -21,7 +21,7 @@ from torch.nn import functional
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.model.step import count_correct
-from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.types import BatchNumber, DlrmError
 
 # MKL rounds products differently where an operand lies at an address that is no multiple of it.
 ALIGNMENT_BYTES = 16
@@ -124,7 +124,16 @@ class Stage:
 
     def rows(self, batch: BatchNumber) -> int:
         """Rows b of each micro-batch of a batch in flight."""
-        return self._batches[batch].rows
+        return self._flying(batch).rows
+
+    def _flying(self, batch: BatchNumber) -> _Batch:
+        found = self._batches.get(batch)
+        if found is None:
+            raise DlrmError(
+                f"stage {self.model.part.index}: batch {batch} is not in flight; checkpoints do "
+                "not hold batches in flight, so a schedule with delays cannot resume"
+            )
+        return found
 
     def forward(
         self, batch: BatchNumber, microbatch: int, received_bN: Tensor | None
@@ -136,7 +145,7 @@ class Stage:
             microbatch: its number in the batch.
             received_bN: from the stage before, becomes part of the graph; None in the first.
         """
-        part, flying = self.model.part, self._batches[batch]
+        part, flying = self.model.part, self._flying(batch)
         if part.is_first:
             entered_bN = aligned(flying.of(flying.inputs.dense_BI, microbatch))
         else:
@@ -174,7 +183,7 @@ class Stage:
             microbatch: its number in the batch; its forward has been done.
             received_bM: gradient of what left; None in the last stage.
         """
-        part, flying = self.model.part, self._batches[batch]
+        part, flying = self.model.part, self._flying(batch)
         graph = flying.graphs.pop(microbatch)
         if graph.left is None:
             self.forward(batch, microbatch, graph.entered_bN)

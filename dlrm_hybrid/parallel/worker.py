@@ -64,6 +64,11 @@ class Worker:
     client: Client
 
     @property
+    def name(self) -> str:
+        """For messages: `worker-0.1 (rank 1)`."""
+        return str(self.boundaries.port)
+
+    @property
     def part(self) -> StagePart:
         """Which layers these are."""
         return self.stage.model.part
@@ -140,6 +145,7 @@ def _begin(worker: Worker, batch: BatchNumber, inputs: Inputs) -> Program[None]:
 def _finish(worker: Worker, batch: BatchNumber) -> Program[StageResult]:
     """Push the gradients of a batch, and update its rows of the tables."""
     result = worker.stage.finish(batch)
+    worker.stage.drop_graphs()  # of other batches: a local client updates the weights at once
     yield from worker.client.push(result.gradients)
     if worker.tables is not None:
         assert result.pooled_gradient_BFD is not None
@@ -184,14 +190,13 @@ class Boundaries:
         clock: told when the codec works.
 
     Attributes:
-        rank: of the worker.
+        port: of the worker.
     """
 
     def __init__(
         self, port: Port, part: StagePart, codec: ActivationCodec, clock: SpanClock
     ) -> None:
-        self.rank = port.rank
-        self._port = port
+        self.port = port
         self._part = part
         self._codec = codec
         self._encoding = clock.within(Span.ENCODE)
@@ -207,7 +212,7 @@ class Boundaries:
         if self._part.is_first:
             return None
         key = self._before(batch, microbatch)
-        frame = yield self._from(self._port.rank - 1, Kind.ACTIVATION, key)
+        frame = yield self._from(self.port.rank - 1, Kind.ACTIVATION, key)
         shape = torch.Size((rows, self._part.input_width))
         with self._decoding:
             entered_bN, saved = self._codec.decode(frame.sections, shape, key)
@@ -222,14 +227,14 @@ class Boundaries:
         with self._encoding:
             sections, saved = self._codec.encode(left_bM, key)
         self._sent[batch, microbatch] = saved
-        self._send(self._port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
+        self._send(self.port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
 
     def receive_gradient(self, batch: BatchNumber, microbatch: int) -> Program[Tensor | None]:
         """Of what left the stage, (b, M)."""
         if self._part.is_last:
             return None
         key = self._after(batch, microbatch)
-        frame = yield self._from(self._port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
+        frame = yield self._from(self.port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
         saved = self._sent.pop((batch, microbatch))
         with self._decoding:
             return self._codec.decode_gradient(frame.sections, saved, key)
@@ -244,18 +249,18 @@ class Boundaries:
         saved = self._received.pop((batch, microbatch))
         with self._encoding:
             sections = self._codec.encode_gradient(gradient_bN, saved, key)
-        self._send(self._port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
+        self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:
         """Tell the stage before that its activations have come; nothing goes back through them."""
         if not self._part.is_first:
             del self._received[batch, EVALUATION]
-            self._send(self._port.rank - 1, Kind.RECEIVED, self._before(batch, EVALUATION))
+            self._send(self.port.rank - 1, Kind.RECEIVED, self._before(batch, EVALUATION))
 
     def receive_confirmation(self, batch: BatchNumber) -> Program[None]:
         """Wait until the next stage has the activations."""
         del self._sent[batch, EVALUATION]
-        yield self._from(self._port.rank + 1, Kind.RECEIVED, self._after(batch, EVALUATION))
+        yield self._from(self.port.rank + 1, Kind.RECEIVED, self._after(batch, EVALUATION))
 
     def _before(self, batch: BatchNumber, microbatch: int) -> Key:
         return Key(batch, self._part.index - 1, microbatch)
@@ -269,7 +274,7 @@ class Boundaries:
     def _send(
         self, to: int, kind: Kind, key: Key, sections: Sections = (), of: Tensor | None = None
     ) -> None:
-        self._port.send(
+        self.port.send(
             to,
             kind,
             key.batch,

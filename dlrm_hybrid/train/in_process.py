@@ -80,7 +80,7 @@ class InProcessEngine:
 
     @property
     def versions(self) -> Callable[[], Versions] | None:
-        """Tells what its servers have told until then; None where there are none."""
+        """What its servers have published until then; None where there are none."""
         return self._versions if self.ranks.servers else None
 
     @property
@@ -160,16 +160,16 @@ class InProcessEngine:
             "optimizer.lr": self.schedule.lr(step),
             "embedding.lr": self.ranks.workers[0].embedding_schedule.lr(step),
         }
-        for client in self.ranks.clients:
+        for worker, client in zip(self.ranks.workers, self.ranks.clients, strict=True):
             if isinstance(client, LocalClient):
-                check_weights(step, client.weights, self.tensors, rates)
+                check_weights(step, worker.name, client.weights, self.tensors, rates)
 
     def _versions(self) -> Versions:
         published = (server.versions() for _, server in self.ranks.servers)
         return reduce(Versions.plus, published, Versions())
 
     def _dense(self) -> dict[str, Tensor]:
-        """The truth of all dense weights, with what their optimizers remember."""
+        """The masters of all dense weights, with the state of their optimizers."""
         owners = [server for _, server in self.ranks.servers] or [
             client for client in self.ranks.clients if isinstance(client, LocalClient)
         ]

@@ -29,7 +29,7 @@ class ServerRank:
         rank: its own.
         attempt: how often the run has been restarted.
         meter: told what the answers are for.
-        start: ticks done before this attempt.
+        start: pushes of every worker before this attempt.
         writer: of its part of checkpoints.
     """
 

@@ -80,7 +80,7 @@ class WorkerRank:
 
     @property
     def leads(self) -> bool:
-        """Whether this is it."""
+        """Whether this worker leads."""
         return self.worker.rank == self.leader
 
     def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
@@ -88,12 +88,12 @@ class WorkerRank:
         batch, after = self.read(at)
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch))
         outcome = self.runner.run(program)
-        if isinstance(self.client, LocalClient) and is_check_due(step, outcome.rows):
+        if isinstance(self.client, LocalClient) and is_check_due(step, len(batch.label_B)):
             rates = {
                 "optimizer.lr": self.schedule.lr(step),
                 "embedding.lr": self.worker.embedding_schedule.lr(step),
             }
-            check_weights(step, self.client.weights, self.client.tensors, rates)
+            check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
         self.step = step + 1
         learned = Learned(
             loss_sum=outcome.loss_sum,

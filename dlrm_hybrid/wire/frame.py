@@ -43,7 +43,7 @@ class Kind(IntEnum):
     Of the training step:
         ACTIVATION, ACTIVATION_GRADIENT, RECEIVED: the batch; RECEIVED confirms an activation.
         PUSH: the pushes of its sender. PARAMETERS: the version that it makes.
-        CONTRIBUTION, RESULT: the tick; what trainers reduce through a server before they push.
+        CONTRIBUTION, RESULT: the push before which trainers reduce something through a server.
     Of the run; a question and its answer have the same number:
         REPORT, DECISION: the tick at which workers meet.
         FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
@@ -101,7 +101,7 @@ class Frame:
         attempt: how often the run has been restarted; frames of another attempt are refused.
         number: what it counts depends on the kind; see `Kind`.
         boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
-        round: of a contribution and its result in their tick; 0 where there is none.
+        round: of a contribution and its result before their push; 0 where there is none.
         microbatch: 0 where there is none.
         sections: the tensors.
         encoded: the bytes, of a frame that is `sealed`; `replace` makes one that is not.

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import pytest
 import torch
+from server_world import World as Servers
+from server_world import assert_same
+from test_policies import World
 from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
 from typing_extensions import override
 
@@ -81,3 +85,30 @@ def test_every_push_of_every_trainer_is_applied_alone() -> None:
     published = [one.frame.number for one in world.sent if one.to == 0 and one.sender == 3]
     assert published == list(range(1, 91))
     assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_no_interleaving_is_a_deadlock_or_loses_a_push(trainers: int) -> None:
+    for seed in range(20):
+        world = World(OnArrival(trainers), trainers, first=2, steps=4)
+        choices = Random(seed)
+        while moves := world.moves():
+            world.play(*choices.choice(moves))
+        assert all(one.pushed == world.end and not one.sent for one in world.workers.values())
+        assert world.state.version == 6 * trainers
+        assert len(set(world.averaged)) == len(world.averaged) == 4 * trainers
+
+
+def test_a_restarted_world_goes_on() -> None:
+    unbroken = Servers(2, OnArrival(2))
+    unbroken.run(0, 3)
+    for one in unbroken.mail:
+        unbroken.clients[one.to].apply(one.frame)
+    saved = unbroken.held()
+    resumed = Servers(2, OnArrival(2))
+    resumed.restart(3, saved)
+    unbroken.mail.clear()
+    expected = unbroken.run(3, 6)
+    for found, one in zip(resumed.run(3, 6), expected, strict=True):
+        assert_same(found, one)
+    assert_same(resumed.held(), unbroken.held())

@@ -52,6 +52,18 @@ def test_one_trainer_cut_anywhere_is_plain_training(
         assert np.abs(tensors(expected, STEPS)[prefix] - before[prefix]).max() > 1e-3
 
 
+def test_a_checkpoint_of_any_step_holds_all_pushes(plain: PlainRuns, train: Train) -> None:
+    # Nothing waits in the first steps of a lone stage: its pushes must be served all the same.
+    options = (EPOCHS, "train.steps=3", "checkpoint.every=1", "checkpoint.keep=9")
+    layout = ("parallel.trainers=1", "parallel.servers=1", "parallel.cuts=[]")
+    code, folder = train("world", *options, *WORLD, *layout)
+    assert code == 0
+    expected = plain(*options)
+    for step in (1, 2, 3):
+        for name, tensor in tensors(expected, step).items():
+            assert tensor.tobytes() == tensors(folder, step)[name].tobytes(), (step, name)
+
+
 @pytest.mark.parametrize(
     ("trainers", "cuts", "servers", "schedule", "microbatches"),
     [

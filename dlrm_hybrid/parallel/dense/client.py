@@ -24,7 +24,7 @@ from dlrm_hybrid.parallel.dense.sections import (
 )
 from dlrm_hybrid.parallel.effects import Program, Receive
 from dlrm_hybrid.parallel.port import Port
-from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy
+from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError, Version
@@ -43,6 +43,18 @@ class Client(Protocol):
 
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
         """Hand over the gradients of this trainer's mean loss, all of the stage's."""
+        ...
+
+    def settled(self) -> Version:
+        """The version there is once all that has been pushed until now has arrived."""
+        ...
+
+    def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
+        """Go on after so many pushes from the masters' `tensors` in a checkpoint.
+
+        Raises:
+            DataError: a value is missing or has another shape.
+        """
         ...
 
 
@@ -200,6 +212,7 @@ class ServerClient(Client):
         """Of the replica of what the server with this rank owns of the stage."""
         return digest_of(self._destinations[server].arrays)
 
+    @override
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
         """Go on after so many pushes from the servers' `tensors` in a checkpoint.
 
@@ -208,19 +221,20 @@ class ServerClient(Client):
         Raises:
             DataError: a value is missing or has another shape.
         """
-        version = self._policy.needs(pushed).version
+        version = resumed_version(self._policy, pushed)
         behind = self._policy.settled(pushed) - version
         suffix = f".behind{behind}" if behind else ""
         if not behind and any(f"{name}{SUFFIX}" in values for name in self._replica):
             suffix = SUFFIX
-        copy_into(self._replica, {name: values[name + suffix] for name in self._replica})
         if self._learner is not None:
-            self._learner.restart(values)
+            self._learner.restart(values)  # its weights are the newest; the replica's may be older
+        older = {name: values[key] for name in self._replica if (key := name + suffix) in values}
+        copy_into(self._replica, older)
         self._applied = dict.fromkeys(self._buckets, version)
         self._pushed = pushed
 
+    @override
     def settled(self) -> Version:
-        """The version there is once all that has been pushed until now has arrived."""
         return self._policy.settled(self._pushed)
 
     def _newer(self, owner: int) -> Receive:
@@ -257,8 +271,8 @@ class LocalClient(Client):
             self._master.apply_gradients(gradients, self._pushed)
         self._pushed += 1
 
+    @override
     def settled(self) -> Version:
-        """The version there is: every push makes one."""
         return Version(self._pushed)
 
     @property
@@ -270,8 +284,8 @@ class LocalClient(Client):
         """Views of all that a checkpoint must hold, named as a server's."""
         return self._master.tensors()
 
+    @override
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
-        """Go on from the `tensors` of a checkpoint; raises DataError as `ServerClient.restart`."""
         self._pushed = pushed
         copy_into(self._master.tensors(), values)
 

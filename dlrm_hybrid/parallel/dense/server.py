@@ -19,7 +19,7 @@ from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Push, SyncPolicy
+from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Push, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Versions
@@ -165,7 +165,7 @@ class ParameterServer:
         outgoing: list[Outgoing] = []
         for stage, bucket in self._buckets.items():
             to = self._topology.stage_group(stage)
-            for number in range(policy.needs(pushed).version + 1, newest + 1):
+            for number in range(resumed_version(policy, pushed) + 1, newest + 1):
                 sections = bucket.sections(newest - number)
                 outgoing += self._publish(stage, Version(number), sections, to, newest - number)
         return outgoing

@@ -71,7 +71,7 @@ class BucketState(Protocol):
         ...
 
     def on_push(self, push: Push) -> tuple[BucketState, tuple[Action, ...]]:
-        """The state after a push, and what to do now, in this order.
+        """The state after a push, and what to do now, in this order: at most one `Average`.
 
         Raises:
             DlrmError: the push is not due; names rank and number.
@@ -98,3 +98,9 @@ class SyncPolicy(Protocol):
     def bucket(self, workers: Sequence[int], pushed: int) -> BucketState:
         """A server's state of one bucket, settled after so many pushes of each worker."""
         ...
+
+
+def resumed_version(policy: SyncPolicy, pushed: int) -> Version:
+    """What a worker has when a run goes on after so many pushes of each worker."""
+    needs = policy.needs(pushed)
+    return policy.settled(pushed) if isinstance(needs, AtLeast) else needs.version

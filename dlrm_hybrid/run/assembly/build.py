@@ -21,7 +21,6 @@ from dlrm_hybrid.parallel.topology import Topology
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
 PROFILE = "criteo_kaggle"
-# Below these one process is faster: two workers take a second to start.
 
 
 def semantics(config: Config) -> Semantics:

@@ -7,7 +7,6 @@ import torch
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.layers import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import (
@@ -56,13 +55,6 @@ def embedding_options(config: Config) -> EmbeddingOptions:
     return EmbeddingOptions(
         optimizer=EmbeddingOptimizer(config.embedding.optimizer), eps=config.embedding.eps
     )
-
-
-def model(config: Config, table_rows: tuple[int, ...]) -> Dlrm:
-    """The model with its initial values."""
-    options = embedding_options(config)
-    precision = Precision(config.precision)
-    return Dlrm(spec(config, table_rows), options, precision, config.train.seed)
 
 
 def embeddings(config: Config, shape: ModelSpec) -> Embeddings:

@@ -185,7 +185,7 @@ def _worker(
     stages, microbatches = plan.topology.stages, config.schedule.microbatches
     base_lr = config.embedding.lr or config.optimizer.lr
     return Worker(
-        rank=boundaries.rank,
+        rank=boundaries.port.rank,
         stage=Stage(model, microbatches),
         ops=SCHEDULES[config.schedule.name](model.part.index, stages, microbatches),
         boundaries=boundaries,
