@@ -1,0 +1,92 @@
+"""Compare CPU time per sample of two checkouts of this program, run in turns.
+
+    python scripts/benchmarks/checkouts.py ../old . --repeats 5
+
+Each checkout has its own `.venv` (`make install` there) and prepares its own rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from harness import Row, arguments, publish, render, spread
+
+from dlrm_hybrid.telemetry.machine import Machine
+
+WORLDS: Mapping[str, tuple[str, ...]] = {
+    "single, batch 128": ("train.batch_size=128", "train.steps=1500"),
+    "single, batch 2,048": ("train.batch_size=2048", "train.steps=120"),
+    "dct_hybrid, 2 × 3 + 1": ("+experiment=dct_hybrid", "train.steps=700"),
+    "baseline, 2 × 3 + 1": ("+experiment=baseline", "train.steps=300"),
+}
+COMMON = ("train.evaluate_every=0", "telemetry.tensorboard=false", "checkpoint.every=0")
+
+
+def cpu_microseconds(checkout: Path, overrides: tuple[str, ...], run: Path) -> float:
+    """Of all ranks, per sample of the timed steps of one run."""
+    python = checkout / ".venv" / "bin" / "python"
+    command = [str(python), "-m", "dlrm_hybrid", "train", *overrides, *COMMON]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, f"hydra.run.dir={run}"],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        sys.exit(f"{checkout}: exit {ended.returncode}\n{ended.stderr}")
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    samples = summary["samples_per_second"] * summary["seconds"]
+    return 1e6 * summary["cpu"]["seconds"] / samples
+
+
+def measure(old: Path, new: Path, repeats: int) -> list[Row]:
+    """A row for each world; the order of the two changes from turn to turn."""
+    times: dict[str, list[tuple[float, float]]] = {world: [] for world in WORLDS}
+    for turn in range(repeats):
+        for world, overrides in WORLDS.items():
+            with TemporaryDirectory() as folder:
+                found: dict[Path, float] = {}
+                for checkout in (old, new) if turn % 2 == 0 else (new, old):
+                    run = Path(folder) / str(len(found))
+                    found[checkout] = cpu_microseconds(checkout, overrides, run)
+            times[world].append((found[old], found[new]))
+    return [
+        {
+            "world": world,
+            "old, µs": f"{median(before for before, _ in pairs):.1f}",
+            "new, µs": f"{median(after for _, after in pairs):.1f}",
+            "new / old": spread([after / before for before, after in pairs], 2),
+        }
+        for world, pairs in times.items()
+    ]
+
+
+def main() -> None:
+    """Print the page."""
+    parser = arguments(__doc__)
+    parser.add_argument("old", type=Path, help="a checkout with a .venv")
+    parser.add_argument("new", type=Path, help="another one")
+    given = parser.parse_args()
+    old, new = given.old.resolve(), given.new.resolve()
+    if old == new:
+        sys.exit(f"{old}: old and new are the same checkout")
+
+    def page(machine: Machine, command: str) -> str:
+        rows = measure(old, new, given.repeats)
+        return render("CPU time per sample of two checkouts", machine, command, rows)
+
+    publish(page, given.output)
+
+
+if __name__ == "__main__":
+    main()
