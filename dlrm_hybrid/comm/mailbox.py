@@ -137,9 +137,3 @@ class Mailbox:
             self._kept[key] = frame
             return
         raise UnexpectedFrameError(f"rank {self.channel.rank}: {_described(key)} {fault}")
-
-    def check_empty(self) -> None:
-        """Raise UnexpectedFrameError if a frame is left that nobody wanted."""
-        if self._kept:
-            left = "; ".join(_described(key) for key in self._kept)
-            raise UnexpectedFrameError(f"rank {self.channel.rank}: nobody wanted {left}")

@@ -233,7 +233,7 @@ def _register_resolvers() -> None:
 
 @contextmanager
 def _composing() -> Generator[None, None, None]:
-    """Hydra ready to compose."""
+    """Hydra, ready to compose from the program's own `conf/` and nothing else."""
     # Its plugins are imported from wherever Python looks, the working folder for one.
     sys.modules["hydra_plugins"] = cast("Any", None)
     with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):

@@ -31,7 +31,7 @@ _LOW = np.uint8(0x55)
 
 @kernel
 def ternarise(values_N: Float32s, limit: float, scale: float, key: int, codes_N: Bytes) -> None:
-    """Draw codes.
+    """Draw a ternary code for every value, at random and unbiased.
 
     Args:
         values_N: finite.

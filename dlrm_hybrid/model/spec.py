@@ -178,11 +178,6 @@ class Partition:
         """Index of the stage of every dense parameter, in the order of `dense_shapes()`."""
         return {name: part.index for part in self.stages for name in part.parameter_names}
 
-    @property
-    def boundary_widths(self) -> tuple[int, ...]:
-        """Width of the activations at every boundary."""
-        return tuple(part.output_width for part in self.stages[:-1])
-
 
 def possible_cuts(spec: ModelSpec) -> tuple[str, ...]:
     """Layers that a cut may follow: all but the last of the top MLP."""

@@ -125,7 +125,7 @@ class Topology:
 
     @property
     def server_group(self) -> tuple[int, ...]:
-        """All servers."""
+        """Ranks of all parameter servers, in their order."""
         return tuple(range(self.num_workers, self.size))
 
 
@@ -149,7 +149,7 @@ class DenseTensor:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Number of elements of the tensor."""
         return prod(self.shape)
 
     @property

@@ -81,12 +81,20 @@ class StepMetrics:
     Attributes:
         loss_sum: binary cross-entropy before the update, summed over the rows.
         correct: rows on the right side of one half.
-        rows: of the batch whose gradients were pushed.
+        rows: of the batches whose gradients were pushed, of most schedules one.
     """
 
     loss_sum: float
     correct: int
     rows: int
+
+    def plus(self, result: StageResult) -> StepMetrics:
+        """With one more batch."""
+        return StepMetrics(
+            loss_sum=self.loss_sum + result.loss_sum,
+            correct=self.correct + result.correct,
+            rows=self.rows + result.rows,
+        )
 
 
 def stage_inputs(worker: Worker, batch: Batch) -> Inputs:
@@ -110,7 +118,7 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetric
     stage, boundaries = worker.stage, worker.boundaries
     yield from _begin(worker, BatchNumber(tick), inputs)
     yield from worker.client.pull()
-    result: StageResult | None = None
+    metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
     for kind, microbatch, delay in worker.ops:
         batch = BatchNumber(tick - delay)
         if batch < 0:
@@ -126,10 +134,9 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetric
         boundaries.send_gradient(entered_bN, *key)
         if microbatch == stage.microbatches - 1:
             result = yield from _finish(worker, batch)
+            metrics = metrics.plus(result)
     stage.drop_graphs()
-    if result is None:
-        return StepMetrics(loss_sum=0.0, correct=0, rows=0)
-    return StepMetrics(loss_sum=result.loss_sum, correct=result.correct, rows=result.rows)
+    return metrics
 
 
 def _begin(worker: Worker, batch: BatchNumber, inputs: Inputs) -> Program[None]:

@@ -71,10 +71,6 @@ class BinaryMetrics:
             if end == PENDING_ROWS:
                 self._totals, self._pending = self._all(), 0
 
-    def merge(self, other: BinaryMetrics) -> None:
-        """Count all rows of `other` here as well; `other` stays as it is."""
-        self._totals = self._totals.plus(other._all(), self._max_bins)
-
     def scores(self) -> BinaryScores:
         """Scores of the rows so far; more rows may follow.
 

@@ -75,7 +75,7 @@ class TrafficCounter:
     _sums: dict[Traffic, list[int]] = field(default_factory=_zeros)
 
     def add(self, traffic: Traffic, num_bytes: int, dense_equivalent_bytes: int) -> None:
-        """Count one message."""
+        """Count one message of a class of traffic."""
         sums = self._sums[traffic]
         sums[0] += 1
         sums[1] += num_bytes

@@ -9,17 +9,14 @@ one density; those with one method and number of trainers are averaged.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from frame import Frame, frame
+from frame import Frame, frame, study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
-from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.types import ConfigError
 
@@ -124,16 +121,7 @@ def _draw(axes: Axes, found: Frame, values: Frame) -> None:
 
 def main() -> None:
     """Print the table, write the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
-    options = parser.parse_args()
-    found = points(read_runs(options.folders))
-    axes.save(figure(found), options.output)
-    shown = table(found)
-    print(shown.markdown(), end="")
+    study(__doc__, points, figure, table)
 
 
 if __name__ == "__main__":

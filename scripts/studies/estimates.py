@@ -9,22 +9,19 @@ it of every step; points are the mean over all trainers and tensors.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
 import numpy as np
 import pandas as pd
-from frame import Frame, estimator_of
+from frame import Frame, estimator_of, study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.curves import Curve
-from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Kind
@@ -162,16 +159,7 @@ def _scale(axes: Axes) -> None:
 
 def main() -> None:
     """Print the table, write the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
-    options = parser.parse_args()
-    found = estimates(read_runs(options.folders))
-    axes.save(figure(found), options.output)
-    shown = table(found)
-    print(shown.markdown(), end="")
+    study(__doc__, estimates, figure, table)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,21 @@
-"""Complete runs as one tidy pandas frame, and what methods of compressing gradients are called."""
+"""What studies share: runs as one tidy pandas frame, names of methods, a table and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report import axes
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.summary import COMPLETE
 
+Found = TypeVar("Found")
 Frame: TypeAlias = Any
 """A pandas DataFrame, whose own types pyright cannot follow."""
 WHOLE, OWN, STAGE = "none", "own", "stage"
@@ -98,3 +104,28 @@ def estimator_of(config: Mapping[str, Any]) -> str:
     if name == "sidco":
         name += f"-{SIDCO_LETTERS[gradient['sidco']['distribution']]}"
     return f"{name}, {STAGE}" if gradient["scope"] == STAGE else name
+
+
+def study(
+    about: str | None,
+    measure: Callable[[Sequence[Run]], Found],
+    picture: Callable[[Found], Figure],
+    table: Callable[[Found], Table],
+) -> None:
+    """Read the runs that the command line names, print a table, write a picture.
+
+    Args:
+        about: the docstring of the study.
+        measure: what it looks at in the runs.
+        picture: of that.
+        table: of that.
+    """
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    options = parser.parse_args()
+    found = measure(read_runs(options.folders))
+    axes.save(picture(found), options.output)
+    print(table(found).markdown(), end="")

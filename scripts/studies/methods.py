@@ -8,19 +8,16 @@ gradient and another seed are averaged, and each is held against gradient=none w
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from frame import WHOLE, Frame, frame
+from frame import WHOLE, Frame, frame, study
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.measures import digits, mean_spread, score
-from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.types import ConfigError
 
@@ -131,16 +128,7 @@ def figure(found: Frame) -> Figure:
 
 def main() -> None:
     """Print the table, write the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
-    options = parser.parse_args()
-    found = points(read_runs(options.folders))
-    axes.save(figure(found), options.output)
-    shown = table(found)
-    print(shown.markdown(), end="")
+    study(__doc__, points, figure, table)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,12 @@ from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import Program, Result
 from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.shared import EachIdOnce, LookupRequest, UpdateRequest
+from dlrm_hybrid.parallel.tables.shared import (
+    EachIdOnce,
+    JointTables,
+    LookupRequest,
+    UpdateRequest,
+)
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import BatchNumber, DlrmError
 
@@ -46,7 +51,7 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
         faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
         first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
         precision = CommPrecision(trainer.given["precision"])
-        oracle = EachIdOnce(embeddings, Rounding(precision), SpanClock())
+        oracle = JointTables(EachIdOnce(embeddings, Rounding(precision)), SpanClock())
         own = LocalTables(sharded, trainer.trainers, SpanClock())
         same = True
         for step in range(STEPS):

@@ -8,7 +8,13 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, E
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, LookupRequest, UpdateRequest
+from dlrm_hybrid.parallel.tables.shared import (
+    AllIds,
+    EachIdOnce,
+    JointTables,
+    LookupRequest,
+    UpdateRequest,
+)
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import BatchNumber
 
@@ -43,8 +49,8 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
     found, expected = embeddings_of(optimizer), embeddings_of(optimizer)
     first = {name: weight.clone() for name, weight in expected.weights().items()}
     rounding = Rounding(CommPrecision.FLOAT32)
-    distinct = EachIdOnce(found, rounding, SpanClock())
-    plain = AllIds(expected, rounding, SpanClock())
+    distinct = JointTables(EachIdOnce(found, rounding), SpanClock())
+    plain = JointTables(AllIds(expected, rounding), SpanClock())
     for step in range(20):
         lookups, gradients = step_of(step)
         pairs = zip(distinct.lookup(lookups), plain.lookup(lookups), strict=True)
@@ -60,7 +66,7 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
 def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
     embeddings = embeddings_of("sgd")
     rounding = Rounding(CommPrecision(precision))
-    tables = EachIdOnce(embeddings, rounding, SpanClock())
+    tables = JointTables(EachIdOnce(embeddings, rounding), SpanClock())
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     # The second and third vanish beside the first in half precision, unless they are summed first.
     gradient_BFD = torch.tensor([0.5, 0.0016, 0.0016]).view(3, 1, 1).expand(3, 4, 4)
@@ -83,8 +89,8 @@ def test_an_id_that_is_no_row_is_refused(bad_id: int) -> None:
     ids_FB[3, 1] = bad_id
     rounding = Rounding(CommPrecision.FLOAT32)
     for tables in (
-        AllIds(embeddings_of("sgd"), rounding, SpanClock()),
-        EachIdOnce(embeddings_of("sgd"), rounding, SpanClock()),
+        JointTables(AllIds(embeddings_of("sgd"), rounding), SpanClock()),
+        JointTables(EachIdOnce(embeddings_of("sgd"), rounding), SpanClock()),
     ):
         with pytest.raises(RuntimeError, match="out of bounds|num_rows|Expected idx"):
             tables.predict([ids_FB])

@@ -29,7 +29,7 @@ from dlrm_hybrid.parallel.schedule import SCHEDULES, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
-from dlrm_hybrid.parallel.tables.shared import AllIds, SharedTables
+from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Boundaries, StepMetrics, Worker, predict_batch, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -105,7 +105,8 @@ class TinyWorld:
         self.embeddings = Embeddings(spec, TABLES)
         draw_embeddings(self.embeddings.weights(), SEED)
         group = self.topology.interaction_group
-        joint = AllIds(self.embeddings, Rounding(CommPrecision.FLOAT32), SpanClock())
+        look_up = AllIds(self.embeddings, Rounding(CommPrecision.FLOAT32))
+        joint = JointTables(look_up, SpanClock())
         self._queues: list[deque[Frame]] = [deque() for _ in range(self.topology.size)]
         config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=lr))
         tensors = lay_out(spec.dense_shapes(), partition.stage_of, layout.servers)

@@ -35,7 +35,7 @@ class SelectorState(State, Protocol):
         ...
 
 
-StateT = TypeVar("StateT")
+StateT = TypeVar("StateT", bound=SelectorState)
 
 
 class Selector(Protocol[StateT]):

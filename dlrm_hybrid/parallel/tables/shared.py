@@ -38,20 +38,63 @@ class UpdateRequest(NamedTuple):
     gradient_BFD: Tensor
 
 
-class JointTables(Protocol):
-    """Answers all trainers at once, in their order."""
+class LookedUp(Protocol):
+    """What the ids of all trainers gave, until their gradients come."""
 
-    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
+    def rows(self) -> list[Tensor]:
         """Pooled rows of each trainer, detached."""
         ...
 
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """Learn from each trainer's part of the gradient of the mean loss."""
+        ...
+
+
+class Lookup(Protocol):
+    """One way in which trainers look up together."""
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate with which the rows of the next lookups learn."""
+        ...
+
+    def __call__(self, ids: Sequence[Tensor]) -> LookedUp:
+        """Look up ids_FB of each trainer."""
+        ...
+
+
+@final
+class JointTables:
+    """Answers all trainers at once, in their order.
+
+    Args:
+        look_up: all of their ids, or each id of a trainer once.
+        clock: told of the time it takes.
+    """
+
+    def __init__(self, look_up: Lookup, clock: SpanClock) -> None:
+        self._look_up = look_up
+        self._looking_up = clock.within(Span.EMBEDDING)
+        self._batches: dict[BatchNumber, LookedUp] = {}
+
+    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
+        """Pooled rows of each trainer, detached."""
+        with self._looking_up:
+            self._look_up.set_lr(requests[0].lr)
+            found = self._look_up([one.ids_FB for one in requests])
+            self._batches[requests[0].batch] = found
+            return found.rows()
+
     def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
         """Learn from all trainers' gradients of a batch."""
-        ...
+        with self._looking_up:
+            found = self._batches.pop(requests[0].batch)
+            found.update([mean_part(one.gradient_BFD, len(requests)) for one in requests])
+        return [None] * len(requests)
 
     def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
         """Pooled rows of the ids of each trainer; no update follows."""
-        ...
+        with self._looking_up, torch.no_grad():
+            return self._look_up(ids).rows()
 
 
 class Rounding(Protocol):
@@ -95,47 +138,45 @@ class SharedTables(Tables):
 
 
 @final
-class AllIds(JointTables):
+@dataclass(frozen=True, slots=True, eq=False)
+class AllIds(Lookup):
     """Looks up every id of every trainer.
 
-    Args:
+    Attributes:
         embeddings: the tables.
         rounding: of what would travel between processes.
-        clock: told of the time they take.
     """
 
-    def __init__(self, embeddings: EmbeddingTables, rounding: Rounding, clock: SpanClock) -> None:
-        self._embeddings = embeddings
-        self._rounding = rounding
-        self._looking_up = clock.within(Span.EMBEDDING)
-        self._pooled: dict[BatchNumber, Tensor] = {}
+    embeddings: EmbeddingTables
+    rounding: Rounding
 
     @override
-    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
-        with self._looking_up:
-            self._embeddings.set_lr(requests[0].lr)
-            pooled_BFD = self._embeddings(torch.cat([one.ids_FB for one in requests], dim=1))
-            self._pooled[requests[0].batch] = pooled_BFD
-            return self._rounded(pooled_BFD.detach(), [one.ids_FB for one in requests])
+    def set_lr(self, lr: float) -> None:
+        self.embeddings.set_lr(lr)
 
     @override
-    def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
-        with self._looking_up:
-            parts = [
-                self._rounding.gradient(mean_part(one.gradient_BFD, len(requests)))
-                for one in requests
-            ]
-            self._pooled.pop(requests[0].batch).backward(torch.cat(parts))
-        return [None] * len(requests)
+    def __call__(self, ids: Sequence[Tensor]) -> LookedUp:
+        pooled_BFD = self.embeddings(torch.cat(list(ids), dim=1))
+        return _AllRows(pooled_BFD, [ids_FB.shape[1] for ids_FB in ids], self.rounding)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _AllRows(LookedUp):
+    """Rows of all trainers, concatenated."""
+
+    pooled_BFD: Tensor
+    sizes: Sequence[int]
+    rounding: Rounding
 
     @override
-    def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
-        with self._looking_up, torch.no_grad():
-            return self._rounded(self._embeddings(torch.cat(list(ids), dim=1)), ids)
+    def rows(self) -> list[Tensor]:
+        pooled_BFD = self.rounding.pooled(self.pooled_BFD.detach())
+        return [part.clone() for part in split(pooled_BFD, self.sizes)]
 
-    def _rounded(self, pooled_BFD: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
-        rows = [ids_FB.shape[1] for ids_FB in ids]
-        return [part.clone() for part in split(self._rounding.pooled(pooled_BFD), rows)]
+    @override
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        self.pooled_BFD.backward(torch.cat([self.rounding.gradient(one) for one in gradients]))
 
 
 class BagTables(Protocol):
@@ -151,64 +192,50 @@ class BagTables(Protocol):
 
 
 @final
-class EachIdOnce(JointTables):
+@dataclass(frozen=True, slots=True, eq=False)
+class EachIdOnce(Lookup):
     """Looks up each id of a trainer once, and sums its gradients before they would travel.
 
-    Args:
+    Attributes:
         embeddings: the tables.
         rounding: of what would travel between processes.
-        clock: told of the time they take.
     """
 
-    def __init__(self, embeddings: BagTables, rounding: Rounding, clock: SpanClock) -> None:
-        self._embeddings = embeddings
-        self._rounding = rounding
-        self._looking_up = clock.within(Span.EMBEDDING)
-        self._batches: dict[BatchNumber, _LookedUp] = {}
+    embeddings: BagTables
+    rounding: Rounding
 
     @override
-    def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
-        with self._looking_up:
-            self._embeddings.set_lr(requests[0].lr)
-            found = self._found([one.ids_FB for one in requests])
-            self._batches[requests[0].batch] = found
-            return self._rounded(found)
+    def set_lr(self, lr: float) -> None:
+        self.embeddings.set_lr(lr)
 
     @override
-    def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
-        with self._looking_up:
-            found = self._batches.pop(requests[0].batch)
-            parts = [
-                self._rounding.gradient(ids.sum_by_id(mean_part(one.gradient_BFD, len(requests))))
-                for ids, one in zip(found.ids, requests, strict=True)
-            ]
-            found.pooled_NW.backward(found.bags.scatter(torch.cat(parts), found.pooled_NW.shape))
-        return [None] * len(requests)
-
-    @override
-    def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
-        with self._looking_up, torch.no_grad():
-            return self._rounded(self._found(ids))
-
-    def _found(self, ids: Sequence[Tensor]) -> _LookedUp:
+    def __call__(self, ids: Sequence[Tensor]) -> LookedUp:
         order_F = np.arange(len(ids[0]))
         distinct = [distinct_ids(ids_FB, order_F) for ids_FB in ids]
         counts_TF = np.stack([one.counts_F for one in distinct])
         bags = distinct_bags(np.concatenate([one.ids_K for one in distinct]), counts_TF)
-        return _LookedUp(distinct, bags, self._embeddings.pooled(bags))
-
-    def _rounded(self, found: _LookedUp) -> list[Tensor]:
-        num_tables = len(found.ids[0].counts_F)
-        pooled_NW = found.pooled_NW.detach()
-        rows_KD = found.bags.gather(pooled_NW, pooled_NW.shape[1] // num_tables)
-        parts = split(self._rounding.pooled(rows_KD), [len(one.ids_K) for one in found.ids])
-        return [one.expand(part_KD) for one, part_KD in zip(found.ids, parts, strict=True)]
+        return _DistinctRows(distinct, bags, self.embeddings.pooled(bags), self.rounding)
 
 
+@final
 @dataclass(frozen=True, slots=True, eq=False)
-class _LookedUp:
-    """What waits for its gradients."""
+class _DistinctRows(LookedUp):
+    """Rows of the distinct ids of each trainer, concatenated."""
 
     ids: list[DistinctIds]
     bags: DistinctBags
     pooled_NW: Tensor
+    rounding: Rounding
+
+    @override
+    def rows(self) -> list[Tensor]:
+        embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
+        rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
+        parts = split(self.rounding.pooled(rows_KD), [len(one.ids_K) for one in self.ids])
+        return [one.expand(part_KD) for one, part_KD in zip(self.ids, parts, strict=True)]
+
+    @override
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        pairs = zip(self.ids, gradients, strict=True)
+        parts = [self.rounding.gradient(ids.sum_by_id(one)) for ids, one in pairs]
+        self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))

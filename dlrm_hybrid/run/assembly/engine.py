@@ -110,9 +110,8 @@ def _tables(
         own = {group[0]: LocalTables(embeddings, 1, clock)}
         return own, own
     rounding = Rounding(CommPrecision(config.embedding.comm_precision))
-    joint: JointTables = AllIds(embeddings, rounding, clock)
-    if config.embedding.deduplicate:
-        joint = EachIdOnce(embeddings, rounding, clock)
+    look_up = EachIdOnce if config.embedding.deduplicate else AllIds
+    joint = JointTables(look_up(embeddings, rounding), clock)
     return (
         {rank: SharedTables(joint, group) for rank in group},
         {group[0]: SharedTables(joint, group[:1])},
