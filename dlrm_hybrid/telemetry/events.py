@@ -1,10 +1,8 @@
-"""What happens in a run, as lines of `events.jsonl`: all tables and plots are made from it.
-
-Records that end in `Values` say what a line of each kind must hold to be read back.
-"""
+"""What happens in a run, as lines of `events.jsonl`: all tables and plots are made from it."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json as parse_json
 
 from dlrm_hybrid.disk import plain_file
@@ -23,6 +20,7 @@ from dlrm_hybrid.types import DataError
 EVENTS_FILE = "events.jsonl"  # in the run folder
 _OPEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _MOST = 1e24
+EVERY = "every"
 PHASES = (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -172,168 +170,88 @@ def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event
     ]
 
 
-def _has_phases(by_phase: dict[Any, Any]) -> dict[Any, Any]:
-    missing = [phase.value for phase in PHASES if phase not in by_phase]
-    if missing:
-        raise ValueError(f"says nothing of {', '.join(missing)}")
-    return by_phase
+def _with_phases(value: Any) -> Any:
+    """The type of what is told by phase; none of `PHASES` may be missing."""
+
+    def check(by_phase: dict[str, Any]) -> dict[str, Any]:
+        if missing := [phase.value for phase in PHASES if phase not in by_phase]:
+            raise ValueError(f"says nothing of {', '.join(missing)}")
+        return by_phase
+
+    return Annotated[dict[str, value], AfterValidator(check)]
 
 
-@checked_dataclass(config=_OPEN, frozen=True)
-class Head:
-    """What every event says, and of which many say more."""
-
-    kind: str
-    step: Count
-    time_seconds: Amount
-    samples: Count = 0
+def _record(**fields: Any) -> Any:
+    """The type of an object with these fields: a type each, or a type and a default."""
+    kinds: dict[str, Any] = {
+        name: one if isinstance(one, tuple) else (one, ...) for name, one in fields.items()
+    }
+    return create_model("Record", __config__=_OPEN, **kinds)
 
 
-@checked_dataclass(config=_OPEN, frozen=True)
-class StartedValues:
-    """The start of an attempt."""
-
-    attempt: Count
-    rank: Count
-    role: str
-    samples_per_step: Count = 0
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class ProgressValues:
-    """A point of the loss curve."""
-
-    samples: Count
-    rows: Count
-    loss: Figure
-    accuracy: Figure
-    timed_rows: Count
-    timed_seconds: Amount
-    timed_cpu_seconds: Amount
-    seconds_by_span: dict[str, Amount]
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class Compressed:
-    """What compression let through, of one tensor or boundary."""
-
-    elements: Amount
-    sent: Amount
-    threshold: Figure | None
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class CompressionValues:
-    """What compression let through."""
-
-    of: dict[str, Compressed]
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class EvaluatedValues:
-    """Scores."""
-
-    samples: Count
-    seconds: Amount
-    log_loss: Figure
-    accuracy: Figure
-    auc: Figure | None
-    normalized_entropy: Figure | None
-    base_rate: Figure
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class SavedValues:
-    """A checkpoint."""
-
-    seconds: Amount
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class Sent:
-    """Messages of a class of traffic."""
-
-    messages: Count
-    bytes: Count
-    dense_equivalent_bytes: Count
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class Received:
-    """The same at the other end."""
-
-    bytes: Count
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class Strangers:
-    """What came from outside the run."""
-
-    foreign_messages: Count
-    refused_connections: Count
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class Versions:
-    """Weights that servers have made, and told."""
-
-    told: Count
-    elements: Count
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class Interface:
-    """Use of a link."""
-
-    address: str
-    rate_bits_per_second: Amount | None
-    seconds: Amount
-    busier_bytes: Amount
-    sent_bytes: Amount
-    received_bytes: Amount
-    series: tuple[Window, ...]
-
-
-ByPhase = AfterValidator(_has_phases)
-
-
-@checked_dataclass(config=_OPEN, frozen=True)
-class RankValues:
-    """What a rank says at its end."""
-
-    rank: Count
-    role: str
-    timed_steps: Count
-    seconds: Annotated[dict[str, Amount], ByPhase]
-    cpu_seconds: Annotated[dict[str, Amount], ByPhase]
-    seconds_by_span: dict[str, Amount]
-    traffic: Annotated[dict[str, dict[str, Sent]], ByPhase] | None
-    received: Annotated[dict[str, dict[str, Received]], ByPhase] | None
-    cpu_series: tuple[Annotated[Window, Field(max_length=3)], ...] = ()
-    versions: Versions | None = None
-    strangers: Strangers | None = None
-    interface: Interface | None = None
-
-
-_HEAD = TypeAdapter(Head)
-_VALUES: Mapping[str, TypeAdapter[Any]] = {
-    "started": TypeAdapter(StartedValues),
-    "progress": TypeAdapter(ProgressValues),
-    "compression": TypeAdapter(CompressionValues),
-    "evaluated": TypeAdapter(EvaluatedValues),
-    "saved": TypeAdapter(SavedValues),
-    "rank": TypeAdapter(RankValues),
-}
+@functools.cache
+def _schemas() -> Mapping[str, type[BaseModel]]:
+    """What a line of each kind must hold to be read back, beside what `EVERY` line holds."""
+    sent = _record(messages=Count, bytes=Count, dense_equivalent_bytes=Count)
+    interface = _record(
+        address=str,
+        rate_bits_per_second=Amount | None,
+        seconds=Amount,
+        busier_bytes=Amount,
+        sent_bytes=Amount,
+        received_bytes=Amount,
+        series=list[Window],
+    )
+    return {
+        EVERY: _record(kind=str, step=Count, time_seconds=Amount, samples=(Count, 0)),
+        Kind.STARTED: _record(attempt=Count, rank=Count, role=str, samples_per_step=(Count, 0)),
+        Kind.PROGRESS: _record(
+            samples=Count,
+            rows=Count,
+            loss=Figure,
+            accuracy=Figure,
+            timed_rows=Count,
+            timed_seconds=Amount,
+            timed_cpu_seconds=Amount,
+            seconds_by_span=dict[str, Amount],
+        ),
+        Kind.COMPRESSION: _record(
+            of=dict[str, _record(elements=Amount, sent=Amount, threshold=Figure | None)]
+        ),
+        Kind.EVALUATED: _record(
+            samples=Count,
+            seconds=Amount,
+            log_loss=Figure,
+            accuracy=Figure,
+            auc=Figure | None,
+            normalized_entropy=Figure | None,
+            base_rate=Figure,
+        ),
+        Kind.SAVED: _record(seconds=Amount),
+        Kind.RANK: _record(
+            rank=Count,
+            role=str,
+            timed_steps=Count,
+            seconds=_with_phases(Amount),
+            cpu_seconds=_with_phases(Amount),
+            seconds_by_span=dict[str, Amount],
+            traffic=_with_phases(dict[str, sent]) | None,
+            received=_with_phases(dict[str, _record(bytes=Count)]) | None,
+            cpu_series=(list[Annotated[Window, Field(max_length=3)]], []),
+            versions=(_record(told=Count, elements=Count) | None, None),
+            strangers=(_record(foreign_messages=Count, refused_connections=Count) | None, None),
+            interface=(interface | None, None),
+        ),
+    }
 
 
 def fault_of(line: bytes) -> str | None:
     """What is wrong with a line that is to be an event, with the field; None if nothing is."""
     try:
-        parse_json(line, allow_inf_nan=False)
-        head = _HEAD.validate_json(line)
-        values = _VALUES.get(head.kind)
-        if values is not None:
-            values.validate_json(line)
+        values = parse_json(line, allow_inf_nan=False)
+        _schemas()[EVERY].model_validate_json(line)
+        if (schema := _schemas().get(values["kind"])) is not None:
+            schema.model_validate_json(line)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = repr(".".join(str(part) for part in fault["loc"]))[1:-1]
