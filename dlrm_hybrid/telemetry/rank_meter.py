@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
 from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
@@ -30,6 +30,15 @@ def _zeros() -> dict[Phase, float]:
 
 def _counters() -> dict[Phase, Counters]:
     return {phase: Counters() for phase in Phase}
+
+
+class _Timed(NamedTuple):
+    """Sums over timed steps."""
+
+    steps: int
+    seconds: float
+    cpu_seconds: float
+    by_span: Mapping[str, float]
 
 
 @final
@@ -61,6 +70,7 @@ class RankMeter:
     _cpu_seconds: dict[Phase, float] = field(default_factory=_zeros)
     _counters: dict[Phase, Counters] = field(default_factory=_counters)
     _cpu_series: Series = field(default_factory=Series)
+    _taken: _Timed = field(default_factory=lambda: _Timed(0, 0.0, 0.0, {}))
 
     def begin(self, step: int) -> None:
         """What comes now is warm-up, after so many steps."""
@@ -96,6 +106,26 @@ class RankMeter:
             yield
         finally:
             self.switch(before)
+
+    def take(self, samples_per_step: int) -> dict[str, Any]:
+        """Rows, wall, CPU and span seconds of timed steps since the last call, for an event."""
+        self._end_window()
+        now = _Timed(
+            self._timed_steps,
+            self._seconds[Phase.TRAIN],
+            self._cpu_seconds[Phase.TRAIN],
+            self.clock.seconds(self._wall),
+        )
+        before, self._taken = self._taken, now
+        return {
+            "timed_rows": (now.steps - before.steps) * samples_per_step,
+            "timed_seconds": now.seconds - before.seconds,
+            "timed_cpu_seconds": now.cpu_seconds - before.cpu_seconds,
+            "seconds_by_span": {
+                span: seconds - before.by_span.get(span, 0.0)
+                for span, seconds in now.by_span.items()
+            },
+        }
 
     def steps_traffic(self) -> tuple[int, int]:
         """Bytes and their dense equivalent, of all training steps until now.

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.meter import Interval, Stopwatch
+from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.parts import TICK_SECONDS, Parts, Plan, Progress, is_due
 from dlrm_hybrid.train.signals import obey
@@ -56,9 +55,7 @@ class _Run:
         self.progress = progress
         self._parts = parts
         self._plan = plan
-        self._stopwatch = Stopwatch()
         self._lr = 0.0
-        self._spans: Mapping[str, float] = parts.meter.clock.seconds()
         self._next_tick = 0.0
         self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
         self._save_at = self._next_save()
@@ -104,7 +101,6 @@ class _Run:
         """Score the model, once for each step at which it falls due."""
         if self.progress.evaluated_step == self.progress.step:
             return
-        self._stopwatch.pause()
         start = time.perf_counter()
         with self._parts.meter.within(Phase.EVALUATE):
             scores = self._parts.evaluate()
@@ -116,12 +112,11 @@ class _Run:
             evaluated_step=self.progress.step,
             test_loss=None if scores is None else scores.log_loss,
         )
-        self._stopwatch.resume()
 
     def report(self) -> None:
         """A point of the loss curve, unless no step was made since the last one."""
         interval = self.progress.interval
-        rows, seconds, cpu_seconds = self._stopwatch.take()
+        timed = self._parts.meter.take(self._plan.samples_per_step)
         if interval.rows == 0:
             return
         self._emit(
@@ -131,10 +126,7 @@ class _Run:
             accuracy=interval.correct / interval.rows,
             lr=self._lr,
             samples_per_step=self._plan.samples_per_step,
-            timed_rows=rows,
-            timed_seconds=seconds,
-            timed_cpu_seconds=cpu_seconds,
-            seconds_by_span=self._seconds_by_span(),
+            **timed,
             **_sent(interval),
         )
         if interval.compression:
@@ -147,7 +139,6 @@ class _Run:
         if (step, evaluated) == (self._saved_step, self._saved_evaluated):
             return
         self.finish()
-        self._stopwatch.pause()
         with self._parts.meter.within(Phase.CHECKPOINT):
             if step == self._saved_step:
                 # SIGTERM ended an evaluation, which has now been made.
@@ -156,7 +147,6 @@ class _Run:
                 self._parts.saver.save(self.progress)
         self._saved_step, self._saved_evaluated = step, evaluated
         self._save_at = self._next_save()
-        self._stopwatch.resume()
 
     def stopped(self) -> None:
         """Put on record how far a run came that did not come to its end."""
@@ -165,12 +155,10 @@ class _Run:
     def finish(self) -> None:
         """Wait until the checkpoint on its way is valid."""
         if self._parts.saver.pending:
-            self._stopwatch.pause()
             start = time.perf_counter()
             with self._parts.meter.within(Phase.CHECKPOINT):
                 saved = self._parts.saver.finish()
             self._record(saved, time.perf_counter() - start)
-            self._stopwatch.resume()
 
     def _next_save(self) -> float:
         """When a checkpoint is due by time."""
@@ -198,10 +186,9 @@ class _Run:
                 f"optimizer.lr = {learned.lr} or embedding.lr may be too high"
             )
         interval = progress.interval
-        samples = self._plan.samples_per_step
         self.progress = Progress(
             step=progress.step + 1,
-            samples=progress.samples + samples,
+            samples=progress.samples + self._plan.samples_per_step,
             loader=after,
             interval=replace(
                 interval,
@@ -212,12 +199,6 @@ class _Run:
             evaluated_step=progress.evaluated_step,
             test_loss=progress.test_loss,
         )
-        self._stopwatch.step_done(samples)
-
-    def _seconds_by_span(self) -> dict[str, float]:
-        """Since the last call."""
-        before, self._spans = self._spans, self._parts.meter.clock.seconds()
-        return {span: seconds - before[span] for span, seconds in self._spans.items()}
 
     def _tick(self) -> None:
         interval = self.progress.interval
