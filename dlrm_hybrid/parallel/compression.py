@@ -25,16 +25,20 @@ class Compression:
     Attributes:
         trainer: whose worker it is.
         gradients: None where no server is pushed to.
-        activations: of both its boundaries.
+        activations: of both its boundaries, by number.
     """
 
     trainer: int
     gradients: Compressor | None
-    activations: ActivationCodec
+    activations: Mapping[int, ActivationCodec]
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of what a checkpoint must hold; no two workers use the same name."""
-        held = dict(self.activations.tensors())
+        held = {
+            f"boundary.{boundary}.{name}": tensor
+            for boundary, codec in self.activations.items()
+            for name, tensor in codec.tensors().items()
+        }
         if self.gradients is not None:
             held |= self.gradients.tensors()
         return {f"{PREFIX}{self.trainer}.{name}": tensor for name, tensor in held.items()}
@@ -45,17 +49,14 @@ class Compression:
 
     def counts(self) -> dict[str, dict[str, float]]:
         """Since the last call; see `telemetry.compression`."""
-        counts = {
-            f"{ACTIVATION}{boundary}": counted(
-                report.elements, report.kept, report.threshold_sum, report.thresholds
-            )
-            for boundary, report in self.activations.report().items()
+        activations = {
+            f"{ACTIVATION}{boundary}": codec.report()
+            for boundary, codec in self.activations.items()
         }
-        if self.gradients is None:
-            return counts
-        return counts | {
-            f"{GRADIENT}{name}": counted(
-                report.elements, report.sent, report.threshold_sum, report.thresholds
-            )
-            for name, report in self.gradients.report().items()
+        gradients = self.gradients.report() if self.gradients is not None else {}
+        reports = activations | {f"{GRADIENT}{name}": one for name, one in gradients.items()}
+        return {
+            name: counted(one.elements, one.sent, one.threshold_sum, one.thresholds)
+            for name, one in reports.items()
+            if one is not None
         }

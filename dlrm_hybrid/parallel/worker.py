@@ -17,6 +17,7 @@ N width of what enters the stage, M of what leaves it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -193,19 +194,23 @@ class Boundaries:
     Args:
         port: of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
         part: the stage.
-        codec: of both boundaries.
-        clock: told when the codec works.
+        codecs: of both boundaries, by number.
+        clock: measures the time that codecs take.
 
     Attributes:
         port: of the worker.
     """
 
     def __init__(
-        self, port: Port, part: StagePart, codec: ActivationCodec, clock: SpanClock
+        self,
+        port: Port,
+        part: StagePart,
+        codecs: Mapping[int, ActivationCodec],
+        clock: SpanClock,
     ) -> None:
         self.port = port
         self._part = part
-        self._codec = codec
+        self._codecs = codecs
         self._encoding = clock.within(Span.ENCODE)
         self._decoding = clock.within(Span.DECODE)
         # From forward to backward, by batch and micro-batch.
@@ -222,7 +227,7 @@ class Boundaries:
         frame = yield self._from(self.port.rank - 1, Kind.ACTIVATION, key)
         shape = torch.Size((rows, self._part.input_width))
         with self._decoding:
-            entered_bN, saved = self._codec.decode(frame.sections, shape, key)
+            entered_bN, saved = self._codecs[key.boundary].decode(frame.sections, shape, key)
         self._received[batch, microbatch] = saved
         return entered_bN
 
@@ -232,7 +237,7 @@ class Boundaries:
             return
         key = self._after(batch, microbatch)
         with self._encoding:
-            sections, saved = self._codec.encode(left_bM, key)
+            sections, saved = self._codecs[key.boundary].encode(left_bM, key)
         self._sent[batch, microbatch] = saved
         self._send(self.port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
 
@@ -244,7 +249,7 @@ class Boundaries:
         frame = yield self._from(self.port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
         saved = self._sent.pop((batch, microbatch))
         with self._decoding:
-            return self._codec.decode_gradient(frame.sections, saved, key)
+            return self._codecs[key.boundary].decode_gradient(frame.sections, saved, key)
 
     def send_gradient(
         self, gradient_bN: Tensor | None, batch: BatchNumber, microbatch: int
@@ -255,7 +260,7 @@ class Boundaries:
         key = self._before(batch, microbatch)
         saved = self._received.pop((batch, microbatch))
         with self._encoding:
-            sections = self._codec.encode_gradient(gradient_bN, saved, key)
+            sections = self._codecs[key.boundary].encode_gradient(gradient_bN, saved, key)
         self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:

@@ -131,12 +131,13 @@ class TinyWorld:
                 if layout.servers
                 else LocalClient(weights, config, SpanClock())
             )
+            codecs = {boundary: DenseCodec() for boundary in range(len(stages))}
             self.workers.append(
                 Worker(
                     rank=rank,
                     stage=Stage(model, layout.microbatches),
                     ops=layout.ops(part.index, len(stages), layout.microbatches),
-                    boundaries=Boundaries(port, part, DenseCodec(), SpanClock()),
+                    boundaries=Boundaries(port, part, codecs, SpanClock()),
                     tables=SharedTables(joint, group) if rank in group else None,
                     embedding_schedule=Constant(base_lr=self.table_lr),
                     client=client,

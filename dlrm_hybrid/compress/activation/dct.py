@@ -25,16 +25,15 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.activation.codec import (
     ActivationCodec,
-    BoundaryReport,
     Key,
     Saved,
     Sections,
-    Tally,
     only_section,
     scattered,
 )
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, RowSelection
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import packed, values_of
@@ -71,19 +70,18 @@ class _Mask(NamedTuple):
 
 @final
 class ThresholdCodec(ActivationCodec):
-    """Elements that reach their row's threshold (Gupta et al., KDD 2021, algorithm 2)."""
+    """Elements that reach their row's threshold (Gupta et al., KDD 2021, algorithm 2).
+
+    Args:
+        sparsity: fraction of a row that is left out, in [0, 1).
+        dtype: of the values on the wire, both ways: FLOAT32, BFLOAT16 or FLOAT16.
+        allow_rice: take fewer bytes for indices where that takes more CPU time.
+        ops: to compute with.
+    """
 
     def __init__(
         self, *, sparsity: float, dtype: Dtype, allow_rice: bool, ops: Ops = NUMBA
     ) -> None:
-        """For any number of boundaries.
-
-        Args:
-            sparsity: fraction of a row that is left out, in [0, 1).
-            dtype: of the values on the wire, both ways: FLOAT32, BFLOAT16 or FLOAT16.
-            allow_rice: take fewer bytes for indices where that takes more CPU time.
-            ops: to compute with.
-        """
         self._ops = ops
         self._sparsity = sparsity
         self._dtype = dtype
@@ -93,7 +91,7 @@ class ThresholdCodec(ActivationCodec):
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
         largest = largest_of_rows(x_BN, self._sparsity, key, self._ops)
-        self._tally.add(key.boundary, x_BN.numel(), largest.indices_K.size, largest.tau_B)
+        self._tally.add(x_BN.numel(), largest.indices_K.size, largest.tau_B)
         section = rows(
             0,
             (x_BN.shape[0], x_BN.shape[1]),
@@ -124,9 +122,5 @@ class ThresholdCodec(ActivationCodec):
         return scattered(mask.indices_K, values_of(section), mask.shape)
 
     @override
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    @override
-    def report(self) -> dict[int, BoundaryReport]:
+    def report(self) -> SentReport | None:
         return self._tally.take()

@@ -33,7 +33,7 @@ class BoundaryContext:
     Attributes:
         boundary: its number.
         sparsity: of what crosses it.
-        sends_gradients: the stage is behind it, so gradients are sent and activations received.
+        sends_gradients: the stage is after it, so gradients are sent and activations received.
         width: of the stage's input.
         rows: of each micro-batch.
         microbatches: of a step.
@@ -77,21 +77,20 @@ def _dct(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
 
 
 def _sketch(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
-    from dlrm_hybrid.compress.activation.sketch import SketchCodec
+    from dlrm_hybrid.compress.activation.controls import SketchCodec
 
     return SketchCodec(sparsity=context.sparsity, seed=context.seed)
 
 
 def _gradient_topk(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
-    from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
+    from dlrm_hybrid.compress.activation.controls import GradientTopKCodec
     from dlrm_hybrid.wire.section import Dtype
 
     return GradientTopKCodec(
         sparsity=context.sparsity,
         dtype=Dtype[keys.precision.upper()],
-        widths={context.boundary: context.width} if context.sends_gradients else {},
-        rows=context.rows,
-        microbatches=context.microbatches,
+        shape=(context.rows, context.width),
+        microbatches=context.microbatches if context.sends_gradients else 0,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, PerBoundaryCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec, ObservedCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
 from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
@@ -16,12 +16,12 @@ def dtype(precision: str) -> Dtype:
     return Dtype[precision.upper()]
 
 
-def activations(config: Config, part: StagePart) -> ActivationCodec:
-    """What the worker of a stage sends over its boundaries, and makes of what it receives."""
+def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
+    """The codecs of a worker's boundaries, by number."""
     keys = config.activation
     method = METHODS.get(keys.name)
     if method is None:
-        return DenseCodec() if keys.observe is None else ObservedCodec(keys.observe)
+        return _dense(part, keys.observe)
     microbatches = config.schedule.microbatches
     contexts = [
         BoundaryContext(
@@ -36,12 +36,16 @@ def activations(config: Config, part: StagePart) -> ActivationCodec:
         for boundary, sparsity in enumerate(sparsity_per_cut(config))
         if boundary in (part.index - 1, part.index)
     ]
-    return PerBoundaryCodec({one.boundary: method.build(keys, one) for one in contexts})
+    return {one.boundary: method.build(keys, one) for one in contexts}
 
 
-def evaluation_activations(config: Config, part: StagePart) -> ActivationCodec:
-    """The same in evaluations, where no gradient is sent."""
+def evaluation_activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
+    """The codecs in evaluations, where no gradient is sent."""
     method = METHODS.get(config.activation.name)
     if method is None or not (method.compresses_activations and config.activation.evaluate_masked):
-        return DenseCodec()
+        return _dense(part, None)
     return activations(config, part)
+
+
+def _dense(part: StagePart, observe: float | None) -> dict[int, ActivationCodec]:
+    return {boundary: DenseCodec(observe) for boundary in (part.index - 1, part.index)}

@@ -156,8 +156,8 @@ def evaluator(
     """The same stage as that of `owner`, with weights of its own to predict with."""
     port = Port(topology=plan.topology, rank=owner.rank, attempt=plan.attempt, transmit=send)
     model = stage_model(config, plan, port.stage)
-    codec = build_compress.evaluation_activations(config, model.part)
-    boundaries = Boundaries(port, model.part, codec, SpanClock())
+    codecs = build_compress.evaluation_activations(config, model.part)
+    boundaries = Boundaries(port, model.part, codecs, SpanClock())
     return _worker(config, plan, model, boundaries, tables, owner.client)
 
 

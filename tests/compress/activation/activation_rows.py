@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, PerBoundaryCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.activation.controls import GradientTopKCodec, SketchCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec, ObservedCodec
-from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
-from dlrm_hybrid.compress.activation.sketch import SketchCodec
+from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.torch_ops import TorchOps
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype
 
 Make = Callable[[int, int], ActivationCodec]
-"""(rows, width) of what crosses boundary 1 in micro-batch 2."""
+"""(rows, width) of what is sent over boundary 1 in micro-batch 2."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +40,13 @@ def _threshold(sparsity: float, dtype: Dtype, allow_rice: bool = False, ops: Ops
 
 def _gradient_topk(dtype: Dtype) -> Make:
     return lambda rows, width: GradientTopKCodec(
-        sparsity=0.75, dtype=dtype, widths={1: width}, rows=rows, microbatches=3
+        sparsity=0.75, dtype=dtype, shape=(rows, width), microbatches=3
     )
 
 
 CODECS = {
     "dense": CodecRow(lambda rows, width: DenseCodec()),
-    "observed": CodecRow(lambda rows, width: ObservedCodec(0.9)),
-    "per_boundary": CodecRow(
-        lambda rows, width: PerBoundaryCodec(
-            {0: DenseCodec(), 1: _threshold(0.75, Dtype.FLOAT32)(rows, width)}
-        )
-    ),
+    "observed": CodecRow(lambda rows, width: DenseCodec(observe=0.9)),
     "sketch": CodecRow(lambda rows, width: SketchCodec(sparsity=0.5, seed=3), relative_error=1e-5),
     "threshold_0": CodecRow(_threshold(0.0, Dtype.FLOAT32)),
     "threshold_75": CodecRow(_threshold(0.75, Dtype.FLOAT32)),

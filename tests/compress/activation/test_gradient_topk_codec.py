@@ -9,19 +9,17 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key
-from dlrm_hybrid.compress.activation.gradient_topk import GradientTopKCodec
+from dlrm_hybrid.compress.activation.controls import GradientTopKCodec
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
 
 ROWS, WIDTH = 4, 10
 KEEP = 10  # of 40, at sparsity 0.75
-RESIDUAL = "boundary.1.microbatch.2.residual"
+RESIDUAL = "microbatch.2.residual"
 
 
 def codec_of(sparsity: float = 0.75, dtype: Dtype = Dtype.FLOAT32) -> GradientTopKCodec:
-    return GradientTopKCodec(
-        sparsity=sparsity, dtype=dtype, widths={1: WIDTH}, rows=ROWS, microbatches=3
-    )
+    return GradientTopKCodec(sparsity=sparsity, dtype=dtype, shape=(ROWS, WIDTH), microbatches=3)
 
 
 def top(sum_BN: Tensor, keep: int) -> Tensor:
@@ -87,7 +85,7 @@ def test_every_microbatch_has_its_own_residual() -> None:
     g_BN = gaussian(ROWS, WIDTH, 5)
     round_trip(codec, g_BN, g_BN, Key(7, 1, 0))
     tensors = codec.tensors()
-    assert list(tensors) == [f"boundary.1.microbatch.{number}.residual" for number in range(3)]
+    assert list(tensors) == [f"microbatch.{number}.residual" for number in range(3)]
     assert [bool(tensor.any()) for tensor in tensors.values()] == [True, False, False]
 
 

@@ -176,5 +176,6 @@ def test_the_report_holds_the_mean_threshold() -> None:
     x_BN = torch.tensor([[4.0, -3.0, 2.0, 1.0], [8.0, 0.0, 0.0, -9.0]])
     codec.encode(x_BN, KEY)
     codec.encode(x_BN / 2, KEY)
-    (report,) = codec.report().values()
-    assert (report.elements, report.kept, report.threshold) == (16, 4, (4 + 9) * 0.75 / 2)
+    report = codec.report()
+    assert report is not None
+    assert (report.elements, report.sent, report.threshold) == (16, 4, (4 + 9) * 0.75 / 2)
