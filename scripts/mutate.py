@@ -318,14 +318,14 @@ FAULTS = (
     ),
     Fault(
         "sketch: one projection for all micro-batches",
-        "dlrm_hybrid/compress/activation/sketch.py",
+        "dlrm_hybrid/compress/activation/controls.py",
         "key.boundary, key.microbatch)",
         "key.boundary)",
         "tests/compress/activation/test_sketch.py",
     ),
     Fault(
         "sketch: the projection is not scaled",
-        "dlrm_hybrid/compress/activation/sketch.py",
+        "dlrm_hybrid/compress/activation/controls.py",
         "/ sqrt(columns)",
         "/ sqrt(width)",
         "tests/compress/activation/test_sketch.py",

@@ -21,12 +21,14 @@ class SentReport:
         sent: of these, how many were sent as numbers.
         threshold_sum: of the thresholds of all steps or micro-batches that had one.
         thresholds: how many those are.
+        renewals: how often a threshold that is kept for many steps was found anew.
     """
 
     elements: int
     sent: int
     threshold_sum: float = 0.0
     thresholds: int = 0
+    renewals: int = 0
 
     @property
     def threshold(self) -> float | None:

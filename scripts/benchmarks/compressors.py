@@ -46,15 +46,15 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.deft import (
-    Fragments,
     allocate,
     choose,
     costs,
     exact_budget,
     norms_of,
     partition,
+    sizes_of,
 )
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.compress.gradient.methods.thresholds import (
     GaussianSettings,
@@ -292,7 +292,7 @@ def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compresso
         config = replace(config, gradient=replace(config.gradient, sparsity=1 - density))
     return build_gradient.compressor(
         config,
-        layout_of(specs),
+        Layout(specs),
         trainer=0,
         model_elements=sum(spec.count for spec in specs),
         steps=1,
@@ -346,15 +346,15 @@ def fragment_rows(gradients: Sequence[Gradients], repeats: int) -> list[Row]:
 
 
 def _fragment_row(
-    steps: Sequence[Tensor], fragments: Fragments, density: float, trainers: int
+    steps: Sequence[Tensor], fragments: Sequence[slice], density: float, trainers: int
 ) -> Row:
     k = int(density * steps[0].numel())
     turns: list[dict[str, float]] = []
     for values in (steps[0], *steps):  # the first pages memory in and is not counted
         values_N, magnitudes = values.numpy(), values.abs()
-        ks_L = exact_budget(norms_of(values_N, fragments, NUMBA), fragments.sizes_L, k)
-        bins_L = allocate(costs(fragments.sizes_L, ks_L), trainers)
-        parts = list(zip(fragments.slices(), ks_L.tolist(), strict=True))
+        ks_L = exact_budget(norms_of(values_N, fragments, NUMBA), sizes_of(fragments), k)
+        bins_L = allocate(costs(sizes_of(fragments), ks_L), trainers)
+        parts = list(zip(fragments, ks_L.tolist(), strict=True))
         shares: list[Parts] = [
             [parts[number] for number in np.flatnonzero(bins_L == trainer).tolist()]
             for trainer in range(trainers)

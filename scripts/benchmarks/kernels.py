@@ -43,7 +43,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
@@ -306,7 +306,7 @@ def _compressor(specs: Sequence[Spec], method: Method, dtype: Dtype) -> Compress
     )
     renewal = Renewal(steps=method.life, mode=method.mode, staggered=False)
     selector = Thresholded(target=target, rule=method.rule, renewal=renewal)
-    return ErrorFeedback(layout_of(specs), selector, FeedbackOptions(dtype=dtype))
+    return ErrorFeedback(Layout(specs), selector, FeedbackOptions(dtype=dtype))
 
 
 def _encode(compressor: Compressor, given: Gradients, step: int, out: dict[str, Section]) -> None:

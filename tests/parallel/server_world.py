@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
-from dlrm_hybrid.compress.gradient.layout import Layout, Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.model.optimizer import DenseOptimizer, Linear, Sgd
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
@@ -101,7 +101,7 @@ class World:
         }
         self.replicas = [drawn(0) for _ in range(trainers)]
         self.compressors = {
-            rank: make(layout_of(self.specs(rank))) for rank in range(self.topology.num_workers)
+            rank: make(Layout(self.specs(rank))) for rank in range(self.topology.num_workers)
         }
         self.clients = {rank: self.client(rank) for rank in self.compressors}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.parallel.collectives.client import CollectiveClient
@@ -58,7 +58,7 @@ class World:
         for rank in range(self.topology.num_workers):
             trainer, stage = divmod(rank, 2)
             specs = [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
-            layout = layout_of(specs)
+            layout = Layout(specs)
             selector = FromLeader(
                 inner=TopK(target_k(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
             )

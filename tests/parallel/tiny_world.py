@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
+from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
@@ -258,7 +259,7 @@ class TinyWorld:
 def uncompressed(tensors: Sequence[DenseTensor], stage: int) -> Dense:
     """Of all tensors of a stage."""
     specs = [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
-    return Dense(layout_of(specs))
+    return Dense(FlatLayout(specs))
 
 
 def draw_batch(spec: ModelSpec, rows: int, seed: int) -> Inputs:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, final
 
 from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
-from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Section
 
@@ -19,54 +19,21 @@ Encoding = Generator[Collective, Sections, dict[str, Section]]
 """Yields the rounds of a step, is sent their results, and returns a section for each tensor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorReport:
-    """What became of one tensor's gradients since the last report.
-
-    Attributes:
-        elements: of the tensor, times the steps.
-        sent: elements that were sent, over all steps.
-        threshold: the magnitude from which elements are sent now; None if there is none.
-        threshold_sum: of the thresholds of all steps that had one.
-        thresholds: how many steps that are.
-        renewals: how often the threshold was found anew.
-    """
-
-    elements: int
-    sent: int
-    threshold: float | None = None
-    threshold_sum: float = 0.0
-    thresholds: int = 0
-    renewals: int = 0
-
-
-def all_sent(specs: Sequence[Spec], steps: int) -> dict[str, TensorReport]:
-    """The reports of a method that sends every element at every step."""
-    return {
-        spec.name: TensorReport(elements=steps * spec.count, sent=steps * spec.count)
-        for spec in specs
-    }
-
-
 class State(Protocol):
     """What a part of a compressor remembers from step to step."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Views "<tensor>.<what>" of all of it, for checkpoints."""
-        ...
+        return {}
+
+    def report(self, reports: Sequence[SentReport]) -> Sequence[SentReport]:
+        """The reports of all tensors, with thresholds if it has any; counting begins anew."""
+        return reports
 
 
 @final
 class Stateless(State):
-    """The state of what remembers nothing, and finds no thresholds."""
-
-    @override
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def report(self, reports: Sequence[TensorReport]) -> Sequence[TensorReport]:
-        """The reports as they are."""
-        return reports
+    """The state of what remembers nothing."""
 
 
 class Compressor(Protocol):
@@ -76,15 +43,13 @@ class Compressor(Protocol):
     bit; a method that draws keeps nothing and is right on average.
     """
 
-    @property
-    def specs(self) -> Sequence[Spec]:
-        """The tensors it was made for."""
-        ...
+    layout: Layout
+    """Of the tensors it was made for."""
 
     @property
     def rounds(self) -> tuple[Op, ...]:
-        """Of each step; none where each trainer decides alone."""
-        ...
+        """The collectives of each step; none where each trainer decides alone."""
+        return ()
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         """One section per tensor, in the order of the specs; gradients join the residual once.
@@ -105,10 +70,10 @@ class Compressor(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all state: a checkpoint reads them, and loading copies into them."""
-        ...
+        return {}
 
-    def report(self) -> dict[str, TensorReport]:
-        """By tensor; the next report begins to count here."""
+    def report(self) -> dict[str, SentReport]:
+        """What was sent of each tensor since the last call."""
         ...
 
 
@@ -123,18 +88,8 @@ class Dense(Compressor):
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+        self.layout = layout
         self._steps = 0
-
-    @property
-    @override
-    def specs(self) -> Sequence[Spec]:
-        return self._layout.specs
-
-    @property
-    @override
-    def rounds(self) -> tuple[Op, ...]:
-        return ()
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
@@ -142,14 +97,18 @@ class Dense(Compressor):
         self._steps += 1
         return {
             spec.name: dense(spec.id, host_array(gradients[spec.name], "gradient", spec.name))
-            for spec in self.specs
+            for spec in self.layout.specs
         }
 
     @override
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    @override
-    def report(self) -> dict[str, TensorReport]:
+    def report(self) -> dict[str, SentReport]:
         steps, self._steps = self._steps, 0
-        return all_sent(self.specs, steps)
+        return all_sent(self.layout, steps)
+
+
+def all_sent(layout: Layout, steps: int) -> dict[str, SentReport]:
+    """The reports of a method that sends every element at every step."""
+    return {
+        spec.name: SentReport(elements=steps * spec.count, sent=steps * spec.count)
+        for spec in layout.specs
+    }

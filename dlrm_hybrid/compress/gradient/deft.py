@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import final
 
 import numpy as np
@@ -22,7 +23,7 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections, counts_of
 from dlrm_hybrid.compress.gradient.compressor import Stateless
-from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int64s, Layout
+from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int64s
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import dense
@@ -33,31 +34,12 @@ Float64s = NDArray[np.float64]
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
-class Fragments:
-    """Parts of a vector, one after the other.
-
-    Attributes:
-        firsts_L: int64, where each begins.
-        sizes_L: int64.
-    """
-
-    firsts_L: Int64s
-    sizes_L: Int64s
-
-    def slices(self) -> list[slice]:
-        """Of the vector."""
-        pairs = zip(self.firsts_L.tolist(), self.sizes_L.tolist(), strict=True)
-        return [slice(first, first + size) for first, size in pairs]
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deft(Selector[Stateless]):
+class Deft(Selector):
     """A selection from some fragments, and the union of all trainers'.
 
     Attributes:
-        fragments: of the flat vector.
+        fragments: parts of the flat vector that tile it, see `partition`.
         k: how many elements should be sent of all.
         is_exact: the leader's numbers hold for all, and their sum is k; else every trainer takes
             those of its own norms, and the sum is only about k.
@@ -65,7 +47,7 @@ class Deft(Selector[Stateless]):
         trainers: how many there are.
     """
 
-    fragments: Fragments
+    fragments: Sequence[slice]
     k: int
     is_exact: bool
     trainer: int
@@ -75,10 +57,6 @@ class Deft(Selector[Stateless]):
     @override
     def rounds(self) -> tuple[Op, ...]:
         return (Op.LEADER, Op.UNION)
-
-    @override
-    def init(self, layout: Layout) -> Stateless:
-        return Stateless()
 
     @override
     def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
@@ -97,12 +75,12 @@ class Deft(Selector[Stateless]):
 
     def _ks(self, x: Accumulated) -> Int64s:
         budget = exact_budget if self.is_exact else paper_budget
-        return budget(norms_of(x.values, self.fragments, x.ops), self.fragments.sizes_L, self.k)
+        return budget(norms_of(x.values, self.fragments, x.ops), sizes_of(self.fragments), self.k)
 
     def _plan(self, x: Accumulated, leader: int) -> Sections:
         """Who selects from each fragment and, where that is for the leader to say, how many."""
         ks_L = self._ks(x)
-        bins_L = allocate(costs(self.fragments.sizes_L, ks_L), self.trainers)
+        bins_L = allocate(costs(sizes_of(self.fragments), ks_L), self.trainers)
         # Trainer i takes the bin (leader + i) mod trainers.
         owners_L = (bins_L - leader) % self.trainers
         lists = (owners_L, ks_L) if self.is_exact else (owners_L,)
@@ -110,7 +88,7 @@ class Deft(Selector[Stateless]):
 
     def _assigned(self, x: Accumulated, plan: Sections) -> list[tuple[slice, int]]:
         """The fragments of this trainer, and how many elements to select from each."""
-        sizes_L = self.fragments.sizes_L
+        sizes_L = sizes_of(self.fragments)
         if len(plan) != 1 + self.is_exact:
             raise _fault(f"{len(plan)} sections are no allocation")
         lists = counts_of(plan)
@@ -119,14 +97,18 @@ class Deft(Selector[Stateless]):
         ks_L = lists[1] if self.is_exact else self._ks(x)
         if lists[0].max(initial=0) >= self.trainers or (ks_L > sizes_L).any():
             raise _fault("an allocation to nobody, or of more than there is")
-        slices = self.fragments.slices()
         owned = np.flatnonzero(lists[0] == self.trainer).tolist()
-        return [(slices[fragment], int(ks_L[fragment])) for fragment in owned]
+        return [(self.fragments[fragment], int(ks_L[fragment])) for fragment in owned]
 
 
-def norms_of(values_N: Float32s, fragments: Fragments, ops: Ops) -> Float64s:
+def sizes_of(fragments: Sequence[slice]) -> Int64s:
+    """Elements of each fragment."""
+    return np.array([one.stop - one.start for one in fragments], np.int64)
+
+
+def norms_of(values_N: Float32s, fragments: Sequence[slice], ops: Ops) -> Float64s:
     """L2 norms of the fragments of a vector."""
-    squares = [ops.moments(values_N[one]).squares for one in fragments.slices()]
+    squares = [ops.moments(values_N[one]).squares for one in fragments]
     return np.array([math.sqrt(square) for square in squares])
 
 
@@ -139,7 +121,7 @@ def _fault(reason: str) -> SectionError:
     return SectionError(0, Encoding.DENSE, reason)
 
 
-def partition(counts: Sequence[int], trainers: int) -> Fragments:
+def partition(counts: Sequence[int], trainers: int) -> list[slice]:
     """Each tensor, those of more than a trainer's share in as many parts as there are trainers.
 
     So no fragment has more elements than ceil(N / trainers) (DEFT, algorithm 2).
@@ -156,8 +138,8 @@ def partition(counts: Sequence[int], trainers: int) -> Fragments:
             sizes += [part + 1] * longer + [part] * (trainers - longer)
         else:
             sizes.append(count)
-    sizes_L = np.array([size for size in sizes if size], np.int64)
-    return Fragments(np.cumsum(sizes_L) - sizes_L, sizes_L)
+    ends = accumulate(sizes)
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True) if size]
 
 
 def paper_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:

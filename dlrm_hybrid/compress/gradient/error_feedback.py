@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, TensorReport
-from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Layout, Spec
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding
+from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
+from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
@@ -84,7 +85,7 @@ class FeedbackOptions:
     """
 
     dtype: Dtype
-    transforms: Sequence[Transform[Any]] = ()
+    transforms: Sequence[Transform] = ()
     low_pass: float = 1.0
     drain: Drain | None = None
 
@@ -103,11 +104,11 @@ class ErrorFeedback(Compressor):
     def __init__(
         self,
         layout: Layout,
-        selector: Selector[Any],
+        selector: Selector,
         options: FeedbackOptions,
         ops: Ops = NUMBA,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
         self._names = [spec.name for spec in layout.specs]
         self._selector = selector
         self._options = options
@@ -118,11 +119,6 @@ class ErrorFeedback(Compressor):
         self._drains_T = np.zeros(len(layout.specs), np.int64)
         self._discarded_T2 = np.zeros((len(layout.specs), 2))  # sum, then the L2 norms of all
         self._start_report()
-
-    @property
-    @override
-    def specs(self) -> Sequence[Spec]:
-        return self._layout.specs
 
     @property
     @override
@@ -147,16 +143,16 @@ class ErrorFeedback(Compressor):
         self._steps += 1
         self._sent_T += indices.counts
         sections = sparse_all(
-            *(self._layout.ids, self._layout.sizes, indices.splits_E),
+            *(self.layout.ids, self.layout.sizes, indices.splits_E),
             *(indices.local_K, rounded_K, self._options.dtype),
         )
         return dict(zip(self._names, sections, strict=True))
 
     @override
     def tensors(self) -> dict[str, Tensor]:
-        views = self._layout.tensors(self._x.residual_N, "residual") | self._selected.tensors()
+        views = self.layout.tensors(self._x.residual_N, "residual") | self._selected.tensors()
         if self._options.drain is not None:
-            for tensor, spec in enumerate(self.specs):
+            for tensor, spec in enumerate(self.layout.specs):
                 drains_1 = self._drains_T[tensor : tensor + 1]
                 views[f"{spec.name}.drains"] = torch.from_numpy(drains_1)
                 views[f"{spec.name}.discarded"] = torch.from_numpy(self._discarded_T2[tensor])
@@ -165,10 +161,10 @@ class ErrorFeedback(Compressor):
         return views
 
     @override
-    def report(self) -> dict[str, TensorReport]:
+    def report(self) -> dict[str, SentReport]:
         reports = [
-            TensorReport(elements=self._steps * spec.count, sent=sent)
-            for spec, sent in zip(self.specs, self._sent_T.tolist(), strict=True)
+            SentReport(elements=self._steps * spec.count, sent=sent)
+            for spec, sent in zip(self.layout.specs, self._sent_T.tolist(), strict=True)
         ]
         self._start_report()
         return dict(zip(self._names, self._selected.report(reports), strict=True))
@@ -176,7 +172,7 @@ class ErrorFeedback(Compressor):
     def _joining(self, gradients: Mapping[str, Tensor], step: int) -> Sequence[Tensor]:
         """What is to join the residuals."""
         given = [gradients[name] for name in self._names]
-        for gradient, spec, count in zip(given, self.specs, self._layout.counts, strict=True):
+        for gradient, spec, count in zip(given, self.layout.specs, self.layout.counts, strict=True):
             require_host(gradient, "gradient", spec.name)
             if gradient.numel() != count:
                 raise ValueError(f"gradient {spec.name}: {gradient.numel()} elements, not {count}")
@@ -188,7 +184,7 @@ class ErrorFeedback(Compressor):
         if made.factor == 1.0:
             return made.tensors
         if not self._scaled:
-            self._scaled = [torch.empty(spec.shape) for spec in self.specs]
+            self._scaled = [torch.empty(spec.shape) for spec in self.layout.specs]
         factor = float(np.float32(made.factor))
         pairs = zip(made.tensors, self._scaled, strict=True)
         return [torch.mul(one, factor, out=scaled) for one, scaled in pairs]
@@ -198,7 +194,9 @@ class ErrorFeedback(Compressor):
         drain = self._options.drain
         if drain is None or drain.mode is DrainMode.NONE:
             return []
-        due = [place for place, spec in enumerate(self.specs) if drain.is_due(spec.name, step)]
+        due = [
+            place for place, spec in enumerate(self.layout.specs) if drain.is_due(spec.name, step)
+        ]
         self._drains_T[due] += 1
         if drain.mode is DrainMode.FLUSH:
             return due
@@ -226,12 +224,12 @@ class ErrorFeedback(Compressor):
         rounded_K = np.empty_like(values_K) if rounds else narrow(values_K, dtype)
         splits_E, local_K = indices.splits_E, indices.local_K
         return_rounding_error(
-            *(self._layout.offsets, splits_E, local_K, values_K, rounded_K),
+            *(self.layout.offsets, splits_E, local_K, values_K, rounded_K),
             *(x.residual_N, rounds),
         )
-        left = Indices(self._layout, splits_E, local_K[: splits_E[-1]])
+        left = Indices(self.layout, splits_E, local_K[: splits_E[-1]])
         return left, rounded_K[: splits_E[-1]]
 
     def _start_report(self) -> None:
         self._steps = 0
-        self._sent_T = np.zeros(len(self.specs), np.int64)
+        self._sent_T = np.zeros(len(self.layout.specs), np.int64)

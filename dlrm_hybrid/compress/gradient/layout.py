@@ -51,7 +51,7 @@ class Layout:
         specs: the tensors, in their order there.
     """
 
-    specs: tuple[Spec, ...]
+    specs: Sequence[Spec]
 
     @cached_property
     def ids(self) -> list[int]:
@@ -88,11 +88,6 @@ class Layout:
             f"{spec.name}.{what}": torch.from_numpy(part_N).view(spec.shape)
             for spec, part_N in zip(self.specs, self.parts(flat_N), strict=True)
         }
-
-
-def layout_of(specs: Sequence[Spec]) -> Layout:
-    """The layout of these tensors, one after the other."""
-    return Layout(tuple(specs))
 
 
 @final

@@ -8,16 +8,16 @@ Shapes: N elements of all tensors of a stage, K of them selected.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, final
 
 import numpy as np
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
-from dlrm_hybrid.compress.gradient.compressor import State, Stateless, TensorReport
+from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Layout
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import narrow
@@ -27,33 +27,22 @@ from dlrm_hybrid.wire.section import Dtype
 Selection = Generator[Collective, Sections, Indices]
 
 
-class SelectorState(State, Protocol):
-    """What a selector remembers from step to step."""
-
-    def report(self, reports: Sequence[TensorReport]) -> Sequence[TensorReport]:
-        """The reports of all tensors with their thresholds; the next report begins here."""
-        ...
-
-
-StateT = TypeVar("StateT", bound=SelectorState)
-
-
-class Selector(Protocol[StateT]):
-    """Selects the elements that are sent at a step; keeps nothing itself.
+class Selector(Protocol):
+    """Selects the elements that are sent at a step; remembers nothing itself.
 
     `state` is what `init` made for the layout, changed in place.
     """
 
     @property
     def rounds(self) -> tuple[Op, ...]:
-        """Of each step; none where the trainer decides alone."""
-        ...
+        """The collectives of each step; none where the trainer decides alone."""
+        return ()
 
-    def init(self, layout: Layout) -> StateT:
-        """Fresh memory for the tensors of a layout."""
-        ...
+    def init(self, layout: Layout) -> State:
+        """Fresh state for the tensors of a layout."""
+        return Stateless()
 
-    def select(self, x: Accumulated, state: StateT, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
         """The elements to send.
 
         Args:
@@ -70,7 +59,7 @@ class Selector(Protocol[StateT]):
 
 @final
 @dataclass(frozen=True, slots=True)
-class TopK(Selector[Stateless]):
+class TopK(Selector):
     """The k largest of all tensors together, the first of equals (Aji and Heafield, EMNLP 2017).
 
     Attributes:
@@ -78,15 +67,6 @@ class TopK(Selector[Stateless]):
     """
 
     k: int
-
-    @property
-    @override
-    def rounds(self) -> tuple[Op, ...]:
-        return ()
-
-    @override
-    def init(self, layout: Layout) -> Stateless:
-        return Stateless()
 
     @override
     def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
@@ -96,7 +76,7 @@ class TopK(Selector[Stateless]):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromLeader(Selector[Any]):
+class FromLeader(Selector):
     """CLT-k: all send what one of them selects, another trainer at each step.
 
     So a pull is as sparse as a push, however many trainers there are (Chen et al., ScaleCom,
@@ -108,7 +88,7 @@ class FromLeader(Selector[Any]):
         trainers: how many there are.
     """
 
-    inner: Selector[Any]
+    inner: Selector
     trainer: int
     trainers: int
 
@@ -118,7 +98,7 @@ class FromLeader(Selector[Any]):
         return (Op.LEADER,)
 
     @override
-    def init(self, layout: Layout) -> Any:
+    def init(self, layout: Layout) -> State:
         return self.inner.init(layout)
 
     @override
@@ -135,7 +115,7 @@ class FromLeader(Selector[Any]):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Union(Selector[Any]):
+class Union(Selector):
     """All send what any of them selects, as DEFT's authors do with every method they compare with.
 
     Residuals stay smaller than where each sends its own selection alone, and pushes are as large as
@@ -146,7 +126,7 @@ class Union(Selector[Any]):
         dtype: of the values sent: what it rounds to zero need not be sent.
     """
 
-    inner: Selector[Any]
+    inner: Selector
     dtype: Dtype
 
     @property
@@ -155,7 +135,7 @@ class Union(Selector[Any]):
         return (Op.UNION,)
 
     @override
-    def init(self, layout: Layout) -> Any:
+    def init(self, layout: Layout) -> State:
         return self.inner.init(layout)
 
     @override

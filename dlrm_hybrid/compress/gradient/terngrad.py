@@ -14,7 +14,7 @@ Shapes: N elements of a tensor, Q tensors that become ternary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import final
 
 import numpy as np
@@ -23,10 +23,11 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, scales_of
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, TensorReport, all_sent
-from dlrm_hybrid.compress.gradient.layout import Float32s, Layout, Spec
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, all_sent
+from dlrm_hybrid.compress.gradient.layout import Float32s, Layout
 from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
 from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import dense
@@ -62,7 +63,7 @@ class TernGrad(Compressor):
         ops: Ops = NUMBA,
     ) -> None:
         self._ops = ops
-        self._layout = layout
+        self.layout = layout
         self._settings = settings
         self._seed, self._trainer = seed, trainer
         self._ternary = [
@@ -74,18 +75,15 @@ class TernGrad(Compressor):
 
     @property
     @override
-    def specs(self) -> Sequence[Spec]:
-        return self._layout.specs
-
-    @property
-    @override
     def rounds(self) -> tuple[Op, ...]:
         return (Op.MAX,) if self._settings.sharing else ()
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        names = [spec.name for spec in self.specs]
-        arrays = {name: host_array(gradients[name], "gradient", name) for name in names}
+        arrays = {
+            spec.name: host_array(gradients[spec.name], "gradient", spec.name)
+            for spec in self.layout.specs
+        }
         limits, scales_Q = self._measure(arrays, step)
         if self._settings.sharing:
             own_Q = scales_Q
@@ -94,7 +92,7 @@ class TernGrad(Compressor):
                 reason = f"{scales_Q.size} scales do not serve {own_Q.size} tensors"
                 raise SectionError(0, WireEncoding.DENSE, reason)
         self._steps += 1
-        sections = {spec.name: dense(spec.id, arrays[spec.name]) for spec in self.specs}
+        sections = {spec.name: dense(spec.id, arrays[spec.name]) for spec in self.layout.specs}
         for spec, limit, scale in zip(self._ternary, limits, scales_Q.tolist(), strict=True):
             key = fold(self._seed, "ternary", self._trainer, spec.name, step)
             codes_N = self._ops.ternarise(arrays[spec.name].reshape(-1), limit, scale, key)
@@ -103,13 +101,9 @@ class TernGrad(Compressor):
         return sections
 
     @override
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    @override
-    def report(self) -> dict[str, TensorReport]:
+    def report(self) -> dict[str, SentReport]:
         steps, self._steps = self._steps, 0
-        return all_sent(self.specs, steps)
+        return all_sent(self.layout, steps)
 
     def _measure(self, arrays: Mapping[str, Float32s], step: int) -> tuple[list[float], Float32s]:
         """Where each gradient is clipped, and the scale that it then needs."""

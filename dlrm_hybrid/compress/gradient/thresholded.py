@@ -20,11 +20,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, Limits
-from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import State, TensorReport
+from dlrm_hybrid.compress.gradient.compressor import State
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
+from dlrm_hybrid.compress.report import SentReport
 
 
 class Scope(StrEnum):
@@ -130,7 +130,7 @@ class Renewal:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholded(Selector["Thresholds"]):
+class Thresholded(Selector):
     """Every element whose magnitude reaches its group's threshold; zeros never do.
 
     A group whose values have all been zero has no threshold yet. A tensor that is flushed goes
@@ -145,11 +145,6 @@ class Thresholded(Selector["Thresholds"]):
     target: SparsityTarget
     rule: ThresholdRule
     renewal: Renewal
-
-    @property
-    @override
-    def rounds(self) -> tuple[Op, ...]:
-        return ()
 
     @override
     def init(self, layout: Layout) -> Thresholds:
@@ -252,10 +247,10 @@ class Thresholds(State):
     def renew(self, number: int, tau: float) -> None:
         """Begin the life of a group's threshold."""
         group = self.groups[number]
-        for tensor in group:
-            self._account(tensor)
-            self._renewals[tensor] += 1
-        self.taus_T[group.start : group.stop] = tau
+        tensors = slice(group.start, group.stop)
+        self._account(tensors)
+        self._renewals_T[tensors] += 1
+        self.taus_T[tensors] = tau
         self._lives_T2[group.start] = 0
 
     def count_step(self, counts: Sequence[int], flushed: Sequence[int]) -> None:
@@ -281,34 +276,28 @@ class Thresholds(State):
             views |= {f"{spec.name}.{name}": view for name, view in held.items()}
         return views
 
-    def report(self, reports: Sequence[TensorReport]) -> Sequence[TensorReport]:
-        """The reports of all tensors with their thresholds; the next report begins here."""
-        made: list[TensorReport] = []
-        for tensor, tau in enumerate(self.taus_T.tolist()):
-            self._account(tensor)
-            made.append(
-                replace(
-                    reports[tensor],
-                    threshold=None if math.isnan(tau) else tau,
-                    threshold_sum=self._totals[tensor],
-                    thresholds=self._served[tensor],
-                    renewals=self._renewals[tensor],
-                )
+    @override
+    def report(self, reports: Sequence[SentReport]) -> Sequence[SentReport]:
+        self._account(slice(None))
+        sums = zip(self._sums_T.tolist(), self._served_T.tolist(), strict=True)
+        made = [
+            replace(report, threshold_sum=total, thresholds=served, renewals=renewals)
+            for report, (total, served), renewals in zip(
+                reports, sums, self._renewals_T.tolist(), strict=True
             )
+        ]
         self._start_report()
         return made
 
-    def _account(self, tensor: int) -> None:
-        """For the report: add the threshold once for every step since this was last done."""
-        steps, self._accounted[tensor] = self._steps - self._accounted[tensor], self._steps
-        tau = self.taus_T.item(tensor)
-        if not math.isnan(tau):
-            self._totals[tensor] += steps * tau
-            self._served[tensor] += steps
+    def _account(self, tensors: slice) -> None:
+        """For the report: add thresholds once for every step since this was last done."""
+        steps_T = np.where(np.isnan(self.taus_T), 0, self._steps - self._accounted_T)[tensors]
+        self._sums_T[tensors] += steps_T * np.nan_to_num(self.taus_T[tensors])
+        self._served_T[tensors] += steps_T
+        self._accounted_T[tensors] = self._steps
 
     def _start_report(self) -> None:
         tensors = len(self._specs)
         self._steps = 0
-        self._renewals, self._served = [0] * tensors, [0] * tensors
-        self._accounted = [0] * tensors
-        self._totals = [0.0] * tensors
+        self._accounted_T, self._served_T, self._renewals_T = np.zeros((3, tensors), np.int64)
+        self._sums_T = np.zeros(tensors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import NamedTuple, Protocol, TypeVar, final
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -31,31 +31,27 @@ class Gradients(NamedTuple):
     factor: float
 
 
-StateT = TypeVar("StateT")
-
-
-class Transform(Protocol[StateT]):
-    """One step on the way of gradients to the residual; keeps nothing itself.
+class Transform(Protocol):
+    """One step on the way of gradients to the residual; remembers nothing itself.
 
     `state` is what `init` made for the layout, changed in place.
     """
 
-    def init(self, layout: Layout) -> StateT:
-        """Fresh memory for the tensors of a layout."""
-        ...
+    def init(self, layout: Layout) -> State:
+        """Fresh state for the tensors of a layout."""
+        return Stateless()
 
-    def update(self, gradients: Gradients, state: StateT, step: int) -> Gradients:
+    def update(self, gradients: Gradients, state: Any, step: int) -> Gradients:
         """What goes on in place of the gradients, which are not changed."""
         ...
 
-    def sent(self, indices: Indices, state: StateT) -> None:
-        """Learn which elements were sent."""
-        ...
+    def sent(self, indices: Indices, state: Any) -> None:
+        """Take note of the elements that were sent."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Clip(Transform[Stateless]):
+class Clip(Transform):
     """Bounds the norm of all gradients of a step (DGC, section 3.3).
 
     Attributes:
@@ -65,10 +61,6 @@ class Clip(Transform[Stateless]):
     norm: float
 
     @override
-    def init(self, layout: Layout) -> Stateless:
-        return Stateless()
-
-    @override
     def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
         squares = [one.double().square().sum().item() for one in gradients.tensors]
         norm = abs(gradients.factor) * sqrt(sum(squares))
@@ -76,14 +68,10 @@ class Clip(Transform[Stateless]):
         cut = self.norm / norm if norm > self.norm else 1.0
         return gradients._replace(factor=gradients.factor * cut)
 
-    @override
-    def sent(self, indices: Indices, state: Stateless) -> None:
-        pass
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scale(Transform[Stateless]):
+class Scale(Transform):
     """Times a factor that depends on the step, such as the learning rate.
 
     Attributes:
@@ -93,21 +81,13 @@ class Scale(Transform[Stateless]):
     factor: Callable[[int], float]
 
     @override
-    def init(self, layout: Layout) -> Stateless:
-        return Stateless()
-
-    @override
     def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
         return gradients._replace(factor=gradients.factor * self.factor(step))
-
-    @override
-    def sent(self, indices: Indices, state: Stateless) -> None:
-        pass
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum(Transform["Momenta"]):
+class Momentum(Transform):
     """Momentum at the trainer, for what a residual sends late would reach a server's momentum late.
 
     Deep gradient compression (Lin et al., ICLR 2018, sections 3.1 and 3.2). The server must have no

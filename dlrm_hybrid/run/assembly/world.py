@@ -7,7 +7,8 @@ from math import prod
 
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.own_address import own_address
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
+from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
@@ -104,7 +105,7 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
         ]
         gradients = build_gradient.compressor(
             config,
-            layout_of(specs),
+            FlatLayout(specs),
             trainer=trainer,
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
             steps=plan.steps,

@@ -25,7 +25,7 @@ class Group:
             one.encode(gradients, step)
             for one, gradients in zip(self.compressors, gradients_T, strict=True)
         ]
-        return together(encodings, step, elements(self.compressors[0].specs))
+        return together(encodings, step, elements(self.compressors[0].layout.specs))
 
 
 def encoded(compressor: Compressor, gradients: Mapping[str, Tensor], step: int) -> dict:

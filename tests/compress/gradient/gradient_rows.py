@@ -21,7 +21,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     ErrorFeedback,
     FeedbackOptions,
 )
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
@@ -107,7 +107,7 @@ def options_of(
     dtype: Dtype = Dtype.FLOAT32,
     drain: DrainMode = DrainMode.NONE,
     every: int = 3,
-    transforms: Sequence[Transform[Any]] = (),
+    transforms: Sequence[Transform] = (),
     scope: Scope = Scope.TENSOR,
     sends_ties: bool = True,
     warm: int = 0,
@@ -122,7 +122,7 @@ def options_of(
 
 
 def sparsifier(specs: Sequence[Spec], options: Options, ops: Ops = NUMBA) -> ErrorFeedback:
-    return ErrorFeedback(layout_of(specs), options.selector, options.feedback, ops)
+    return ErrorFeedback(Layout(specs), options.selector, options.feedback, ops)
 
 
 def pairwise(*choices: Sequence[Any]) -> Iterator[tuple[Any, ...]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -71,7 +71,7 @@ class MethodRow:
         """A fresh compressor of the only trainer for some tensors."""
         return build_gradient.compressor(
             configured(self),
-            layout_of(specs),
+            Layout(specs),
             trainer=0,
             model_elements=elements(specs),
             steps=1,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.types import DivergedError
@@ -33,7 +33,7 @@ def group(
     dtype: Dtype = Dtype.FLOAT32,
     low_pass: float = 1.0,
 ) -> Group:
-    layout = layout_of(specs)
+    layout = Layout(specs)
     options = FeedbackOptions(dtype=dtype, low_pass=low_pass)
     return Group(
         [
@@ -88,7 +88,7 @@ def test_a_leaders_thresholds_and_momenta_keep_the_law(
     momentum: Momentum | None, dtype: Dtype
 ) -> None:
     options = options_of(dtype=dtype, transforms=() if momentum is None else (momentum,))
-    layout = layout_of(SPECS)
+    layout = Layout(SPECS)
     world = Group(
         [
             ErrorFeedback(

@@ -11,9 +11,9 @@ from gradient_rows import decoded, gradients_of
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
-from dlrm_hybrid.compress.gradient.deft import Deft, exact_budget, partition
+from dlrm_hybrid.compress.gradient.deft import Deft, exact_budget, partition, sizes_of
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
@@ -30,7 +30,7 @@ KEEP = 147  # of 1461 elements at sparsity 0.9
 
 
 def group(trainers: int, *, is_exact: bool = True, dtype: Dtype = Dtype.FLOAT32) -> Group:
-    layout = layout_of(SPECS)
+    layout = Layout(SPECS)
     fragments = partition(layout.counts, trainers)
     selectors = [
         Deft(fragments=fragments, k=KEEP, is_exact=is_exact, trainer=trainer, trainers=trainers)
@@ -78,18 +78,18 @@ def test_all_send_what_owners_chose_by_the_leaders_budget(trainers: int, dtype: 
         owners_L, keeps_L = (array_of(section) for section in proposals[leader])
         owners_seen.add(tuple(owners_L.tolist()))
         norms_L = np.array(
-            [np.linalg.norm(sums[leader][one].astype(np.float64)) for one in fragments.slices()]
+            [np.linalg.norm(sums[leader][one].astype(np.float64)) for one in fragments]
         )
-        expected_L = exact_budget(norms_L, fragments.sizes_L, KEEP)
+        expected_L = exact_budget(norms_L, sizes_of(fragments), KEEP)
         np.testing.assert_array_equal(keeps_L, expected_L)
         chosen = [
             part.start + np.argsort(-np.abs(sums[owner][part]), kind="stable")[:keep]
             for part, owner, keep in zip(
-                fragments.slices(), owners_L.tolist(), keeps_L.tolist(), strict=True
+                fragments, owners_L.tolist(), keeps_L.tolist(), strict=True
             )
         ]
         owner_N = np.zeros(COUNT)
-        for part, owner in zip(fragments.slices(), owners_L.tolist(), strict=True):
+        for part, owner in zip(fragments, owners_L.tolist(), strict=True):
             owner_N[part] = sums[owner][part]
         chosen_K = np.sort(np.concatenate(chosen))
         chosen_K = chosen_K[owner_N[chosen_K] != 0]
@@ -129,7 +129,7 @@ def test_gradients_of_many_trainers_do_not_build_up() -> None:
 
 
 def test_by_the_papers_budget_every_owner_counts_for_itself() -> None:
-    world, fragments = group(4, is_exact=False), len(partition([60 * 20, 60, 200, 1], 4).sizes_L)
+    world, fragments = group(4, is_exact=False), len(partition([60 * 20, 60, 200, 1], 4))
     sizes: list[int] = []
     for step in range(8):
         gradients_T = [drawn(trainer, step) for trainer in range(4)]

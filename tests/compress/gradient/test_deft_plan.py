@@ -13,6 +13,7 @@ from dlrm_hybrid.compress.gradient.deft import (
     exact_budget,
     paper_budget,
     partition,
+    sizes_of,
 )
 
 NORMS = st.one_of(st.just(0.0), st.floats(1e-30, 1e30), st.sampled_from([1.0, 2.0]))
@@ -23,21 +24,21 @@ def test_fragments_tile_the_vector_and_none_is_larger_than_a_share(
     counts: list[int], trainers: int
 ) -> None:
     fragments = partition(counts, trainers)
-    ends = [part.stop for part in fragments.slices()]
-    assert [part.start for part in fragments.slices()] == [0, *ends[:-1]][: len(ends)]
-    assert sum(fragments.sizes_L) == sum(counts)
+    ends = [part.stop for part in fragments]
+    assert [part.start for part in fragments] == [0, *ends[:-1]][: len(ends)]
+    assert sum(sizes_of(fragments)) == sum(counts)
     bounds = set(np.cumsum(counts).tolist())
     assert bounds - {0} <= set(ends), "a fragment lies across two tensors"
     if sum(counts):
-        assert fragments.sizes_L.max() <= -(-sum(counts) // trainers)
-        assert fragments.sizes_L.min() >= 1
+        assert sizes_of(fragments).max() <= -(-sum(counts) // trainers)
+        assert sizes_of(fragments).min() >= 1
     if trainers == 1:
-        assert fragments.sizes_L.tolist() == [count for count in counts if count]
+        assert sizes_of(fragments).tolist() == [count for count in counts if count]
 
 
 def test_a_tensor_of_just_a_share_stays_whole() -> None:
-    assert partition([50, 25, 25], 2).sizes_L.tolist() == [50, 25, 25]
-    assert partition([51, 25, 24], 2).sizes_L.tolist() == [26, 25, 25, 24]
+    assert sizes_of(partition([50, 25, 25], 2)).tolist() == [50, 25, 25]
+    assert sizes_of(partition([51, 25, 24], 2)).tolist() == [26, 25, 25, 24]
 
 
 GOLDEN = np.array([8.0, 4.0, 3.0, 1.0]), np.array([5, 100, 100, 100])

@@ -239,7 +239,7 @@ def joining_of(
     state = compressor.tensors()
     return {
         spec.name: row.joins(gradients[spec.name].reshape(-1).numpy(), state, spec.name)
-        for spec in compressor.specs
+        for spec in compressor.layout.specs
     }
 
 

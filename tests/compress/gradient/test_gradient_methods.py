@@ -65,19 +65,19 @@ def compressors(*overrides: str) -> list[Compressor]:
 
 
 def filled(compressor: Compressor, value: float) -> Mapping[str, Tensor]:
-    return {spec.name: torch.full(spec.shape, value) for spec in compressor.specs}
+    return {spec.name: torch.full(spec.shape, value) for spec in compressor.layout.specs}
 
 
 def test_the_usual_hard_magnitude_is_that_of_the_whole_model_in_every_stage() -> None:
     """1 / (2 √k), k = N - ⌊0.9 N⌋ elements of the model: the same for tensors of any size."""
     stages = compressors("gradient=hard", "gradient.sparsity=0.9", "parallel.trainers=1")
-    counts = [sum(spec.count for spec in one.specs) for one in stages]
+    counts = [sum(spec.count for spec in one.layout.specs) for one in stages]
     total = sum(counts)
     magnitude = 1 / (2 * np.sqrt(total - total * 9 // 10))
     assert len(set(counts)) == 2, "stages of equal size would not tell"
     for one in stages:
         # A tensor of one element is always sent, like everything that is sent whole.
-        names = [spec.name for spec in one.specs if spec.count > 1]
+        names = [spec.name for spec in one.layout.specs if spec.count > 1]
         for step, (value, leaves) in enumerate(((0.999, 0), (0.002, 1))):
             sections = encoded(one, filled(one, value * magnitude), step)
             sent = np.concatenate([decoded(sections[name]) for name in names])
@@ -95,6 +95,8 @@ def test_the_bound_of_the_norm_is_shared_by_trainers(trainers: int) -> None:
     options = ("gradient=dgc", "gradient.correction.clip_norm=2", f"parallel.trainers={trainers}")
     for one in compressors(*options):
         sections = encoded(one, filled(one, 3.0), 0)
-        joined = [decoded(sections[spec.name]) + residual_of(one, spec) for spec in one.specs]
+        joined = [
+            decoded(sections[spec.name]) + residual_of(one, spec) for spec in one.layout.specs
+        ]
         norm = np.linalg.norm(np.concatenate(joined).astype(np.float64))
         assert norm == pytest.approx(2 / np.sqrt(trainers), rel=1e-5)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
-from dlrm_hybrid.compress.gradient.layout import Spec, layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad
 from dlrm_hybrid.types import DivergedError
@@ -41,7 +41,7 @@ def compressor(
     seed: int = 3,
 ) -> TernGrad:
     return TernGrad(
-        layout_of(SPECS),
+        Layout(SPECS),
         TernGradSettings(
             clip=clip, sharing=shares, encoding=encoding, smallest=256, pull="weights"
         ),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
-from dlrm_hybrid.compress.gradient.layout import layout_of
+from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.selector import Union
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
@@ -28,7 +28,7 @@ def group(trainers: int, dtype: Dtype) -> Group:
     options = options_of(steps=1, dtype=dtype)
     selector = Union(options.selector, dtype)
     return Group(
-        [ErrorFeedback(layout_of(SPECS), selector, options.feedback) for _ in range(trainers)]
+        [ErrorFeedback(Layout(SPECS), selector, options.feedback) for _ in range(trainers)]
     )
 
 

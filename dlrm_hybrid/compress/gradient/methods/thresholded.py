@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
     return ErrorFeedback(context.layout, _selector(keys, context), options, context.ops)
 
 
-def _selector(keys: GradientKeys, context: StageContext) -> Selector[Any]:
+def _selector(keys: GradientKeys, context: StageContext) -> Selector:
     from dlrm_hybrid.compress.gradient.selector import FromLeader, Union
     from dlrm_hybrid.compress.gradient.thresholded import (
         Mode,
@@ -74,7 +74,7 @@ def _selector(keys: GradientKeys, context: StageContext) -> Selector[Any]:
     assert keys.threshold is not None
     assert keys.lifespan is not None and keys.staggered is not None
     warmup = keys.find(CorrectionSettings)
-    selector: Selector[Any] = Thresholded(
+    selector: Selector = Thresholded(
         target=SparsityTarget(
             sparsity=keys.sparsity,
             scope=Scope(keys.scope),
@@ -92,10 +92,10 @@ def _selector(keys: GradientKeys, context: StageContext) -> Selector[Any]:
     return selector
 
 
-def _transforms(keys: GradientKeys, context: StageContext) -> list[Transform[Any]]:
+def _transforms(keys: GradientKeys, context: StageContext) -> list[Transform]:
     from dlrm_hybrid.compress.gradient.transforms import Clip, Momentum, Scale
 
-    transforms: list[Transform[Any]] = []
+    transforms: list[Transform] = []
     correction = keys.find(CorrectionSettings)
     if correction is not None:
         if correction.clip_norm is not None:
