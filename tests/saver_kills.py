@@ -10,11 +10,15 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.comm.in_process import in_process_channels
+from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.model.tensors import full_pieces
+from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.saver import Committer, LocalCheckpointWriter
+from dlrm_hybrid.train.saver import Committer, WorldCheckpointWriter
+from dlrm_hybrid.types import Version
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
 KILLED = 77
@@ -28,8 +32,16 @@ def tensors(step: int) -> dict[str, Tensor]:
     }
 
 
-def saver(root: Path, held: dict[str, Tensor]) -> LocalCheckpointWriter:
-    return LocalCheckpointWriter(
+def saver(root: Path, held: dict[str, Tensor]) -> WorldCheckpointWriter:
+    (channel,) = in_process_channels(1)
+    return WorldCheckpointWriter(
+        messenger=Messenger(
+            attempt=0, channel=channel, mailbox=Mailbox(channel, 0, 1), patience_seconds=0.0
+        ),
+        leader=0,
+        names={0: "worker-0"},
+        servers=(),
+        settled=lambda: Version(0),
         committer=Committer(
             root=root,
             attempt=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, final
@@ -45,9 +45,13 @@ class Checkpoint:
     tell: Tell = _nothing
     _checked: set[str] = field(default_factory=set[str], repr=False)
 
-    def names(self, group: str) -> list[str]:
-        """Names of the tensors of a group; none if there is no such group."""
-        return [name for name, entry in self.manifest.tensors.items() if entry.group == group]
+    def names(self, *groups: str) -> list[str]:
+        """Names of the tensors of these groups, as far as it has them."""
+        return [name for name, entry in self.manifest.tensors.items() if entry.group in groups]
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of these names that it has, in memory of their own; raises DataError as `fill`."""
+        return {name: self.tensor(name) for name in names if name in self.manifest.tensors}
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor in memory of its own; raises DataError as `fill`."""
@@ -153,18 +157,6 @@ def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], tell: Tell = 
         if odd:
             raise DataError(f"{folder}: {group}: other tensors than the model's, first {odd[0]}")
         checkpoint.fill(full_pieces(tensors))
-
-
-def read_all(folder: Path, groups: Sequence[str]) -> dict[str, Tensor]:
-    """All tensors of groups, where a checkpoint has them; raises DataError as `load`."""
-    checkpoint = open_checkpoint(folder)
-    return {name: checkpoint.tensor(name) for group in groups for name in checkpoint.names(group)}
-
-
-def read_some(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Tensors by name, where a checkpoint has them; raises DataError as `load`."""
-    checkpoint = open_checkpoint(folder)
-    return {name: checkpoint.tensor(name) for name in names if name in checkpoint.manifest.tensors}
 
 
 def _overlap(piece: Piece, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:

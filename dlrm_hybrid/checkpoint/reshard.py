@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint import reader as checkpoint
+from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.parallel.compression import PREFIX
 
 # Gradients that wait, and their running means: a server takes the mean of what trainers push.
 PENDING = (".residual", ".momentum")
 
 
-def remembered(folder: Path, own: Mapping[str, Tensor], trainers: int | None) -> dict[str, Tensor]:
+def remembered(
+    checkpoint: Checkpoint, own: Mapping[str, Tensor], trainers: int | None
+) -> dict[str, Tensor]:
     """What compressors go on with.
 
     Args:
-        folder: of a checkpoint.
+        checkpoint: to go on from.
         own: what they have before.
         trainers: that saved the checkpoint, with other compressors; None if with the same.
     """
     if trainers is None:
-        return checkpoint.read_some(folder, own.keys())
+        return checkpoint.tensors(own)
     names = {_of(trainer, name) for name in own for trainer in range(trainers)}
-    return spread(checkpoint.read_some(folder, names), own, trainers)
+    return spread(checkpoint.tensors(names), own, trainers)
 
 
 def spread(

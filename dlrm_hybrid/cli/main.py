@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 OLD_BENCH = "bench"  # a command of older versions
 OLD_FLAGS = ("bench.repeats=", "bench.rows=", "bench.output=")
 RANKED = ("train", "evaluate")
-RANK_MODULE = "dlrm_hybrid.run.rank.world"  # imports that of ranks without a world as well
+RANK_MODULE = "dlrm_hybrid.run.rank.main"
 
 
 def run(argv: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError
 
-EVALUATE_RANK = "dlrm_hybrid.run.rank.single:evaluate_rank"
+EVALUATE_RANK = "dlrm_hybrid.run.rank.evaluate:evaluate_rank"
 # The other keys of `data` say which rows they are.
 WHERE_AND_HOW = ("data.prepared", "data.test_part", "data.processes", "data.block_bytes")
 

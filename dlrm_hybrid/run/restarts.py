@@ -100,7 +100,7 @@ class RestartLoop:
                 log_folder=self.request.folder / "log",
                 namespaces=self.namespaces(index),
             )
-            for index, name in enumerate(_names(self.request))
+            for index, name in enumerate(build.rank_names(self.request.config))
         ]
 
     def again(self, lost: Outcome) -> Outcome | None:
@@ -123,10 +123,3 @@ class RestartLoop:
             f"{options.restart_window_seconds:g} s)"
         )
         return replace(lost, message=f"{lost.message}; {reason}")
-
-
-def _names(request: Request) -> list[str]:
-    if not build.many_processes(request.config):
-        return ["worker-0"]
-    topology = build.topology(request.config)
-    return [topology.name(rank) for rank in range(topology.size)]

@@ -30,8 +30,7 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
-WORLD_RANK = "dlrm_hybrid.run.rank.world:world_rank"
-TRAIN_RANK = "dlrm_hybrid.run.rank.single:train_rank"
+TRAIN_RANK = "dlrm_hybrid.run.rank.main:train_rank"
 # Of a command line, where it resumes: rows that a checkpoint was trained on are never replaced.
 NOT_REPEATED = ("checkpoint.resume=", "prepare.overwrite=")
 STATUS: dict[int, str] = {
@@ -133,8 +132,7 @@ def _run_ranks(
                 attempts.reported.append(event)
             show(event)
 
-        entry = WORLD_RANK if build.many_processes(request.config) else TRAIN_RANK
-        outcome = run_attempts(forwarder, attempts.ranks, entry, report, attempts.again)
+        outcome = run_attempts(forwarder, attempts.ranks, TRAIN_RANK, report, attempts.again)
     run_folder.append_events(request.folder, attempts.reported)
     return outcome
 

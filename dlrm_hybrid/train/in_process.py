@@ -14,19 +14,23 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.data.loader import LoaderState, Read
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
+from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
+from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.evaluation import TestPart
-from dlrm_hybrid.train.parts import Learned
-from dlrm_hybrid.types import Tick
+from dlrm_hybrid.train.parts import Decision, Learned, Plan, Progress
+from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.types import Tick, Version
 
 
 @final
@@ -58,6 +62,7 @@ class InProcessEngine:
 
     Attributes:
         ranks: workers and servers.
+        messenger: to other processes, of which there are none.
         runner: of the workers' programs.
         reads: give the training batches of each trainer.
         schedule: learning rate of the dense parameters, to report it.
@@ -66,11 +71,22 @@ class InProcessEngine:
     """
 
     ranks: Ranks
+    messenger: Messenger
     runner: InProcessRunner
     reads: Sequence[Read]
     schedule: Schedule
     evaluators: Sequence[Worker]
     test: TestPart
+
+    @property
+    def leader(self) -> int:
+        """Number of the process that leads: this one."""
+        return self.messenger.rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads."""
+        return True
 
     @property
     def uncounted(self) -> frozenset[Traffic]:
@@ -113,15 +129,33 @@ class InProcessEngine:
         )
         return learned, afters[0]
 
-    def evaluate(self, check: Callable[[int], None]) -> BinaryScores:
-        """Scores on the test part; `check` hears of the rows done, what it raises ends it."""
+    def meet(
+        self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
+    ) -> tuple[Progress, Decision]:
+        """Bring in what was compressed where it is due; see `Parts.meet`."""
+        severity = stop.severity
+        if severity or is_late or plan.anything_due(progress.step):
+            progress = progress.plus(Interval(compression=self.compression()))
+        return progress, Decision(severity, is_late)
+
+    def evaluate(self, stop: StopRequest, tell: Callable[[int], None]) -> BinaryScores:
+        """Scores of the master weights on the test part.
+
+        Args:
+            stop: stop request of signals.
+            tell: called now and then with the rows done.
+
+        Raises:
+            PreemptedError, InterruptedRunError: between two batches.
+        """
         masters = self._dense()
         for worker in self.evaluators:
             for name, weight in worker.stage.model.dense_parameters().items():
                 weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         for number, batch in enumerate(self.test.batches()):
-            check(number * self.test.batch_size)
+            stop.check()
+            tell(number * self.test.batch_size)
             programs: dict[int, Program[Tensor | None]] = {
                 worker.rank: predict_batch(worker, number, stage_inputs(worker, batch))
                 for worker in self.evaluators
@@ -141,13 +175,22 @@ class InProcessEngine:
         }
         return {**self._dense(), **tables.weights(), **tables.optimizer_state(), **remembered}
 
+    def pieces(self) -> list[Piece]:
+        """The same as pieces, each of them whole."""
+        return full_pieces(self.tensors())
+
+    def settled(self) -> Version:
+        """Of the masters, once all that was pushed until now has arrived."""
+        return self.ranks.clients[0].settled()
+
     def compression(self) -> Counts:
         """What was compressed since the last call."""
         return merged(compression.counts() for compression in self.ranks.compressions)
 
-    def restart(self, step: int) -> None:
-        """Go on after `step` steps, with what was copied into `tensors`."""
-        values = {name: tensor.clone() for name, tensor in self._dense().items()}
+    def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
+        for compression in self.ranks.compressions:
+            compression.load(values)
         for channel, server in self.ranks.servers:
             for outgoing in server.restart(step, values):
                 channel.send(*outgoing)

@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on: of a single process, and of a world of processes.
+"""Saves checkpoints of a world of processes, be it one of one, while training goes on.
 
     save:   the leader lets servers copy        SAVE, COPIED
             every rank copies what it holds, and begins to write
@@ -115,67 +115,18 @@ class Committer:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalCheckpointWriter(CheckpointWriter):
-    """A `CheckpointWriter` of a single process.
-
-    Attributes:
-        committer: makes checkpoints valid.
-        writer: writes their tensors.
-        groups: gives them.
-    """
-
-    committer: Committer
-    writer: ShardWriter
-    groups: Callable[[], Groups]
-
-    @property
-    @override
-    def pending(self) -> bool:
-        return self.committer.pending
-
-    @override
-    def save(self, progress: Progress) -> None:
-        begun = time.perf_counter()
-        self.writer.begin(progress.step, self.groups())
-        self.committer.begin(progress, {0: self.writer.rank}, begun)
-
-    @override
-    def poll(self) -> Saved | None:
-        return self._poll(0.0)
-
-    @override
-    def finish(self) -> Saved | None:
-        saved = None
-        while self.pending:
-            saved = self._poll(WAIT_SECONDS)
-        return saved
-
-    @override
-    def amend(self, progress: Progress) -> None:
-        self.committer.amend(progress)
-
-    def _poll(self, wait_seconds: float) -> Saved | None:
-        for rank in self.committer.owed:
-            shard = self.writer.take(wait_seconds)
-            if shard is not None:
-                self.committer.take(rank, shard)
-        return self.committer.poll(wait_seconds)
-
-
-@final
 @dataclass(slots=True, kw_only=True)
 class WorldCheckpointWriter(CheckpointWriter):
-    """A `CheckpointWriter` of one worker.
+    """A `CheckpointWriter` of one process of a run, which may be its only one.
 
     Attributes:
         messenger: to the other ranks.
-        leader: rank of the worker that leads.
+        leader: rank of the process that leads.
         names: of all ranks of the world, in their order.
         servers: ranks of the servers.
         settled: the version that servers have once all that was pushed until now has arrived.
-        committer: makes checkpoints valid, where this worker leads.
-        writer: writes what this worker holds.
+        committer: makes checkpoints valid, where this process leads.
+        writer: writes what this process holds.
         groups: gives that.
     """
 

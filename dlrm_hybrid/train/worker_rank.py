@@ -7,7 +7,7 @@ things at the same steps, because these follow from the plan and from what the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
@@ -28,7 +28,7 @@ from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.parts import AGREE_EVERY, Decision, Learned, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
-from dlrm_hybrid.types import Tick
+from dlrm_hybrid.types import Tick, Version
 from dlrm_hybrid.wire.frame import Kind
 
 
@@ -53,6 +53,7 @@ class WorkerRank:
         worker: its stage.
         client: of its weights.
         compression: all that it compresses with.
+        tables: what it holds of them.
         read: gives the training batches of its trainer.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
@@ -66,6 +67,7 @@ class WorkerRank:
     worker: Worker
     client: ServerClient | LocalClient
     compression: Compression
+    tables: Sequence[Piece]
     read: Read
     schedule: Schedule
     evaluation: WorldEvaluation
@@ -135,8 +137,7 @@ class WorkerRank:
         masters: Mapping[str, Tensor]
         if isinstance(self.client, ServerClient):
             stage = self.worker.part.index
-            settled = self.client.settled()
-            masters = self.messenger.fetch(self.topology.server_group, settled, stage)
+            masters = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
         else:
             masters = self.client.tensors()
 
@@ -147,11 +148,15 @@ class WorkerRank:
         return self.evaluation.scores(self.leader, masters, meet)
 
     def pieces(self) -> list[Piece]:
-        """What a checkpoint must hold of this worker, but of its tables."""
-        held = full_pieces(self.compression.tensors())
+        """What a checkpoint must hold of this worker."""
+        held = dict(self.compression.tensors())
         if isinstance(self.client, LocalClient):
-            held += full_pieces(self.client.tensors())
-        return held
+            held |= self.client.tensors()
+        return [*full_pieces(held), *self.tables]
+
+    def settled(self) -> Version:
+        """Of the masters, once all that was pushed until now has arrived."""
+        return self.client.settled()
 
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""

@@ -14,8 +14,8 @@ import time
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.run import training
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.signals import StopRequest
 
@@ -32,9 +32,9 @@ def cpu_rank(argument: str, report: Report, stop: StopRequest) -> None:
 
     SpanClock.__init__.__defaults__ = (time.thread_time,)
     SpanClock.switch, SpanClock.seconds = switch_now, seconds_until_now
-    world_rank(argument, report, stop)
+    train_rank(argument, report, stop)
 
 
 if __name__ == "__main__":
-    training.WORLD_RANK = "cpu_spans:cpu_rank"
+    training.TRAIN_RANK = "cpu_spans:cpu_rank"
     sys.exit(run(sys.argv))

@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.run import training
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.run.rank.single import train_rank
-from dlrm_hybrid.run.rank.world import world_rank
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
@@ -32,17 +30,8 @@ EMPTY_SPANS = 20_000
 ALLOWED_SHARE = 0.01
 
 
-def counted_world_rank(argument: str, report: Report, stop: StopRequest) -> None:
-    """A rank of a world that counts its spans."""
-    _counted(lambda: world_rank(argument, report, stop))
-
-
-def counted_train_rank(argument: str, report: Report, stop: StopRequest) -> None:
-    """A run of one process that counts its spans."""
-    _counted(lambda: train_rank(argument, report, stop))
-
-
-def _counted(work: Callable[[], None]) -> None:
+def counted_rank(argument: str, report: Report, stop: StopRequest) -> None:
+    """A rank that counts its spans."""
     before = _span_seconds()
     entries = {True: 0, False: 0}
     counting = False
@@ -64,7 +53,7 @@ def _counted(work: Callable[[], None]) -> None:
         return {**told, "spans": entries[True], "span_seconds": span_seconds}
 
     Within.__enter__, SpanClock.switch, RankMeter.values = counted_enter, noted_switch, told_values
-    work()
+    train_rank(argument, report, stop)
 
 
 def _span_seconds() -> float:
@@ -79,8 +68,7 @@ def _span_seconds() -> float:
 
 def main(folder: Path, overrides: list[str]) -> int:
     """Train, then print a row for each rank; 1 if a share is more than is allowed."""
-    training.WORLD_RANK = "spans:counted_world_rank"
-    training.TRAIN_RANK = "spans:counted_train_rank"
+    training.TRAIN_RANK = "spans:counted_rank"
     code = run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides])
     if code:
         return code

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.manifest import folder_name
-from dlrm_hybrid.checkpoint.reader import read_all
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
 
@@ -93,7 +93,8 @@ def read(folder: Path) -> list[Event]:
 
 def digest(folder: Path, step: int) -> str:
     """Of all tensors of a checkpoint, whatever compressors remember left out."""
-    tensors = read_all(folder / CHECKPOINTS / folder_name(step), ("dense", "embeddings"))
+    checkpoint = open_checkpoint(folder / CHECKPOINTS / folder_name(step))
+    tensors = checkpoint.tensors(checkpoint.names("dense", "embeddings"))
     found = hashlib.blake2b(digest_size=8)
     for title in sorted(tensors):
         found.update(title.encode())

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from dlrm_hybrid.run.rank.world import world_rank
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.train import loop
 from dlrm_hybrid.train.signals import StopRequest
 
@@ -26,7 +26,7 @@ def jumping_world_rank(argument: str, report, stop: StopRequest) -> None:
         return real() + next(jumps)
 
     time.time = jumping
-    world_rank(argument, report, stop)
+    train_rank(argument, report, stop)
 
 
 def hasty_world_rank(argument: str, report, stop: StopRequest) -> None:
@@ -37,4 +37,4 @@ def hasty_world_rank(argument: str, report, stop: StopRequest) -> None:
     if task["rank"] == 0:
         hasty.monotonic = lambda: time.monotonic() + DAY_SECONDS * next(days)
     loop.time = hasty
-    world_rank(argument, report, stop)
+    train_rank(argument, report, stop)

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from dlrm_hybrid.run.rank.single import train_rank
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
 

@@ -4,16 +4,15 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dlrm_hybrid.checkpoint import writer
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter
 from dlrm_hybrid.durable import Content
-from dlrm_hybrid.run.rank.single import train_rank
-from dlrm_hybrid.run.rank.world import world_rank
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.signals import StopRequest
@@ -30,16 +29,16 @@ def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
         return real(path, parts)
 
     writer.write = write
-    world_rank(json.dumps(task), report, stop)
+    train_rank(json.dumps(task), report, stop)
 
 
 def evaluation_rank(argument: str, report, stop: StopRequest) -> None:
     """Train; SIGTERM comes in the first evaluation of the first attempt."""
     real = InProcessEngine.evaluate
 
-    def evaluate(engine: InProcessEngine, check: Callable[[], None]) -> object:
+    def evaluate(engine: InProcessEngine, *rest: Any) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
-        return real(engine, check)
+        return real(engine, *rest)
 
     if json.loads(argument)["attempt"] == 0:
         InProcessEngine.evaluate = evaluate
@@ -75,7 +74,7 @@ def poisoned_rank(argument: str, report, stop: StopRequest) -> None:
         real(writer, step, groups)
 
     ShardWriter.begin = begin
-    world_rank(argument, report, stop)
+    train_rank(argument, report, stop)
 
 
 def unchecked_rank(argument: str, report, stop: StopRequest) -> None:

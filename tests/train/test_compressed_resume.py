@@ -55,7 +55,7 @@ def test_a_struck_world_goes_on_with_all_it_remembers(
     code, unbroken = train("unbroken", *options, "parallel.world=in_process")
     assert code == 0
     assert_moved(unbroken, EVERY, STEPS)
-    monkeypatch.setattr(training, "WORLD_RANK", world_faults.ENTRY)
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
     draw = Random(f"{method} {name}")
     kills = 2 if name == "SIGKILL" else 1
     # By then a checkpoint is valid: soon after a save, with stale weights, it need not be yet.

@@ -16,7 +16,7 @@ from dlrm_hybrid.parallel.dense.sections import split_digest
 from dlrm_hybrid.parallel.worker import EVALUATION
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.rank.single import train_rank
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT
 from dlrm_hybrid.train.signals import StopRequest

@@ -49,7 +49,7 @@ def test_nan_that_hides_from_the_loss_ends_the_run(
 def test_one_bad_shard_of_a_world_stops_the_commit(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "WORLD_RANK", "saving_faults:poisoned_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:poisoned_rank")
     code, folder = train("run", *WORLD)
     assert code == 4
     assert capsys.readouterr().err == (

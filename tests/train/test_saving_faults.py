@@ -20,7 +20,7 @@ EVERY = ("telemetry.every=1", "checkpoint.every=7")
 def test_a_full_disk_of_a_server_ends_the_run_and_it_goes_on(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "WORLD_RANK", "saving_faults:full_disk_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:full_disk_rank")
     code, folder = train("full", *WORLD)
     assert code == 5
     root = folder / "checkpoints"

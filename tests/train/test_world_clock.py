@@ -23,7 +23,7 @@ def test_a_clock_that_jumps_by_a_day_changes_nothing(
 ) -> None:
     code, whole = train("whole", *WORLD, "parallel.world=in_process")
     assert code == 0
-    monkeypatch.setattr(training, "WORLD_RANK", jumping_clock.ENTRY)
+    monkeypatch.setattr(training, "TRAIN_RANK", jumping_clock.ENTRY)
     code, folder = train("jumping", *WORLD)
     assert code == 0
     assert summary(folder)["restarts"] == 0
@@ -41,7 +41,7 @@ def test_the_leaders_clock_decides_when_all_save(
     cut: str, saved: list[int], train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a cut after `top.1` the first worker leads, with one after `bottom.1` the second."""
-    monkeypatch.setattr(training, "WORLD_RANK", "jumping_clock:hasty_world_rank")
+    monkeypatch.setattr(training, "TRAIN_RANK", "jumping_clock:hasty_world_rank")
     one = ("parallel.trainers=1", f"parallel.cuts=[{cut}]", "checkpoint.every=0")
     code, folder = train("hasty", *WORLD, *one, "telemetry.every=100", "checkpoint.keep=9")
     assert code == 0

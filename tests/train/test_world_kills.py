@@ -38,7 +38,7 @@ RESTART_SECONDS = 30.0
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "WORLD_RANK", world_faults.ENTRY)
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
 
 
 def alive(pid: int) -> bool:
@@ -168,7 +168,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import dlrm_hybrid.run.training, world_faults
 from dlrm_hybrid.cli.main import run
-dlrm_hybrid.run.training.WORLD_RANK = world_faults.ENTRY
+dlrm_hybrid.run.training.TRAIN_RANK = world_faults.ENTRY
 sys.exit(run(sys.argv))
 """
 

@@ -30,7 +30,7 @@ def evaluated(folder: Path) -> list[int]:
 def test_a_signal_stops_all_between_the_batches_of_an_evaluation(
     name: str, exit_code: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "WORLD_RANK", world_faults.ENTRY)
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
     Fault(rank=3, step=12, evaluating=True, signal=name).plan(tmp_path / "struck")
     code, folder = train("struck", *WORLD)
     assert time.time() - struck(folder).time < 10

@@ -40,7 +40,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(
     options = ("parallel=hybrid", *world, "train.batch_size=16", f"train.steps={STEPS}")
     code, unbroken = train("unbroken", *options, "parallel.world=in_process")
     assert code == 0
-    monkeypatch.setattr(training, "WORLD_RANK", world_faults.ENTRY)
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
     Fault(rank=rank, step=8, signal="SIGSTOP").plan(tmp_path / "stopped")
     patience = f"network.patience_seconds={PATIENCE_SECONDS}"
     code, folder = train("stopped", *options, "checkpoint.every=5", patience)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.run.rank.world import world_rank
+from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -89,7 +89,7 @@ def struck_world_rank(argument: str, report, stop: StopRequest) -> None:
     for fault in planned(folder)[:1]:
         if fault.rank == task["rank"]:
             _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
-    world_rank(argument, report, stop)
+    train_rank(argument, report, stop)
 
 
 def _sending(fault: Fault, folder: Path) -> None:

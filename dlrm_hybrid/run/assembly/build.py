@@ -104,6 +104,13 @@ def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
     )
 
 
+def rank_names(config: Config) -> list[str]:
+    """Of the processes of a run; a world of one process has one."""
+    if not many_processes(config):
+        return ["worker-0"]
+    return [topology(config).name(rank) for rank in range(topology(config).size)]
+
+
 def topology(config: Config) -> Topology:
     """Who is who in a world; the interaction follows the last layer of the bottom network."""
     cuts = config.parallel.cuts

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -12,7 +11,9 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
-from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
@@ -25,7 +26,7 @@ from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
-from dlrm_hybrid.wire.frame import Kind
+from dlrm_hybrid.wire.frame import Frame, Kind
 
 MAILBOX_CAPACITY = 4096
 
@@ -52,38 +53,33 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
     ]
     embeddings = build_model.embeddings(config, layout.spec)
     tables, evaluation_tables = _tables(config, layout, embeddings, clock)
-    parts = [
-        build_world.worker(config, layout, rank, channels[rank].send, tables.get(rank), clock)
-        for rank in range(topology.num_workers)
-    ]
+    ranks = _ranks(config, layout, channels, tables, embeddings, clock)
     evaluators = [
         build_world.evaluator(
-            config, layout, parts[rank].worker, channels[rank].send, evaluation_tables.get(rank)
+            config, layout, ranks.workers[rank], channels[rank].send, evaluation_tables.get(rank)
         )
         for rank in range(topology.stages)
     ]
-    servers = [
-        (channels[topology.server(index)], build_server.server(config, layout, index, clock))
-        for index in range(topology.servers)
-    ]
-    handlers: list[tuple[Channel, Handle]] = []
-    for index, (channel, server) in enumerate(servers):
-        route = _route(server.handle, build_server.collectives(config, layout, index))
-        handlers.append((channel, clock.timed(Span.APPLY, route)))
     mailboxes = {
         rank: Mailbox(channels[rank], layout.attempt, MAILBOX_CAPACITY)
         for rank in range(topology.num_workers)
     }
     return InProcessEngine(
-        ranks=Ranks(
-            workers=[one.worker for one in parts],
-            clients=[one.client for one in parts],
-            compressions=[one.compression for one in parts],
-            servers=servers,
-            channels=channels,
-            tables=embeddings,
+        ranks=ranks,
+        messenger=Messenger(
+            attempt=layout.attempt,
+            channel=channels[0],
+            mailbox=mailboxes[0],
+            patience_seconds=config.network.patience_seconds,
         ),
-        runner=InProcessRunner(mailboxes=mailboxes, servers=handlers, clock=clock),
+        runner=InProcessRunner(
+            mailboxes=mailboxes,
+            servers=[
+                (channel, _handler(config, layout, index, server, clock))
+                for index, (channel, server) in enumerate(ranks.servers)
+            ],
+            clock=clock,
+        ),
         reads=[
             clock.timed(Span.READ, build_model.loader(config, shards, trainer).read)
             for trainer in range(topology.trainers)
@@ -94,11 +90,44 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
     )
 
 
-def _route(push: Handle, collect: Handle | None) -> Handle:
-    """To the server of pushes, or of contributions where there are any."""
-    if collect is None:
-        return push
-    return lambda frame: collect(frame) if frame.kind is Kind.CONTRIBUTION else push(frame)
+def _ranks(
+    config: Config,
+    layout: Layout,
+    channels: Sequence[MeteredChannel],
+    tables: Mapping[int, Tables],
+    embeddings: Embeddings,
+    clock: SpanClock,
+) -> Ranks:
+    topology = layout.topology
+    parts = [
+        build_world.worker(config, layout, rank, channels[rank].send, tables.get(rank), clock)
+        for rank in range(topology.num_workers)
+    ]
+    return Ranks(
+        workers=[one.worker for one in parts],
+        clients=[one.client for one in parts],
+        compressions=[one.compression for one in parts],
+        servers=[
+            (channels[topology.server(index)], build_server.server(config, layout, index, clock))
+            for index in range(topology.servers)
+        ],
+        channels=channels,
+        tables=embeddings,
+    )
+
+
+def _handler(
+    config: Config, layout: Layout, index: int, server: ParameterServer, clock: SpanClock
+) -> Handle:
+    """What a server does with frames: pushes, and contributions where there are any."""
+    collect = build_server.collectives(config, layout, index)
+
+    def handle(frame: Frame) -> Sequence[Outgoing]:
+        if collect is not None and frame.kind is Kind.CONTRIBUTION:
+            return collect(frame)
+        return server.handle(frame)
+
+    return clock.timed(Span.APPLY, handle)
 
 
 def _tables(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint.reader import Tell, open_checkpoint
-from dlrm_hybrid.checkpoint.reshard import remembered
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.meeting import Meeting
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -37,40 +34,6 @@ if TYPE_CHECKING:
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class BuiltWorker:
-    """A worker and, where the interaction is, what it holds of the tables."""
-
-    rank: WorkerRank
-    tables: Sequence[Piece]
-
-    def pieces(self) -> list[Piece]:
-        """All that a checkpoint must hold of this worker."""
-        return [*self.rank.pieces(), *self.tables]
-
-    def restart(
-        self,
-        step: int,
-        dense: Mapping[str, Tensor],
-        folder: Path,
-        trainers: int | None,
-        tell: Tell,
-    ) -> None:
-        """Go on after `step` steps with `dense_values`, and with what else a checkpoint holds.
-
-        Args:
-            step: that many are done.
-            dense: weights and what belongs to them.
-            folder: of the checkpoint.
-            trainers: that saved it, where their compressors were others.
-            tell: hears how far the check of each file with rows of tables is.
-        """
-        own = self.rank.compression.tensors()
-        self.rank.restart(step, {**dense, **remembered(folder, own, trainers)})
-        open_checkpoint(folder, tell).fill(self.tables)
-
-
 @contextmanager
 def worker_rank(
     config: Config,
@@ -79,7 +42,7 @@ def worker_rank(
     channel: MeteredChannel,
     meeting: Meeting,
     meter: RankMeter,
-) -> Generator[BuiltWorker, None, None]:
+) -> Generator[WorkerRank, None, None]:
     """The worker whose rank is the channel's, while its process group is open.
 
     Args:
@@ -119,7 +82,7 @@ def worker_rank(
             mailbox=mailbox,
             patience_seconds=patience_seconds,
         )
-        yield BuiltWorker(_worker(config, layout, shards, messenger, tables, meter), pieces)
+        yield _worker(config, layout, shards, messenger, tables, pieces, meter)
 
 
 def _worker(
@@ -128,6 +91,7 @@ def _worker(
     shards: Shards,
     messenger: Messenger,
     tables: tuple[LocalTables | None, LocalTables | None],
+    pieces: Sequence[Piece],
     meter: RankMeter,
 ) -> WorkerRank:
     """With tables for training, and for batches of any size."""
@@ -154,6 +118,7 @@ def _worker(
         worker=parts.worker,
         client=parts.client,
         compression=parts.compression,
+        tables=pieces,
         read=meter.clock.timed(Span.READ, loader.read),
         traffic=meter.steps_traffic,
         schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),

@@ -24,6 +24,7 @@ from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
+from dlrm_hybrid.run.rank.main import be_rank
 from dlrm_hybrid.run.rank.process import (
     Ending,
     PeerFailure,
@@ -33,7 +34,6 @@ from dlrm_hybrid.run.rank.process import (
     root_cause,
     write_log,
 )
-from dlrm_hybrid.run.rank.world import be_rank
 from dlrm_hybrid.run.request import Request, TrainTask
 from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER, Outcome
 from dlrm_hybrid.run.training import close

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
+from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.config.identity import config_hash, same_compressors, same_versions
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
@@ -128,20 +128,20 @@ def other_compressors(
 
 
 def dense_values(
-    folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]
+    checkpoint: Checkpoint, saved: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Weights, what optimizers remember of them, and the versions that workers have, by name.
 
     Where other keys say which versions there are, all of them begin anew, as the weights.
 
     Args:
-        folder: of the checkpoint.
+        checkpoint: to go on from.
         saved: the values it was made with.
         now: the values of this run.
     """
     if same_versions(saved, now):
-        return checkpoint.read_all(folder, ("dense", "versions"))
-    weights = checkpoint.read_all(folder, ("dense",))
+        return checkpoint.tensors(checkpoint.names("dense", "versions"))
+    weights = checkpoint.tensors(checkpoint.names("dense"))
     ends = [f".behind{number}" for number in range(1, now["sync"]["staleness"] + 1)]
     if now["pull"]["precision"] != "float32":
         ends.append(SUFFIX)

@@ -1,0 +1,66 @@
+"""The process that scores a checkpoint, and how evaluations show how far they are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint import reader as checkpoint
+from dlrm_hybrid.config.schema import Config, ParallelConfig
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import engine as build_engine
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.request import EvaluateTask
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.groups import checkpoint_groups
+from dlrm_hybrid.train.parts import working
+from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.types import DataError
+
+
+def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
+    """Load a checkpoint, score it, report the scores."""
+    task = EvaluateTask(**json.loads(argument))
+    folder = Path(task.checkpoint)
+    config = validate(task.values)
+    build_model.prepare_torch(config)
+    shards = open_shards(Path(task.prepared), build.semantics(config))
+    if list(task.rows) != shards.manifest.identity:
+        raise DataError(f"{task.prepared}: the rows changed after the run started")
+    scored = replace(config, parallel=_small_world(config.parallel))
+    engine = build_engine.engine(scored, shards, 1, SpanClock())
+    groups = checkpoint_groups(engine.tensors())
+    needed = {name: groups[name] for name in ("dense", "embeddings")}
+    checkpoint.load(folder, needed, checking(report))
+    scores = engine.evaluate(stop, evaluating(config, shards, report))
+    step = checkpoint_folder.read_facts(folder)["step"]
+    report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
+
+
+def _small_world(parallel: ParallelConfig) -> ParallelConfig:
+    """One process that scores as the run's world: what travels there is cut and rounded."""
+    if parallel.name == "single":
+        return parallel
+    # Between two trainers rows of tables travel; a third one changes nothing.
+    trainers, servers = min(parallel.trainers, 2), min(parallel.servers, 1)
+    return replace(parallel, trainers=trainers, servers=servers, world="in_process")
+
+
+def checking(report: Report) -> Callable[[int, int], None]:
+    """Shows a person how far the check of a checkpoint's files is."""
+    return working(report, "checkpoint", "bytes")
+
+
+def evaluating(config: Config, shards: Shards, report: Report) -> Callable[[int], None]:
+    """Shows a person how far an evaluation is."""
+    total = len(shards.test_rows(config.data.test_part))
+    tell = working(report, "evaluate", "rows")
+    return lambda done: tell(done, total)

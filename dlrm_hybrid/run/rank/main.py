@@ -1,0 +1,362 @@
+"""What a process of a run does, be it one rank of many or all of them: from start to goodbye."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint.commit import clean
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.checkpoint.reshard import remembered
+from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.comm.meeting import FolderRendezvous, Rendezvous
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.rendezvous import Board
+from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
+from dlrm_hybrid.comm.zmq.curve import read_key_file
+from dlrm_hybrid.comm.zmq.strangers import Strangers
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.kernels.jit import unforeseen
+from dlrm_hybrid.parallel.dense.server import serve
+from dlrm_hybrid.parallel.topology import ServerRole
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import engine as build_engine
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import server as build_server
+from dlrm_hybrid.run.assembly import worker as build_worker
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.world import Layout
+from dlrm_hybrid.run.folder import check_checkpoint, write_whole
+from dlrm_hybrid.run.rank.evaluate import checking, evaluating
+from dlrm_hybrid.run.rank.facts import (
+    changed_arithmetic,
+    committer,
+    dense_values,
+    other_compressors,
+    resumed,
+)
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
+from dlrm_hybrid.telemetry.interface import sampled
+from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.traffic import Counters
+from dlrm_hybrid.train.groups import COMPRESSOR, piece_groups
+from dlrm_hybrid.train.in_process import InProcessEngine
+from dlrm_hybrid.train.loop import train
+from dlrm_hybrid.train.parts import Parts, Plan, Progress
+from dlrm_hybrid.train.saver import WorldCheckpointWriter
+from dlrm_hybrid.train.server_rank import ServerRank
+from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.worker_rank import WorkerRank
+from dlrm_hybrid.types import InterruptedRunError, PreemptedError
+from dlrm_hybrid.wire.frame import Frame
+from dlrm_hybrid.wire.frame import Kind as FrameKind
+
+# A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
+IDLE_SECONDS = 86_400.0
+
+Trainer = InProcessEngine | WorkerRank
+"""What a process trains with: all ranks of a world, or one of its workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What every process of a run knows."""
+
+    task: TrainTask
+    values: Mapping[str, Any]
+    config: Config
+    shards: Shards
+    plan: Plan
+    layout: Layout
+    clock: SpanClock
+    names: Mapping[int, str]
+
+    @property
+    def checkpoints(self) -> Path:
+        """Their folder."""
+        return Path(self.task.run_folder) / CHECKPOINTS
+
+    @property
+    def writer(self) -> ShardWriter:
+        """Writes what this process holds."""
+        rank = self.names[self.task.rank]
+        return ShardWriter(root=self.checkpoints, rank=rank, attempt=self.task.attempt)
+
+    def facts(self, folder: Path) -> Mapping[str, Any]:
+        """Of a checkpoint that the run may resume from."""
+        return check_checkpoint(folder, self.values, self.shards, new_run=not self.task.goes_on)
+
+
+def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
+    """Be the process of a run that the task names, until the run ends."""
+    task = TrainTask(**json.loads(argument))
+    text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
+    values: dict[str, Any] = json.loads(text)
+    rendezvous = FolderRendezvous(Path(task.rendezvous), task.attempt)
+    be_rank(task, values, validate(values), rendezvous, report, stop)
+
+
+def be_rank(
+    task: TrainTask,
+    values: Mapping[str, Any],
+    config: Config,
+    rendezvous: Rendezvous,
+    report: Report,
+    stop: StopRequest,
+) -> None:
+    """Be the process of a run that the task names, until the run ends.
+
+    Args:
+        task: which one, and where its files are.
+        values: configuration of the run.
+        config: the same, typed; what it says of the network is this machine's own.
+        rendezvous: where it meets the others, if there are any.
+        report: gets events.
+        stop: stop request of signals.
+    """
+    build_model.prepare_torch(config)
+    shards = open_shards(Path(task.prepared), build.semantics(config))
+    plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
+    job = _Job(
+        task=task,
+        values=values,
+        config=config,
+        shards=shards,
+        plan=plan,
+        layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt),
+        clock=SpanClock(),
+        names=dict(enumerate(build.rank_names(config))),
+    )
+    if build.many_processes(config):
+        _be_one_of_many(job, rendezvous, report, stop)
+    else:
+        engine = build_engine.engine(config, shards, plan.steps, job.clock)
+        meter = RankMeter(
+            engine.count, job.clock, uncounted=engine.uncounted, versions=engine.versions
+        )
+        meter.begin(0)
+        with _telling(job, report, meter, None):
+            _train(job, engine, meter, report, stop)
+    if late := unforeseen(build.kernel_files(config, trains=True)):
+        print(f"kernels that are not compiled ahead: {', '.join(late)}", file=sys.stderr)
+
+
+def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:
+    with (
+        _world_channel(job, rendezvous.board) as (channel, inner),
+        sampled(build_world.address(job.config), build.link_rate(job.config)) as interface,
+    ):
+        meter = RankMeter(
+            lambda counters: setattr(channel, "counters", counters), job.clock, interface
+        )
+        meter.begin(0)
+        role = job.layout.topology.role(job.task.rank)
+        with _telling(job, report, meter, inner.strangers):
+            if isinstance(role, ServerRole):
+                _serve(job, role.index, channel, meter)
+                return
+            meeting = rendezvous.meeting(inner)
+            with (
+                build_worker.worker_rank(
+                    job.config, job.layout, job.shards, channel, meeting, meter
+                ) as worker,
+                _at_end(lambda: _leave_servers(job, channel, worker.step)),
+            ):
+                _train(job, worker, meter, report, stop)
+
+
+@contextmanager
+def _at_end(act: Callable[[], None]) -> Generator[None, None, None]:
+    """Do it once what is within is done, also where a signal has ended that between two steps."""
+    try:
+        yield
+    except (PreemptedError, InterruptedRunError):
+        act()
+        raise
+    act()
+
+
+@contextmanager
+def _world_channel(
+    job: _Job, board: Board
+) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
+    """The rank's end of the network, and who notices there when a rank goes.
+
+    Leaves without a goodbye if anything fails; after a signal all stop at the same step.
+    """
+    network, task = job.config.network, job.task
+    options = ZmqOptions(
+        address=build_world.address(job.config),
+        keys=None if network.keys is None else read_key_file(Path(network.keys)),
+        enclosed=network.name == "emulated",
+        start_seconds=network.patience_seconds,
+        close_seconds=network.patience_seconds,
+        silence_seconds=network.patience_seconds,
+    )
+    inner = open_zmq_channel(board, task.rank, len(job.names), task.attempt, options, print)
+    try:
+        with _at_end(inner.close):
+            yield MeteredChannel(inner, Counters(), job.clock), inner
+    except BaseException:
+        inner.abandon()
+        raise
+
+
+def _telling(
+    job: _Job, report: Report, meter: RankMeter, strangers: Strangers | None
+) -> AbstractContextManager[None]:
+    """Tell at the end what the process has counted."""
+    rank = job.task.rank
+    role = job.layout.topology.role(rank).name if len(job.names) > 1 else "worker"
+
+    def tell() -> None:
+        seen = None if strangers is None else strangers.values()
+        told = {"rank": rank, "role": role, **meter.values(), "strangers": seen}
+        report(Event(Kind.RANK, meter.step, time.time(), told))
+
+    return _at_end(tell)
+
+
+def _serve(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
+    server = build_server.server(job.config, job.layout, index, job.clock)
+    meter.versions = server.versions
+    start = 0
+    if job.task.resume_from is not None:
+        folder = checkpoint_folder.find(Path(job.task.resume_from))
+        facts = job.facts(folder)
+        start = facts["step"]
+        dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
+        for outgoing in server.restart(start, dense):
+            channel.send(*outgoing)
+    answering = ServerRank(
+        server=server,
+        collect=build_server.collectives(job.config, job.layout, index),
+        rank=job.task.rank,
+        attempt=job.task.attempt,
+        meter=meter,
+        start=start,
+        writer=job.writer,
+    )
+    workers = range(job.layout.topology.num_workers)
+    handlers = {
+        kind: job.clock.timed(Span.APPLY, handle) for kind, handle in answering.handlers().items()
+    }
+    meter.step = serve(channel, handlers, workers, IDLE_SECONDS)
+
+
+def _leave_servers(job: _Job, channel: MeteredChannel, step: int) -> None:
+    rank, attempt = job.task.rank, job.task.attempt
+    goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
+    for server in job.layout.topology.server_group:
+        channel.send(server, goodbye, 0)
+
+
+def _train(
+    job: _Job, trainer: Trainer, meter: RankMeter, report: Report, stop: StopRequest
+) -> None:
+    """Train to the end; only the leader records, and shows its progress."""
+    live = report if trainer.leads else _say_nothing
+    progress = _resume(job, trainer, live)
+    meter.step = progress.step
+    sink: Sink = Fanout([])
+    if trainer.leads:
+        clean(job.checkpoints)
+        sink = _open_sink(job, report, progress)
+    with closing(sink):
+        if trainer.leads:
+            sink.write(_started(job, progress))
+        topology, task = job.layout.topology, job.task
+        title = f"{job.names[task.rank]} (rank {task.rank})"
+        parts = Parts(
+            learn=trainer.learn,
+            meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
+            evaluate=lambda: trainer.evaluate(stop, evaluating(job.config, job.shards, live)),
+            saver=WorldCheckpointWriter(
+                messenger=trainer.messenger,
+                leader=trainer.leader,
+                names=job.names,
+                servers=topology.server_group if len(job.names) > 1 else (),
+                settled=trainer.settled,
+                committer=committer(task, job.config, job.values, job.shards, title),
+                writer=job.writer,
+                groups=lambda: piece_groups(trainer.pieces()),
+            ),
+            sink=sink,
+            live=live,
+            meter=meter,
+        )
+        progress = train(parts, job.plan, progress)
+        sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+
+
+def _say_nothing(event: Event) -> None:
+    """Only the leader shows its progress."""
+
+
+def _resume(job: _Job, trainer: Trainer, live: Report) -> Progress:
+    """Go on from the checkpoint of the task, if it names one."""
+    if job.task.resume_from is None:
+        return Progress()
+    folder = checkpoint_folder.find(Path(job.task.resume_from))
+    facts = job.facts(folder)
+    progress = resumed(job.task, facts)
+    saved = open_checkpoint(folder, checking(live))
+    held = piece_groups(trainer.pieces())
+    dense = dense_values(saved, facts["config"], job.values)
+    compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
+    trainers = other_compressors(folder, facts, job.values)
+    trainer.restart(progress.step, {**dense, **remembered(saved, compressors, trainers)})
+    saved.fill(held.get("embeddings", []))
+    # The sums of all workers are counted once.
+    return progress if trainer.leads else replace(progress, interval=Interval())
+
+
+def _open_sink(job: _Job, report: Report, progress: Progress) -> Sink:
+    """Where the events on record go, after those that will be lived through again are dropped."""
+    folder = Path(job.task.run_folder)
+    path = folder / EVENTS_FILE
+    record = events.read(path) if path.exists() else ()
+    kept = events.until(record, progress.step, progress.evaluated_step)
+    write_whole(path, "".join(f"{event.to_json()}\n" for event in kept))
+    sinks: list[Sink] = [JsonLines(path), Call(report)]
+    if job.config.telemetry.tensorboard:
+        sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
+    return Fanout(sinks)
+
+
+def _started(job: _Job, progress: Progress) -> Event:
+    """The first event of an attempt."""
+    config, shards = job.config, job.shards
+    measured = build_model.measured_bfloat16(config, shards.table_rows)
+    values = {
+        "attempt": job.task.attempt,
+        "rank": 0,
+        "role": "worker",
+        "pid": os.getpid(),
+        "steps_total": job.plan.steps,
+        "samples": progress.samples,
+        "samples_per_step": job.plan.samples_per_step,
+        "changed_arithmetic": changed_arithmetic(job.task),
+        "bfloat16_speed": None if measured is None else measured.speed,
+        "bfloat16_repeats": None if measured is None else measured.repeats,
+        "train_rows": len(shards.train_rows),
+        "test_rows": len(shards.test_rows(config.data.test_part)),
+    }
+    return Event(Kind.STARTED, progress.step, time.time(), values)
