@@ -94,7 +94,7 @@ FAULTS = (
     ),
     Fault(
         "RedSync: the search ends at an interval of 0.1",
-        f"{RULES}/redsync.py",
+        f"{RULES}/search.py",
         "NEAR = 0.2 ",
         "NEAR = 0.1 ",
         f"{TESTS}/test_estimated_thresholds.py -k redsync",
@@ -143,7 +143,7 @@ FAULTS = (
     ),
     Fault(
         "GaussianKSGD: up to five thirds of k are near enough",
-        f"{RULES}/gaussian.py",
+        f"{RULES}/search.py",
         "3 * found <= 4 * k",
         "3 * found <= 5 * k",
         f"{TESTS}/test_estimated_thresholds.py -k four_thirds",

@@ -64,11 +64,8 @@ from dlrm_hybrid.compress.gradient.methods.thresholds import (
 )
 from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
-from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.gaussian import Gaussian
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, ThresholdRule
+from dlrm_hybrid.compress.gradient.thresholds.search import Gaussian, Redsync
 from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config

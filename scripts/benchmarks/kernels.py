@@ -51,9 +51,7 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     SparsityTarget,
     Thresholded,
 )
-from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
+from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, ThresholdRule, target_k
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import NUMBA, Selected

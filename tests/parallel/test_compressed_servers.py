@@ -37,7 +37,7 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     SparsityTarget,
     Thresholded,
 )
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
 from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX

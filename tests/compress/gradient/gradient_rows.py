@@ -29,8 +29,7 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     SparsityTarget,
     Thresholded,
 )
-from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram
 from dlrm_hybrid.compress.gradient.transforms import Transform
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype, Section

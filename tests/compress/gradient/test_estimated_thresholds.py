@@ -12,11 +12,13 @@ from dlrm_hybrid.compress.gradient.methods.thresholds import (
     SampleSettings,
 )
 from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
-from dlrm_hybrid.compress.gradient.thresholds.gaussian import Gaussian
-from dlrm_hybrid.compress.gradient.thresholds.hard import Hard, usual_magnitude
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.redsync import Redsync
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.compress.gradient.thresholds.rule import (
+    Hard,
+    Histogram,
+    ThresholdRule,
+    usual_magnitude,
+)
+from dlrm_hybrid.compress.gradient.thresholds.search import Gaussian, Redsync
 from dlrm_hybrid.kernels.ops import NUMBA
 
 Float32s = NDArray[np.float32]

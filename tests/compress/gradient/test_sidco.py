@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.methods.thresholds import SidcoSettings
 from dlrm_hybrid.compress.gradient.thresholds.fits import gamma, pareto
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
+from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
 from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
 from dlrm_hybrid.kernels.ops import NUMBA
 

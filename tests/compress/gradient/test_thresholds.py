@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.thresholds.exact import Exact
-from dlrm_hybrid.compress.gradient.thresholds.histogram import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
+from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, ThresholdRule, target_k
 from dlrm_hybrid.kernels.ops import NUMBA
 
 RULES: list[ThresholdRule] = [Exact(), Histogram()]

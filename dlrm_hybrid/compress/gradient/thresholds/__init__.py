@@ -1,1 +1,1 @@
-"""How the magnitude is found from which elements leave: one rule per file."""
+"""Rules that find the magnitude from which elements are sent."""

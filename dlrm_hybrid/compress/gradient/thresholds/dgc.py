@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.compress.gradient.layout import Float32s
 from dlrm_hybrid.compress.gradient.methods.thresholds import SampleSettings
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
+from dlrm_hybrid.compress.gradient.thresholds.rule import RuleState, ThresholdRule
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.rng import fold, splitmix64
 
@@ -44,29 +43,27 @@ class Dgc(ThresholdRule):
         return {"samples": torch.zeros(1, dtype=torch.int64)}
 
     @override
-    def tau(
-        self, accumulated_N: NDArray[np.float32], k: int, state: Mapping[str, Tensor], ops: Ops
-    ) -> float:
-        count = accumulated_N.size
+    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+        count = x_N.size
         drawn = min(count, max(ceil(count * self.settings.part), ceil(LEAST * count / k)))
         samples = state["samples"]
         seed = fold(self.seed, "sample", int(samples.item()))
-        sample_S = sample(accumulated_N, seed, drawn)
+        sample_S = sample(x_N, seed, drawn)
         tau = ops.kth_magnitude(sample_S, ceil(drawn * k / count))
-        indices_K = ops.compact(accumulated_N, tau)
+        indices_K = ops.compact(x_N, tau)
         for _ in range(LOOKS):
             if indices_K.size >= self.settings.lowest * k or tau == 0:
                 break
             tau *= LOWER
-            indices_K = ops.compact(accumulated_N, tau)
+            indices_K = ops.compact(x_N, tau)
         # All zeros leave no trace.
         samples += int(indices_K.size > 0)
         if indices_K.size <= self.settings.highest * k:
             return tau
-        return ops.kth_magnitude(accumulated_N[indices_K], k)
+        return ops.kth_magnitude(x_N[indices_K], k)
 
 
-def sample(values_N: NDArray[np.float32], seed: int, drawn: int) -> NDArray[np.float32]:
+def sample(values_N: Float32s, seed: int, drawn: int) -> Float32s:
     """Random elements, in order: one of each of as many blocks of equal length, so none twice.
 
     Args:

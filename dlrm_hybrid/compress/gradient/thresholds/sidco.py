@@ -9,23 +9,21 @@ Shapes: N elements of a tensor, K that exceed a threshold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, isnan, log2, nan
 from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.compress.gradient.layout import Float32s
 from dlrm_hybrid.compress.gradient.methods.thresholds import SidcoSettings
 from dlrm_hybrid.compress.gradient.thresholds.fits import exponential, gamma, pareto
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, above
+from dlrm_hybrid.compress.gradient.thresholds.rule import RuleState, ThresholdRule, above
 from dlrm_hybrid.kernels.ops import Ops
-
-Float32s = NDArray[np.float32]
 
 FEW = 10  # values, to which nothing is fitted
 FAR = 4  # times as many as wanted: the estimate is of no use
@@ -53,19 +51,19 @@ class Sidco(ThresholdRule):
         }
 
     @override
-    def tau(self, accumulated_N: Float32s, k: int, state: Mapping[str, Tensor], ops: Ops) -> float:
-        nonzero = int(np.count_nonzero(accumulated_N))
+    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+        nonzero = int(np.count_nonzero(x_N))
         if k >= nonzero:
             return 0.0
         most = max(1, ceil(log2(nonzero / k)))
         stages = min(int(state["stages"][0].item()), most)
-        [(_, tau, found)] = self._estimates(accumulated_N, k, nonzero, [stages], ops)
+        [(_, tau, found)] = self._estimates(x_N, k, nonzero, [stages], ops)
         if not isnan(tau) and self._window_ends(found, state):
             outside = self._stray(state, k, most)
             if outside and self.settings.adaptation == "best":
-                tau, found = self._best(accumulated_N, k, nonzero, most, state, ops)
+                tau, found = self._best(x_N, k, nonzero, most, state, ops)
         if isnan(tau) or not 0 < found <= FAR * k:
-            return ops.kth_magnitude(accumulated_N, k)
+            return ops.kth_magnitude(x_N, k)
         return tau
 
     def _estimates(
@@ -108,14 +106,14 @@ class Sidco(ThresholdRule):
             return exponential(mean, ratio)
         return pareto(mean, variance, ratio)
 
-    def _window_ends(self, found: int, state: Mapping[str, Tensor]) -> bool:
+    def _window_ends(self, found: int, state: RuleState) -> bool:
         counts = state["stages"].numpy()
         counts[2:] += (1, found)
         return (
             not isinstance(self.settings.adaptation, int) and counts.item(2) >= self.settings.window
         )
 
-    def _stray(self, state: Mapping[str, Tensor], k: int, most: int) -> bool:
+    def _stray(self, state: RuleState, k: int, most: int) -> bool:
         """Begin a new window; whether the estimates of the last one were out of tolerance.
 
         The paper's code divides by one more than it has added up; this is the mean.
@@ -141,7 +139,7 @@ class Sidco(ThresholdRule):
         k: int,
         nonzero: int,
         most: int,
-        state: Mapping[str, Tensor],
+        state: RuleState,
         ops: Ops,
     ) -> tuple[float, int]:
         """The number of stages that comes nearest, the smallest of equals."""
