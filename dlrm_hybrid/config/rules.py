@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
@@ -12,6 +14,62 @@ from dlrm_hybrid.config.schema import Config
 NUM_DENSE = 13
 
 Rule = Callable[[Config], Iterator[str]]
+
+# Keys that one choice alone reads, and the value that they have beside every other choice.
+ONLY: Mapping[str, Mapping[str, Any]] = {
+    "data=synthetic": {"data.rows": None, "data.seed": None},
+    "optimizer=momentum": {"optimizer.momentum": None},
+    "optimizer=adagrad": {"optimizer.eps": None},
+    "optimizer.schedule=warmup_decay": {
+        f"optimizer.{key}": 0 for key in ("warmup_steps", "decay_start_step", "decay_steps")
+    },
+    "parallel=hybrid": {
+        **{"parallel.trainers": 1, "parallel.cuts": (), "parallel.servers": 0},
+        # One trainer of parallel=hybrid sends nothing, in whatever way.
+        **{"embedding.comm_precision": "float32", "embedding.deduplicate": False},
+        "schedule.microbatches": 1,
+    },
+    "sync=bounded": {"sync.staleness": 0},
+    "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
+    "network=host": {"network.bind": None},
+    "activation=dct": {"activation.allow_rice": None},
+    "activation=none": {"activation.observe": None},
+}
+# Keys that must not be null with a choice.
+NEEDED = {
+    "data=synthetic": ("data.rows", "data.seed"),
+    "data=criteo_kaggle": ("data.prepared",),
+    "optimizer=momentum": ("optimizer.momentum",),
+    "optimizer=adagrad": ("optimizer.eps",),
+    "network=emulated": ("network.rate", "network.ranks_per_host"),
+    "activation=dct": ("activation.allow_rice",),
+}
+
+
+def shown(value: Any) -> str:
+    """A value as messages have it."""
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, cast('tuple[Any, ...]', value)))}]"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _choices(config: Config) -> Iterator[str]:
+    """Keys that belong to one choice: set beside another, or null where they are needed."""
+    for choice in dict.fromkeys((*ONLY, *NEEDED)):
+        key, _, wanted = choice.partition("=")
+        chosen = _at(config, key if "." in key else f"{key}.name")
+        for name, elsewhere in ONLY.get(choice, {}).items():
+            if chosen != wanted and (value := _at(config, name)) != elsewhere:
+                yield f"{name} = {shown(value)}: only applies to {choice}, not {chosen}"
+        for name in NEEDED.get(choice, ()):
+            if chosen == wanted and _at(config, name) is None:
+                yield f"{name} = null: {choice} needs a value"
+
+
+def _at(config: Config, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def raw_files(config: Config) -> tuple[str, ...]:
@@ -23,20 +81,9 @@ def raw_files(config: Config) -> tuple[str, ...]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    data = config.data
-    if data.name == "synthetic":
-        for key in ("rows", "seed"):
-            if getattr(data, key) is None:
-                yield f"data.{key} = null: data=synthetic needs a number"
-        if data.raw is not None:
-            yield f"data.raw = {data.raw!r}: data=synthetic has no raw file; use data=criteo_kaggle"
-    else:
-        for key in ("rows", "seed"):
-            if getattr(data, key) is not None:
-                yield f"data.{key} = {getattr(data, key)}: only applies to data=synthetic"
-        if data.prepared is None:
-            yield "data.prepared = null: data=criteo_kaggle needs a folder"
-    files = len(raw_files(config))
+    data, files = config.data, len(raw_files(config))
+    if data.name == "synthetic" and data.raw is not None:
+        yield f"data.raw = {data.raw!r}: data=synthetic has no raw file; use data=criteo_kaggle"
     if data.day_split == "files" and files != data.days:
         yield (
             f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
@@ -58,26 +105,12 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _optimizer(config: Config) -> Iterator[str]:
-    optimizer = config.optimizer
-    for key, owner in (("momentum", "momentum"), ("eps", "adagrad")):
-        value = getattr(optimizer, key)
-        if optimizer.name == owner and value is None:
-            yield f"optimizer.{key} = null: optimizer={owner} needs a number"
-        if optimizer.name != owner and value is not None:
-            yield f"optimizer.{key} = {value}: only applies to optimizer={owner}"
-    if optimizer.schedule == "warmup_decay":
-        if optimizer.decay_steps and optimizer.decay_start_step < optimizer.warmup_steps:
-            yield (
-                f"optimizer.decay_start_step = {optimizer.decay_start_step}: must not be less "
-                f"than optimizer.warmup_steps = {optimizer.warmup_steps}"
-            )
-        return
-    for key in ("warmup_steps", "decay_start_step", "decay_steps"):
-        if getattr(optimizer, key):
-            yield (
-                f"optimizer.{key} = {getattr(optimizer, key)}: "
-                f"only applies to optimizer.schedule=warmup_decay, not {optimizer.schedule}"
-            )
+    start, warmup = config.optimizer.decay_start_step, config.optimizer.warmup_steps
+    if config.optimizer.decay_steps and start < warmup:
+        yield (
+            f"optimizer.decay_start_step = {start}: must not be less than "
+            f"optimizer.warmup_steps = {warmup}"
+        )
 
 
 def layer_cuts(config: Config) -> tuple[str, ...]:
@@ -90,30 +123,19 @@ def layer_cuts(config: Config) -> tuple[str, ...]:
 def _parallel(config: Config) -> Iterator[str]:
     parallel = config.parallel
     if parallel.name == "single":
-        if parallel.trainers != 1:
-            yield f"parallel.trainers = {parallel.trainers}: only applies to parallel=hybrid"
-        if parallel.cuts:
-            yield f"parallel.cuts = [{', '.join(parallel.cuts)}]: only applies to parallel=hybrid"
-        if parallel.servers:
-            yield f"parallel.servers = {parallel.servers}: only applies to parallel=hybrid"
         return
     if parallel.trainers > 1 and parallel.servers == 0:
         yield (
             f"parallel.servers = 0: parallel.trainers = {parallel.trainers} need at least one "
             "server; only a single trainer works without"
         )
-    known = layer_cuts(config)
+    known, given = layer_cuts(config), f"parallel.cuts = {shown(parallel.cuts)}"
     unknown = [cut for cut in parallel.cuts if cut not in known]
     if unknown:
-        yield (
-            f"parallel.cuts = [{', '.join(parallel.cuts)}]: no layer {', '.join(unknown)} to cut "
-            f"after; choose from {', '.join(known)}"
-        )
+        missing, choices = ", ".join(unknown), ", ".join(known)
+        yield f"{given}: no layer {missing} to cut after; choose from {choices}"
     elif list(parallel.cuts) != sorted(set(parallel.cuts), key=known.index):
-        yield (
-            f"parallel.cuts = [{', '.join(parallel.cuts)}]: name each cut once, in the order of "
-            "the layers"
-        )
+        yield f"{given}: name each cut once, in the order of the layers"
     tensors = 2 * (len(config.model.bottom) - 1 + len(config.model.top))
     if parallel.servers > tensors:
         yield (
@@ -126,12 +148,7 @@ def _pipeline(config: Config) -> Iterator[str]:
     microbatches, batch = config.schedule.microbatches, config.train.batch_size
     if batch % microbatches:
         yield (f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}")
-    if config.parallel.name == "single" and microbatches > 1:
-        yield f"schedule.microbatches = {microbatches}: only applies to parallel=hybrid"
-    staleness = config.sync.staleness
-    if config.sync.name == "sync" and staleness:
-        yield f"sync.staleness = {staleness}: only applies to sync=bounded"
-    if config.sync.name == "bounded" and not staleness:
+    if config.sync.name == "bounded" and not config.sync.staleness:
         yield "sync.staleness = 0: sync=bounded needs 1 or more; for 0 use sync=sync"
     if config.sync.name == "bounded" and config.parallel.servers == 0:
         yield "sync = bounded: needs parallel.servers of 1 or more"
@@ -145,11 +162,6 @@ def _tables(config: Config) -> Iterator[str]:
             yield f"{given}: needs parallel.trainers of 2 or more"
         elif parallel.world == "in_process":
             yield f"{given}: parallel.world=in_process has one set of tables"
-    # One trainer of parallel=hybrid sends nothing, in whatever way.
-    for key, default in (("comm_precision", "float32"), ("deduplicate", False)):
-        value = getattr(embedding, key)
-        if parallel.name == "single" and value != default:
-            yield f"embedding.{key} = {value!r}: only applies to parallel=hybrid"
     if embedding.deduplicate and embedding.sharding != "table_wise":
         yield (
             "embedding.deduplicate = True: needs embedding.sharding=table_wise, "
@@ -171,11 +183,7 @@ def _network(config: Config) -> Iterator[str]:
             yield f"network.{key} = {text!r}: {fault}"
     if network.name == "emulated":
         yield from _emulated(config)
-        return
-    for key in ("ranks_per_host", "latency"):
-        if getattr(network, key) is not None:
-            yield f"network.{key} = {getattr(network, key)}: only applies to network=emulated"
-    if network.bind is not None and network.keys is None:
+    elif network.bind is not None and network.keys is None:
         yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
 
 
@@ -189,11 +197,6 @@ def _unreadable(text: str, parse: Callable[[str], float]) -> str | None:
 
 def _emulated(config: Config) -> Iterator[str]:
     network, parallel = config.network, config.parallel
-    if network.bind is not None:
-        yield f"network.bind = {network.bind!r}: only applies to network=host"
-    for key in ("rate", "ranks_per_host"):
-        if getattr(network, key) is None:
-            yield f"network.{key} = null: network=emulated needs a value"
     for key, value, needed in (
         ("parallel", parallel.name, "hybrid"),
         ("parallel.world", parallel.world, "processes"),
@@ -234,17 +237,11 @@ def _activation(config: Config) -> Iterator[str]:
     """What keys of `activation` mean together, and with `parallel.cuts`."""
     keys, cuts = config.activation, config.parallel.cuts
     method = METHODS.get(keys.name)
-    if keys.name == "dct" and keys.allow_rice is None:
-        yield "activation.allow_rice = null: activation=dct needs true or false"
-    if keys.name != "dct" and keys.allow_rice is not None:
-        yield f"activation.allow_rice = {keys.allow_rice}: only applies to activation=dct"
     if method is None and keys.sparsity != 0:
         yield f"activation.sparsity = {keys.sparsity}: only applies to activation=dct"
     if keys.precision not in (("float32",) if method is None else method.precisions):
         yield (f"activation.precision = {keys.precision!r}: activation={keys.name} sends float32")
-    if keys.observe is not None and method is not None:
-        yield f"activation.observe = {keys.observe}: only applies to activation=none"
-    elif keys.observe is not None and not cuts:
+    if keys.observe is not None and method is None and not cuts:
         yield f"activation.observe = {keys.observe}: needs parallel.cuts"
     if method is not None and not cuts:
         yield f"activation = {keys.name!r}: {_no_cuts(config)}"
@@ -252,12 +249,12 @@ def _activation(config: Config) -> Iterator[str]:
         method is not None and isinstance(keys.sparsity, tuple) and len(keys.sparsity) != len(cuts)
     ):
         yield (
-            f"activation.sparsity = {list(keys.sparsity)}: one number, or one for each of "
-            f"parallel.cuts = [{', '.join(cuts)}]"
+            f"activation.sparsity = {shown(keys.sparsity)}: one number, or one for each of "
+            f"parallel.cuts = {shown(cuts)}"
         )
 
 
 RULES: tuple[Rule, ...] = (
-    *(_data, _model, _optimizer, _parallel, _pipeline, _tables, _network),
+    *(_choices, _data, _model, _optimizer, _parallel, _pipeline, _tables, _network),
     *(gradient_rules, _pull, _activation),
 )

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from dlrm_hybrid.bounds import PATTERNS
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import REPLACED, unknown_key
-from dlrm_hybrid.config.rules import RULES
+from dlrm_hybrid.config.rules import RULES, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
 
@@ -134,7 +134,7 @@ def _line(fault: str) -> str:
 def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
     """The faults of pydantic in our words, one line per key: `train.batch_size = 0: must be …`."""
     known = list(flat(values))
-    shown: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     found = error.errors(include_url=False)
     for fault in found:
         key = _key([str(part) for part in fault["loc"]], known)
@@ -148,9 +148,9 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
         else:
             wanted = PATTERNS.get(fault.get("ctx", {}).get("pattern", ""))
             message = wanted or PYDANTIC.get(fault["msg"]) or _MUST.sub("must", fault["msg"])
-            shown.setdefault(f"{key} = {_shown(fault['input'])}", []).append(message)
-    for head, messages in shown.items():
-        yield f"{head}: {', or '.join(messages)}"
+            messages.setdefault(f"{key} = {shown(fault['input'])}", []).append(message)
+    for head, told in messages.items():
+        yield f"{head}: {', or '.join(told)}"
 
 
 def _is_inside(one: ErrorDetails, other: ErrorDetails) -> bool:
@@ -167,9 +167,3 @@ def _key(path: list[str], known: Sequence[str]) -> str:
                 f"[{part}]" for part in path[length:] if part.isdigit()
             )
     return ".".join(path)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    return repr(value) if isinstance(value, str) else str(value)

@@ -108,7 +108,7 @@ def test_every_choice_holds(choice: str) -> None:
         ),
         (
             "optimizer.momentum=0.9",
-            "optimizer.momentum = 0.9: only applies to optimizer=momentum",
+            "optimizer.momentum = 0.9: only applies to optimizer=momentum, not sgd",
         ),
         (
             "optimizer.warmup_steps=9",
@@ -245,8 +245,14 @@ def test_the_configuration_is_shown() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.trainers=2"], "parallel.trainers = 2: only applies to parallel=hybrid"),
-        (["parallel.cuts=[top.1]"], "parallel.cuts = [top.1]: only applies to parallel=hybrid"),
+        (
+            ["parallel.trainers=2"],
+            "parallel.trainers = 2: only applies to parallel=hybrid, not single",
+        ),
+        (
+            ["parallel.cuts=[top.1]"],
+            "parallel.cuts = [top.1]: only applies to parallel=hybrid, not single",
+        ),
         (
             ["parallel=hybrid", "parallel.servers=0"],
             "parallel.servers = 0: parallel.trainers = 2 need at least one server; "
@@ -269,7 +275,7 @@ def test_the_configuration_is_shown() -> None:
             ["parallel=hybrid", "schedule.microbatches=3"],
             "schedule.microbatches = 3: must divide train.batch_size = 128",
         ),
-        (["sync.staleness=2"], "sync.staleness = 2: only applies to sync=bounded"),
+        (["sync.staleness=2"], "sync.staleness = 2: only applies to sync=bounded, not sync"),
         (["sync=bounded"], "sync = bounded: needs parallel.servers of 1 or more"),
         (
             ["embedding.sharding=row_wise"],
@@ -290,11 +296,11 @@ def test_the_configuration_is_shown() -> None:
         ),
         (
             ["embedding.comm_precision=bfloat16"],
-            "embedding.comm_precision = 'bfloat16': only applies to parallel=hybrid",
+            "embedding.comm_precision = 'bfloat16': only applies to parallel=hybrid, not single",
         ),
         (
             ["embedding.deduplicate=true"],
-            "embedding.deduplicate = True: only applies to parallel=hybrid",
+            "embedding.deduplicate = True: only applies to parallel=hybrid, not single",
         ),
         *(
             (

@@ -29,7 +29,7 @@ def faults(*overrides: str) -> list[str]:
         ),
         (
             [*EMULATED, "network.bind=10.0.0.1"],
-            "network.bind = '10.0.0.1': only applies to network=host",
+            "network.bind = '10.0.0.1': only applies to network=host, not emulated",
         ),
         ([*EMULATED, "network.rate=null"], "network.rate = null: network=emulated needs a value"),
         (
@@ -47,11 +47,11 @@ def faults(*overrides: str) -> list[str]:
         ),
         (
             ["parallel=hybrid", "network.ranks_per_host=2"],
-            "network.ranks_per_host = 2: only applies to network=emulated",
+            "network.ranks_per_host = 2: only applies to network=emulated, not host",
         ),
         (
             ["parallel=hybrid", "network.latency=5ms"],
-            "network.latency = 5ms: only applies to network=emulated",
+            "network.latency = '5ms': only applies to network=emulated, not host",
         ),
         (
             ["parallel=hybrid", "network.rate=1"],
