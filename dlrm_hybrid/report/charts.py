@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import final
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -23,6 +24,7 @@ from dlrm_hybrid.report.axes import (
     tick,
 )
 from dlrm_hybrid.report.curves import Band, Curve
+from dlrm_hybrid.report.measures import nonzero
 
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
 OUTLIER = 3.0  # times the median of all points; a run that diverges leaves the picture
@@ -32,16 +34,6 @@ SHORT_NAME = 12  # letters; names of that length stand in one column more
 MAX_LABELS = 12  # points; of more the names would cover each other
 LABEL_POINTS, POINTS_PER_INCH = 11.0, 72.0
 CLOSER = 4  # bars shorter than the longest by that factor are drawn once more, larger
-
-Parts = Mapping[str, Sequence[float]]
-"""By name of a part its length in each bar."""
-
-
-def by_part(bars: Mapping[str, Mapping[str, float]]) -> Parts:
-    """From the parts of each bar; a part that is nowhere is left out."""
-    names = dict.fromkeys(name for values in bars.values() for name in values)
-    lengths = {name: [values.get(name, 0.0) for values in bars.values()] for name in names}
-    return {name: values for name, values in lengths.items() if any(values)}
 
 
 @final
@@ -164,37 +156,36 @@ def _label(
         )
 
 
-def stacked(labels: Sequence[str], parts: Parts, x_text: str) -> Figure:
-    """A horizontal bar below each label, from one part to the next; its sum stands at its end.
+def stacked(parts: pd.DataFrame, x_text: str) -> Figure:
+    """A horizontal bar for each row, from one part to the next; its sum stands at its end.
 
     Args:
-        labels: top to bottom.
-        parts: by name the length in each bar.
+        parts: a column for each part; one that is 0 everywhere is left out.
         x_text: what the lengths are, with the unit.
     """
     with drawing():
+        parts = nonzero(parts).fillna(0.0)
         columns = KEY_COLUMNS + (max(map(len, parts)) <= SHORT_NAME)
-        height = 1.0 + 0.5 * len(labels) + KEY_LINE_INCHES * -(-len(parts) // columns)
+        height = 1.0 + 0.5 * len(parts) + KEY_LINE_INCHES * -(-len(parts.columns) // columns)
         figure, axes = _one(height, AxesText(x_text, ""))
-        _bars(axes, labels, parts)
+        _bars(axes, parts)
         add_key(figure, columns)
         return figure
 
 
-def stacked_twice(labels: Sequence[str], parts: Parts, x_text: str) -> Figure:
+def stacked_twice(parts: pd.DataFrame, x_text: str) -> Figure:
     """The bars of `stacked` in a wide figure, and the short ones again, larger."""
-    sums = [sum(lengths) for lengths in zip(*parts.values(), strict=True)]
-    short = [place for place, length in enumerate(sums) if CLOSER * length < max(sums)]
-    if not short:
-        return stacked(labels, parts, x_text)
-    closer = {name: [lengths[place] for place in short] for name, lengths in parts.items()}
+    parts = nonzero(parts).fillna(0.0)
+    sums = parts.sum(axis="columns")
+    short = parts.filter([bar for bar, s in sums.items() if CLOSER * s < sums.max()], axis="index")
+    if short.empty:
+        return stacked(parts, x_text)
     with drawing():
         texts = [AxesText(x_text, ""), AxesText(f"{x_text}, a closer look", "")]
-        height = 1.8 + 0.5 * (len(labels) + len(short))
-        heights = len(labels), len(short)
-        figure, (upper, lower) = panels((8.0, height), texts, heights)
-        _bars(upper, labels, parts)
-        _bars(lower, [labels[place] for place in short], closer)
+        heights = len(parts), len(short)
+        figure, (upper, lower) = panels((8.0, 1.8 + 0.5 * sum(heights)), texts, heights)
+        _bars(upper, parts)
+        _bars(lower, short)
         add_key(figure, 2 * KEY_COLUMNS)
         return figure
 
@@ -223,17 +214,17 @@ def _one(height_inches: float, text: AxesText) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _bars(axes: Axes, labels: Sequence[str], parts: Parts) -> None:
-    ends = [0.0] * len(labels)
+def _bars(axes: Axes, parts: pd.DataFrame) -> None:
+    ends = pd.Series(0.0, index=parts.index)
     for number, (name, lengths) in enumerate(parts.items()):
-        color, rows = part_color(number, name), range(len(labels))
-        axes.barh(rows, lengths, left=ends, color=color, label=name, height=0.42)
-        ends = [start + length for start, length in zip(ends, lengths, strict=True)]
-    for place, (label, end) in enumerate(zip(labels, ends, strict=True)):
+        color, rows = part_color(number, str(name)), range(len(parts))
+        axes.barh(rows, lengths, left=ends, color=color, label=str(name), height=0.42)
+        ends = ends + lengths
+    for place, (label, end) in enumerate(ends.items()):
         axes.text(0.0, place - 0.26, f" {label}", va="bottom", fontsize=10)
         axes.text(end, place, f" {tick(end)}", va="center", fontsize=10)
     axes.set_yticks([])
-    axes.set_ylim(len(labels) - 0.6, -0.75)
+    axes.set_ylim(len(parts) - 0.6, -0.75)
     axes.margins(x=0.14)
 
 

@@ -34,11 +34,6 @@ class Measure:
     pick: Callable[[Summary], float | None]
     show: Callable[[float], str]
 
-    def text(self, summary: Summary) -> str:
-        """The value as text, a dash where there is none."""
-        value = self.pick(summary)
-        return MISSING if value is None else self.show(value)
-
 
 def whole(value: float) -> str:
     """1,234."""
@@ -97,17 +92,41 @@ COMPARISON = (
 )
 
 
+def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
+    """A row for each summary with every figure of the comparison; NaN where none was measured."""
+    return pd.DataFrame(
+        {
+            measure.key: [None if one is None else measure.pick(one) for one in summaries]
+            for measure in COMPARISON
+        },
+        dtype=float,
+    )
+
+
+def texts(found: pd.DataFrame) -> pd.DataFrame:
+    """Columns of `figures` as they are to be read, under their titles; a dash for NaN."""
+    return pd.DataFrame(
+        {
+            measure.title: found[measure.key].map(measure.show, na_action="ignore").fillna(MISSING)
+            for measure in COMPARISON
+            if measure.key in found
+        }
+    )
+
+
+def nonzero(found: pd.DataFrame) -> pd.DataFrame:
+    """The columns that are not 0 or NaN in every row."""
+    return found.drop(columns=[name for name, values in found.items() if not values.any()])
+
+
 def frame(runs: Sequence[Run]) -> pd.DataFrame:
     """A row for each run, by its label: status, and every figure of the comparison.
 
     What was not measured is NaN.
     """
-    figures = [[one.pick(run.summary) for one in COMPARISON] for run in runs]
-    index = pd.Index(labels(runs), name="run")
-    columns = [one.key for one in COMPARISON]
-    found = pd.DataFrame(figures, index=index, columns=columns, dtype=float)
+    found = figures([run.summary for run in runs]).set_axis(labels(runs))
     found.insert(0, "status", [run.status for run in runs])
-    return found
+    return found.rename_axis("run")
 
 
 def points(runs: Sequence[Run], kind: Kind) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from dlrm_hybrid.report.charts import MAX_LABELS, Line
 from dlrm_hybrid.report.curves import Axis, Band, Curve, cpu_use, cpu_use_of_all, network_use
 from dlrm_hybrid.report.measures import BYTES, TEST_LOSS
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.report.tables import bytes_by_class, cpu_seconds_by_role, span_bars
+from dlrm_hybrid.report.tables import by_run, bytes_by_class, cpu_seconds_by_role, span_bars
 from dlrm_hybrid.telemetry import compression
 
 KEY_COLUMNS = 2
@@ -73,22 +73,15 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """Bytes by class, and their shares."""
-    counted = {
-        label: by_class
-        for label, run in zip(labels, runs, strict=True)
-        if (by_class := bytes_by_class(run.summary))
-    }
-    if not counted:
+    counted = by_run(runs, labels, bytes_by_class).dropna(how="all")
+    if counted.empty:
         return
-    figure = charts.stacked(list(counted), charts.by_part(counted), BYTES.title)
     caption = "Sent while training; every message counts once."
+    figure = charts.stacked(counted, BYTES.title)
     yield Picture("Bytes by class", figure, caption, has_key=False)
-    shares = {
-        label: {name: 100 * part / sum(values.values()) for name, part in values.items()}
-        for label, values in counted.items()
-    }
-    figure = charts.stacked(list(shares), charts.by_part(shares), "% of the bytes of each run")
+    shares = counted.div(counted.sum(axis="columns") / 100, axis="index")
     caption = "The same bytes, each run's whole as 100 %."
+    figure = charts.stacked(shares, "% of the bytes of each run")
     yield Picture("Shares of the classes", figure, caption, has_key=False)
 
 
@@ -115,21 +108,17 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """What the ranks of each role do all the time."""
     spent = span_bars(runs, labels)
-    if spent:
-        figure = charts.stacked(list(spent), charts.by_part(spent), "µs per sample")
+    if not spent.empty:
+        figure = charts.stacked(spent, "µs per sample")
         caption = "Wall time of training steps for each sample of the whole world."
         yield Picture("Time by span", figure, caption, has_key=False)
 
 
 def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """CPU seconds by role."""
-    spent = {
-        label: by_role
-        for label, run in zip(labels, runs, strict=True)
-        if (by_role := cpu_seconds_by_role(run.summary))
-    }
-    if spent:
-        figure = charts.stacked(list(spent), charts.by_part(spent), "CPU seconds of training steps")
+    spent = by_run(runs, labels, cpu_seconds_by_role).dropna(how="all")
+    if not spent.empty:
+        figure = charts.stacked(spent, "CPU seconds of training steps")
         caption = "A stage's workers are summed over all trainers."
         yield Picture("CPU seconds by role", figure, caption, has_key=False)
 

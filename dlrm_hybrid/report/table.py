@@ -11,6 +11,7 @@ from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     import rich.table
 
 MISSING = "–"
@@ -30,6 +31,11 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     align: str = "lr"
+
+    @classmethod
+    def of(cls, texts: pd.DataFrame, align: str) -> Table:
+        """The texts of a frame, without its index."""
+        return cls(tuple(map(str, texts)), tuple(texts.itertuples(index=False, name=None)), align)
 
     def markdown(self) -> str:
         """The table as Markdown that is aligned as plain text too; its last line is ended."""

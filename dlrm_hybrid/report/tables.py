@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from dlrm_hybrid.config.identity import flat
-from dlrm_hybrid.report.measures import BYTES, COMPARISON, CPU_USE, Summary, digits
+from dlrm_hybrid.report.measures import (
+    BYTES,
+    CPU_USE,
+    Measure,
+    Summary,
+    digits,
+    figures,
+    nonzero,
+    texts,
+)
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.spans import Span
@@ -19,27 +29,15 @@ from dlrm_hybrid.telemetry.summary import role_of, role_order
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed")
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
-SPANS = (*(span for span in Span if span is not Span.WAIT), Span.WAIT)
-
-Spent = Mapping[str, float]
-"""By span, in the order of `SPANS`, microseconds per sample."""
+SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 
 
 def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Quality, bytes, utilisation and speed; columns that no run has measured are left out."""
-    shown = [
-        measure
-        for measure in COMPARISON
-        if any(measure.pick(run.summary) is not None for run in runs)
-    ]
-    return Table(
-        ("run", "status", *(measure.title for measure in shown)),
-        tuple(
-            (label, run.status, *(measure.text(run.summary) for measure in shown))
-            for label, run in zip(labels, runs, strict=True)
-        ),
-        align="llr",
-    )
+    shown = texts(figures([run.summary for run in runs]).dropna(axis="columns", how="all"))
+    shown.insert(0, "run", labels)
+    shown.insert(1, "status", [run.status for run in runs])
+    return Table.of(shown, "llr")
 
 
 def bytes_by_class(summary: Summary) -> dict[str, float]:
@@ -55,13 +53,6 @@ def bytes_by_class(summary: Summary) -> dict[str, float]:
     }
 
 
-def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """Bytes per sample by class; None where no run has counted bytes."""
-    classes = [bytes_by_class(run.summary) for run in runs]
-    sums = [BYTES.text(run.summary) for run in runs]
-    return _figures(("bytes/sample", "all"), labels, classes, sums)
-
-
 def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
     """CPU seconds of training steps; the workers of one stage are one role, so are all servers."""
     spent: Counter[str] = Counter()
@@ -72,11 +63,27 @@ def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
     return {role: spent[role] for role in sorted(spent, key=role_order)}
 
 
+def by_run(
+    runs: Sequence[Run], labels: Sequence[str], figures: Callable[[Summary], Mapping[str, float]]
+) -> pd.DataFrame:
+    """A row for each run, by its label, and a column for each name that a run has a figure for."""
+    return pd.DataFrame([figures(run.summary) for run in runs], index=list(labels), dtype=float)
+
+
+def _texts(runs: Sequence[Run], measure: Measure) -> list[str]:
+    values = [measure.pick(run.summary) for run in runs]
+    return [MISSING if value is None else measure.show(value) for value in values]
+
+
+def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """Bytes per sample by class; None where no run has counted bytes."""
+    return _table("bytes/sample", by_run(runs, labels, bytes_by_class), "all", _texts(runs, BYTES))
+
+
 def roles(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """CPU seconds by role; None where no run has measured them."""
-    spent = [cpu_seconds_by_role(run.summary) for run in runs]
-    uses = [CPU_USE.text(run.summary) for run in runs]
-    return _figures(("CPU s", CPU_USE.title), labels, spent, uses)
+    spent = by_run(runs, labels, cpu_seconds_by_role)
+    return _table("CPU s", spent, CPU_USE.title, _texts(runs, CPU_USE))
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
@@ -123,69 +130,48 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _figures(
-    ends: tuple[str, str],
-    labels: Iterable[str],
-    values: Sequence[Mapping[str, float]],
-    sums: Iterable[str],
-) -> Table | None:
-    """A row for each label, a column for each name that has a value anywhere; None without one.
-
-    Args:
-        ends: headings of the first and the last column.
-        labels: of the rows.
-        values: by name, of each row.
-        sums: the last cell of each row.
-    """
-    names = list(dict.fromkeys(name for row in values for name in row))
-    rows = [
-        (label, *(digits(row[name]) if name in row else MISSING for name in names), total)
-        for label, row, total in zip(labels, values, sums, strict=True)
-    ]
-    return Table((ends[0], *names, ends[1]), rows) if names else None
-
-
-def microseconds_by_role(summary: Summary) -> dict[str, Spent]:
-    """Wall time for each sample of the whole world, by role; empty where it was not measured.
+def microseconds_by_role(summary: Summary) -> pd.DataFrame:
+    """Wall time by span, a row for each role, per sample of all trainers; empty if not measured.
 
     The ranks of a role are averaged, so each role's spans add up to the time of the run.
     """
     samples = (summary["samples_per_second"] or 0.0) * (summary["seconds"] or 0.0)
-    ranks: dict[str, list[Mapping[str, float]]] = {}
-    for told in summary["roles"].values():
-        spans = told["seconds_by_span"]
-        if samples and spans and SPANS[0] in spans:  # older runs have phases there
-            ranks.setdefault(role_of(told["role"]), []).append(spans)
-    return {
-        role: {span: 1e6 * mean(spans[span] for spans in ranks[role]) / samples for span in SPANS}
-        for role in sorted(ranks, key=role_order)
-    }
+    ranks = [
+        {"role": role_of(told["role"]), **told["seconds_by_span"]}
+        for told in summary["roles"].values()
+        if samples and SPANS[0] in (told["seconds_by_span"] or ())  # older runs have phases there
+    ]
+    if not ranks:
+        return pd.DataFrame(columns=SPANS, dtype=float)
+    spent = pd.DataFrame(ranks).pivot_table(index="role", values=SPANS) * 1e6 / samples
+    return spent.reindex(sorted(spent.index, key=role_order), columns=SPANS)
 
 
-def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Spent]:
-    """By label of a run and its role what they spent; without the role where there are too many."""
-    spent = {
-        label: by_role
+def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> pd.DataFrame:
+    """What each role of each run spent; where there are too many, the mean of each run's roles."""
+    found = {
+        label: spent
         for label, run in zip(labels, runs, strict=True)
-        if (by_role := microseconds_by_role(run.summary))
+        if len(spent := microseconds_by_role(run.summary))
     }
-    if sum(map(len, spent.values())) > MAX_BARS:
-        return {label: _mean_of_roles(list(by_role.values())) for label, by_role in spent.items()}
-    return {
-        " · ".join([label] * (len(spent) > 1) + [role]): values
-        for label, by_role in spent.items()
-        for role, values in by_role.items()
-    }
+    if sum(map(len, found.values())) > MAX_BARS:
+        return pd.DataFrame({label: spent.mean() for label, spent in found.items()}).T
+    if len(found) > 1:
+        found = {one: spent.set_axis(f"{one} · " + spent.index) for one, spent in found.items()}
+    return pd.concat([pd.DataFrame(columns=SPANS, dtype=float), *found.values()])
 
 
 def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """The bars as figures; spans that take no time anywhere are left out, None if all are."""
     spent = span_bars(runs, labels)
-    taken = [span for span in SPANS if any(values[span] for values in spent.values())]
-    rows = [{span.value: values[span] for span in taken} for values in spent.values()]
-    sums = [digits(sum(values.values())) for values in spent.values()]
-    return _figures(("µs per sample", "all"), spent, rows, sums)
+    sums = spent.sum(axis="columns").map(digits)
+    return _table("µs per sample", nonzero(spent), "all", list(sums))
 
 
-def _mean_of_roles(roles: Sequence[Spent]) -> Spent:
-    return {span: mean(values[span] for values in roles) for span in SPANS}
+def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) -> Table | None:
+    """A row for each label: its figures, then a cell of `last`; None where there are no figures."""
+    if found.empty:
+        return None
+    cells = found.map(digits, na_action="ignore").fillna(MISSING)
+    cells.insert(0, head, list(found.index))
+    return Table.of(cells.assign(**{last_head: list(last)}), "lr")

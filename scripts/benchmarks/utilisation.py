@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import final
+from typing import Any, final
 
 from harness import Row, command, load, render, section, spread
 from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ def shares(turns: Turns) -> list[Row]:
     """Of the time of each role in percent; medians over turns."""
     rows: list[Row] = []
     for world, runs in turns.items():
-        told = [microseconds_by_role(run.summary) for run in runs]
+        told: list[Any] = [microseconds_by_role(run.summary).to_dict("index") for run in runs]
         for role in told[0]:
             turn = [spent[role] for spent in told]
             share = {

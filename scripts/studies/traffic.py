@@ -11,10 +11,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.charts import by_part, stacked_twice
+from dlrm_hybrid.report.charts import stacked_twice
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
@@ -30,8 +31,7 @@ def against_first(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     Raises:
         ConfigError: a run has counted no bytes.
     """
-    sent = {label: _sent(run) for label, run in zip(labels, runs, strict=True)}
-    first, *others = ({**values, ALL: sum(values.values())} for values in sent.values())
+    first, *others = ({**values, ALL: sum(values.values())} for values in map(_sent, runs))
     columns = [labels[0], *(c for label in labels[1:] for c in (label, f"{labels[0]} / {label}"))]
     rows = [
         (
@@ -54,8 +54,8 @@ def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
     Raises:
         ConfigError: a run has counted no bytes.
     """
-    sent = {label: _sent(run) for label, run in zip(labels, runs, strict=True)}
-    return stacked_twice(list(sent), by_part(sent), "bytes per training sample")
+    sent = pd.DataFrame(map(_sent, runs), index=list(labels))
+    return stacked_twice(sent, "bytes per training sample")
 
 
 def _sent(run: Run) -> dict[str, float]:

@@ -36,23 +36,22 @@ WORLD = run_of(
 
 def test_ranks_of_a_role_are_averaged_and_add_up_to_the_time_of_the_run() -> None:
     by_role = tables.microseconds_by_role(WORLD.summary)
-    assert list(by_role) == ["stage 0", "stage 1", "servers"]
-    assert by_role["stage 0"]["wait"] == pytest.approx(750)
-    assert by_role["servers"]["compute"] == pytest.approx(500)
-    for values in by_role.values():
-        assert sum(values.values()) == pytest.approx(1e6 / 500)
+    assert list(by_role.index) == ["stage 0", "stage 1", "servers"]
+    assert by_role.loc["stage 0", "wait"] == pytest.approx(750)
+    assert by_role.loc["servers", "compute"] == pytest.approx(500)
+    assert list(by_role.sum(axis="columns")) == pytest.approx([1e6 / 500] * 3)
 
 
 def test_a_bar_for_each_role_or_each_run_where_that_is_too_many() -> None:
     alone = run_of({"worker": spent(0.0, 2.0)})
-    assert list(tables.span_bars([alone], ["one"])) == ["worker"]
-    assert list(tables.span_bars([WORLD, alone], ["many", "one"])) == [
+    assert list(tables.span_bars([alone], ["one"]).index) == ["worker"]
+    assert list(tables.span_bars([WORLD, alone], ["many", "one"]).index) == [
         *("many · stage 0", "many · stage 1", "many · servers", "one · worker")
     ]
     labels = [str(number) for number in range(6)]
     each = tables.span_bars([WORLD] * 6, labels)
-    assert list(each) == labels
-    assert each["0"]["wait"] == pytest.approx((750 + 500 + 1500) / 3)
+    assert list(each.index) == labels
+    assert each.loc["0", "wait"] == pytest.approx((750 + 500 + 1500) / 3)
 
 
 def test_the_table_leaves_out_what_takes_no_time() -> None:
@@ -64,5 +63,5 @@ def test_the_table_leaves_out_what_takes_no_time() -> None:
 
 @pytest.mark.parametrize("roles", [{}, {"worker": None}, {"worker": {"train": 2.0}}])
 def test_runs_without_spans_have_none(roles: dict[str, dict[str, float] | None]) -> None:
-    assert tables.span_bars([run_of(roles)], ["old"]) == {}
+    assert tables.span_bars([run_of(roles)], ["old"]).empty
     assert tables.spans([run_of(roles)], ["old"]) is None
