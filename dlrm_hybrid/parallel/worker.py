@@ -24,7 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Saved, Sections
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.spec import StagePart
@@ -130,7 +130,7 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetric
             left_bM = stage.forward(batch, microbatch, received_bN)
             boundaries.send_activations(left_bM, *key)
             continue
-        received_bM = yield from boundaries.receive_gradient(*key)
+        received_bM = yield from boundaries.receive_gradient(*key, stage.rows(batch))
         entered_bN = stage.backward(batch, microbatch, received_bM)
         boundaries.send_gradient(entered_bN, *key)
         if microbatch == stage.microbatches - 1:
@@ -214,8 +214,8 @@ class Boundaries:
         self._encoding = clock.within(Span.ENCODE)
         self._decoding = clock.within(Span.DECODE)
         # From forward to backward, by batch and micro-batch.
-        self._sent: dict[tuple[BatchNumber, int], Saved] = {}
-        self._received: dict[tuple[BatchNumber, int], Saved] = {}
+        self._sent: dict[tuple[BatchNumber, int], Mask] = {}
+        self._received: dict[tuple[BatchNumber, int], Mask] = {}
 
     def receive_activations(
         self, batch: BatchNumber, microbatch: int, rows: int
@@ -227,8 +227,8 @@ class Boundaries:
         frame = yield self._from(self.port.rank - 1, Kind.ACTIVATION, key)
         shape = torch.Size((rows, self._part.input_width))
         with self._decoding:
-            entered_bN, saved = self._codecs[key.boundary].decode(frame.sections, shape, key)
-        self._received[batch, microbatch] = saved
+            entered_bN, mask = self._codecs[key.boundary].decode(frame.sections, shape, key)
+        self._received[batch, microbatch] = mask
         return entered_bN
 
     def send_activations(self, left_bM: Tensor | None, batch: BatchNumber, microbatch: int) -> None:
@@ -237,19 +237,22 @@ class Boundaries:
             return
         key = self._after(batch, microbatch)
         with self._encoding:
-            sections, saved = self._codecs[key.boundary].encode(left_bM, key)
-        self._sent[batch, microbatch] = saved
+            sections, mask = self._codecs[key.boundary].encode(left_bM, key)
+        self._sent[batch, microbatch] = mask
         self._send(self.port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
 
-    def receive_gradient(self, batch: BatchNumber, microbatch: int) -> Program[Tensor | None]:
+    def receive_gradient(
+        self, batch: BatchNumber, microbatch: int, rows: int
+    ) -> Program[Tensor | None]:
         """Of what left the stage, (b, M)."""
         if self._part.is_last:
             return None
         key = self._after(batch, microbatch)
         frame = yield self._from(self.port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
-        saved = self._sent.pop((batch, microbatch))
+        mask = self._sent.pop((batch, microbatch))
+        shape = torch.Size((rows, self._part.output_width))
         with self._decoding:
-            return self._codecs[key.boundary].decode_gradient(frame.sections, saved, key)
+            return self._codecs[key.boundary].decode_gradient(frame.sections, shape, mask, key)
 
     def send_gradient(
         self, gradient_bN: Tensor | None, batch: BatchNumber, microbatch: int
@@ -258,9 +261,9 @@ class Boundaries:
         if gradient_bN is None:
             return
         key = self._before(batch, microbatch)
-        saved = self._received.pop((batch, microbatch))
+        mask = self._received.pop((batch, microbatch))
         with self._encoding:
-            sections = self._codecs[key.boundary].encode_gradient(gradient_bN, saved, key)
+            sections = self._codecs[key.boundary].encode_gradient(gradient_bN, mask, key)
         self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:

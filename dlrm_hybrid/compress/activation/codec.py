@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 Sections = tuple[Section, ...]
-Saved = Any
-"""What a codec keeps from forward to backward; nobody else looks into it."""
+Mask = NDArray[np.int32] | None
+"""Flat positions of the elements that travelled forward, ascending; None where all did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ActivationCodec(Protocol):
     multiple of 16, and a payload may lie anywhere.
     """
 
-    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
         """Encode activations at their sender; the sections may view x_BN.
 
         Raises:
@@ -60,12 +60,12 @@ class ActivationCodec(Protocol):
         """
         ...
 
-    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         """Decode activations at their receiver; raises DlrmError if they have another shape."""
         ...
 
-    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        """Encode the gradient of what `decode` returned with `saved`; sections may view g_BN.
+    def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
+        """Encode the gradient of what `decode` returned with `mask`; sections may view g_BN.
 
         Raises:
             DivergedError: a sum of gradient and residual is not finite, where there is a residual.
@@ -73,8 +73,10 @@ class ActivationCodec(Protocol):
         """
         ...
 
-    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        """Decode the gradient of what `encode` returned with `saved`; raises as `decode`."""
+    def decode_gradient(
+        self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
+    ) -> Tensor:
+        """Decode the gradient of what `encode` returned with `mask`; raises as `decode`."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ all B * N.
 from __future__ import annotations
 
 from math import sqrt
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from typing_extensions import override
 from dlrm_hybrid.compress.activation.codec import (
     ActivationCodec,
     Key,
-    Saved,
+    Mask,
     Sections,
     dense_tensor,
     only_section,
@@ -35,11 +35,6 @@ from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
 
 _NO_THRESHOLDS = np.empty(0, np.float32)
-
-
-class _Sketched(NamedTuple):
-    projection_NC: Tensor
-    shape: torch.Size
 
 
 @final
@@ -62,28 +57,29 @@ class SketchCodec(ActivationCodec):
         self._tally = Tally()
 
     @override
-    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
         require_host(x_BN, "activation", key)
         projection_NC = self._projection(x_BN.shape[1], key)
         sketch_BC = x_BN @ projection_NC
         self._tally.add(x_BN.numel(), sketch_BC.numel(), _NO_THRESHOLDS)
-        return (dense(0, sketch_BC.numpy()),), _Sketched(projection_NC, x_BN.shape)
+        return (dense(0, sketch_BC.numpy()),), None
 
     @override
-    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         projection_NC = self._projection(shape[1], key)
         sketch_shape = torch.Size((shape[0], projection_NC.shape[1]))
         return dense_tensor(sections, sketch_shape, key) @ projection_NC.T, None
 
     @override
-    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+    def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
         return (dense(0, host_array(g_BN, "gradient of activations", key)),)
 
     @override
-    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        sketched: _Sketched = saved
-        g_BN = dense_tensor(sections, sketched.shape, key)
-        return g_BN @ sketched.projection_NC @ sketched.projection_NC.T
+    def decode_gradient(
+        self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
+    ) -> Tensor:
+        projection_NC = self._projection(shape[1], key)
+        return dense_tensor(sections, shape, key) @ projection_NC @ projection_NC.T
 
     @override
     def report(self) -> SentReport | None:
@@ -120,15 +116,15 @@ class GradientTopKCodec(ActivationCodec):
         self._tally = Tally()
 
     @override
-    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
-        return (dense(0, host_array(x_BN, "activation", key)),), x_BN.shape
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
+        return (dense(0, host_array(x_BN, "activation", key)),), None
 
     @override
-    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         return dense_tensor(sections, shape, key), None
 
     @override
-    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+    def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
         residual_BN = self._residuals[key.microbatch][: g_BN.shape[0]]
         require_host(g_BN, "gradient of activations", key)
         sum_BN = g_BN + residual_BN
@@ -145,8 +141,9 @@ class GradientTopKCodec(ActivationCodec):
         return (sparse(0, sum_N.size, indices_K, values_K, self._dtype),)
 
     @override
-    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        shape: torch.Size = saved
+    def decode_gradient(
+        self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
+    ) -> Tensor:
         kept = sparse_of(only_section(sections, self._dtype, shape, key, dense=False))
         return scattered(kept.indices_K, kept.values_K, shape)
 

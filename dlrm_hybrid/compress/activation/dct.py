@@ -15,18 +15,16 @@ Shapes: B rows of a micro-batch, N width of the boundary, K elements kept of all
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from typing import final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.activation.codec import (
     ActivationCodec,
     Key,
-    Saved,
+    Mask,
     Sections,
     only_section,
     scattered,
@@ -63,11 +61,6 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -
     return selected
 
 
-class _Mask(NamedTuple):
-    indices_K: NDArray[np.int32]
-    shape: torch.Size
-
-
 @final
 class ThresholdCodec(ActivationCodec):
     """Elements that reach their row's threshold (Gupta et al., KDD 2021, algorithm 2).
@@ -89,7 +82,7 @@ class ThresholdCodec(ActivationCodec):
         self._tally = Tally()
 
     @override
-    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
         largest = largest_of_rows(x_BN, self._sparsity, key, self._ops)
         self._tally.add(x_BN.numel(), largest.indices_K.size, largest.tau_B)
         section = rows(
@@ -100,26 +93,28 @@ class ThresholdCodec(ActivationCodec):
             self._dtype,
             allow_rice=self._allow_rice,
         )
-        return (section,), _Mask(largest.indices_K, x_BN.shape)
+        return (section,), largest.indices_K
 
     @override
-    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         section = only_section(sections, self._dtype, shape, key, dense=False)
         indices_K, values_K = rows_of(section, (shape[0], shape[1]))
-        return scattered(indices_K, values_K, shape), _Mask(indices_K, shape)
+        return scattered(indices_K, values_K, shape), indices_K
 
     @override
-    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
-        mask: _Mask = saved
+    def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
+        assert mask is not None
         g_N = host_array(g_BN, "gradient of activations", key).reshape(-1)
-        values_K = g_N.take(mask.indices_K)
+        values_K = g_N.take(mask)
         return (packed(0, values_K, self._dtype),)
 
     @override
-    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        mask: _Mask = saved
-        section = only_section(sections, self._dtype, mask.indices_K.shape, key, dense=True)
-        return scattered(mask.indices_K, values_of(section), mask.shape)
+    def decode_gradient(
+        self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
+    ) -> Tensor:
+        assert mask is not None
+        section = only_section(sections, self._dtype, mask.shape, key, dense=True)
+        return scattered(mask, values_of(section), shape)
 
     @override
     def report(self) -> SentReport | None:

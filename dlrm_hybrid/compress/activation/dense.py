@@ -14,7 +14,7 @@ from typing_extensions import override
 from dlrm_hybrid.compress.activation.codec import (
     ActivationCodec,
     Key,
-    Saved,
+    Mask,
     Sections,
     dense_tensor,
 )
@@ -38,23 +38,25 @@ class DenseCodec(ActivationCodec):
         self._tally = Tally()
 
     @override
-    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Saved]:
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
         if self._observe is not None:
             largest = largest_of_rows(x_BN, self._observe, key)
             self._tally.add(x_BN.numel(), x_BN.numel(), largest.tau_B)
-        return (dense(0, host_array(x_BN, "activation", key)),), x_BN.shape
+        return (dense(0, host_array(x_BN, "activation", key)),), None
 
     @override
-    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Saved]:
+    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         return dense_tensor(sections, shape, key), None
 
     @override
-    def encode_gradient(self, g_BN: Tensor, saved: Saved, key: Key) -> Sections:
+    def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
         return (dense(0, host_array(g_BN, "gradient of activations", key)),)
 
     @override
-    def decode_gradient(self, sections: Sections, saved: Saved, key: Key) -> Tensor:
-        return dense_tensor(sections, saved, key)
+    def decode_gradient(
+        self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
+    ) -> Tensor:
+        return dense_tensor(sections, shape, key)
 
     @override
     def report(self) -> SentReport | None:

@@ -52,7 +52,7 @@ def round_trip(
     forward, at_sender = codec.encode(x_BN, key)
     received_BN, at_receiver = receiver.decode(travel(forward, offset), x_BN.shape, key)
     backward = receiver.encode_gradient(g_BN, at_receiver, key)
-    returned_BN = codec.decode_gradient(travel(backward, offset), at_sender, key)
+    returned_BN = codec.decode_gradient(travel(backward, offset), g_BN.shape, at_sender, key)
     return RoundTrip(received_BN, returned_BN, _bytes(forward), _bytes(backward))
 
 

@@ -123,4 +123,4 @@ def test_other_sections_than_expected_are_refused(row: CodecRow, sections: Secti
     with pytest.raises(DlrmError, match=named):
         codec.decode(sections, x_BN.shape, KEY)
     with pytest.raises(DlrmError, match=named):
-        codec.decode_gradient(sections, saved, KEY)
+        codec.decode_gradient(sections, x_BN.shape, saved, KEY)

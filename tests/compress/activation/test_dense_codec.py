@@ -27,7 +27,7 @@ def test_both_ways_give_the_same_bits_in_memory_of_torch(
     assert got_BN.data_ptr() % 64 == 0
     g_BN = torch.randn(rows, width)
     sections = codec.encode_gradient(g_BN, at_receiver, KEY)
-    back_BN = codec.decode_gradient(travel(sections, offset), at_sender, KEY)
+    back_BN = codec.decode_gradient(travel(sections, offset), g_BN.shape, at_sender, KEY)
     assert torch.equal(back_BN, g_BN)
     assert back_BN.shape == x_BN.shape
     back_BN.add_(1)  # its own memory, writable
@@ -59,4 +59,4 @@ def test_what_does_not_make_the_expected_tensor_is_refused(sections: tuple[Secti
     with pytest.raises(DlrmError, match=named):
         codec.decode(sections, shape, KEY)
     with pytest.raises(DlrmError, match=named):
-        codec.decode_gradient(sections, shape, KEY)
+        codec.decode_gradient(sections, shape, None, KEY)

@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_autograd_with_the_mask_held_still() -> None:
     assert received_BN.grad is not None
     back = codec.encode_gradient(received_BN.grad, at_receiver, KEY)
     torch.testing.assert_close(
-        codec.decode_gradient(travel(back, 0), at_sender, KEY), x_BN.grad, **EXACTLY
+        codec.decode_gradient(travel(back, 0), x_BN.shape, at_sender, KEY), x_BN.grad, **EXACTLY
     )
 
 
@@ -99,7 +99,7 @@ def _trained(codec: ActivationCodec) -> list[Tensor]:
         (entered_BM.requires_grad_() @ above_M.requires_grad_() - 1).square().mean().backward()
         assert entered_BM.grad is not None
         back = codec.encode_gradient(entered_BM.grad, at_receiver, KEY)
-        left_BM.backward(codec.decode_gradient(travel(back, 4), at_sender, KEY))
+        left_BM.backward(codec.decode_gradient(travel(back, 4), left_BM.shape, at_sender, KEY))
         weights = [below_NM, above_M]
         assert all(weight.grad is not None for weight in weights)
         below_NM, above_M = (
