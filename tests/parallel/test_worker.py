@@ -28,10 +28,11 @@ from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
 from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
 from dlrm_hybrid.model.step import Trainer, predict
+from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.worker import EVALUATION, StepMetrics, train_step
+from dlrm_hybrid.parallel.worker import StepMetrics, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind

@@ -20,6 +20,7 @@ from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.model.tensors import draw_embeddings
+from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
@@ -32,7 +33,7 @@ from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import Boundaries, StepMetrics, Worker, predict_batch, train_step
+from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, train_step
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Frame, decode, encode

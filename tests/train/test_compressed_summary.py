@@ -12,8 +12,8 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.dense.sections import split_digest
-from dlrm_hybrid.parallel.worker import EVALUATION
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.main import train_rank

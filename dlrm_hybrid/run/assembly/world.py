@@ -14,6 +14,7 @@ from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.stage_model import StageModel
+from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
@@ -25,7 +26,7 @@ from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import Boundaries, Worker
+from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import activations as build_compress
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import gradient as build_gradient

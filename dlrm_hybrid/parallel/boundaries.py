@@ -1,0 +1,136 @@
+"""What crosses the cuts before and after a stage, encoded and decoded; what a cut keeps meanwhile.
+
+Shapes: b rows of a micro-batch, N width of what enters the stage, M of what leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
+from dlrm_hybrid.model.spec import StagePart
+from dlrm_hybrid.parallel.effects import Program, Receive
+from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.wire.frame import Kind
+
+EVALUATION = 2**16 - 1
+"""Number of the only micro-batch of a batch that is predicted: no training step has so many."""
+
+
+@final
+class Boundaries:
+    """What crosses the cuts before and after a stage; before the first and after the last is None.
+
+    Args:
+        port: of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
+        part: the stage.
+        codecs: of both boundaries, by number.
+        clock: measures the time that codecs take.
+
+    Attributes:
+        port: of the worker.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        part: StagePart,
+        codecs: Mapping[int, ActivationCodec],
+        clock: SpanClock,
+    ) -> None:
+        self.port = port
+        self._part = part
+        self._codecs = codecs
+        self._encoding = clock.within(Span.ENCODE)
+        self._decoding = clock.within(Span.DECODE)
+        # From forward to backward, by batch and micro-batch.
+        self._sent: dict[tuple[BatchNumber, int], Mask] = {}
+        self._received: dict[tuple[BatchNumber, int], Mask] = {}
+
+    def receive_activations(
+        self, batch: BatchNumber, microbatch: int, rows: int
+    ) -> Program[Tensor | None]:
+        """What enters the stage, (b, N)."""
+        if self._part.is_first:
+            return None
+        key = self._before(batch, microbatch)
+        frame = yield self._from(self.port.rank - 1, Kind.ACTIVATION, key)
+        shape = torch.Size((rows, self._part.input_width))
+        with self._decoding:
+            entered_bN, mask = self._codecs[key.boundary].decode(frame.sections, shape, key)
+        self._received[batch, microbatch] = mask
+        return entered_bN
+
+    def send_activations(self, left_bM: Tensor | None, batch: BatchNumber, microbatch: int) -> None:
+        """To the next stage."""
+        if left_bM is None:
+            return
+        key = self._after(batch, microbatch)
+        with self._encoding:
+            sections, mask = self._codecs[key.boundary].encode(left_bM, key)
+        self._sent[batch, microbatch] = mask
+        self._send(self.port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
+
+    def receive_gradient(
+        self, batch: BatchNumber, microbatch: int, rows: int
+    ) -> Program[Tensor | None]:
+        """Of what left the stage, (b, M)."""
+        if self._part.is_last:
+            return None
+        key = self._after(batch, microbatch)
+        frame = yield self._from(self.port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
+        mask = self._sent.pop((batch, microbatch))
+        shape = torch.Size((rows, self._part.output_width))
+        with self._decoding:
+            return self._codecs[key.boundary].decode_gradient(frame.sections, shape, mask, key)
+
+    def send_gradient(
+        self, gradient_bN: Tensor | None, batch: BatchNumber, microbatch: int
+    ) -> None:
+        """Of what entered, to the stage before."""
+        if gradient_bN is None:
+            return
+        key = self._before(batch, microbatch)
+        mask = self._received.pop((batch, microbatch))
+        with self._encoding:
+            sections = self._codecs[key.boundary].encode_gradient(gradient_bN, mask, key)
+        self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
+
+    def confirm(self, batch: BatchNumber) -> None:
+        """Tell the stage before that its activations have come; nothing goes back through them."""
+        if not self._part.is_first:
+            del self._received[batch, EVALUATION]
+            self._send(self.port.rank - 1, Kind.RECEIVED, self._before(batch, EVALUATION))
+
+    def receive_confirmation(self, batch: BatchNumber) -> Program[None]:
+        """Wait until the next stage has the activations."""
+        del self._sent[batch, EVALUATION]
+        yield self._from(self.port.rank + 1, Kind.RECEIVED, self._after(batch, EVALUATION))
+
+    def _before(self, batch: BatchNumber, microbatch: int) -> Key:
+        return Key(batch, self._part.index - 1, microbatch)
+
+    def _after(self, batch: BatchNumber, microbatch: int) -> Key:
+        return Key(batch, self._part.index, microbatch)
+
+    def _from(self, sender: int, kind: Kind, key: Key) -> Receive:
+        return Receive(kind, sender, key.batch, boundary=key.boundary, microbatch=key.microbatch)
+
+    def _send(
+        self, to: int, kind: Kind, key: Key, sections: Sections = (), of: Tensor | None = None
+    ) -> None:
+        self.port.send(
+            to,
+            kind,
+            key.batch,
+            sections,
+            boundary=key.boundary,
+            microbatch=key.microbatch,
+            dense_bytes=0 if of is None else 4 * of.numel(),
+        )
