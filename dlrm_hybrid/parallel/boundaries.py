@@ -5,7 +5,7 @@ Shapes: b rows of a micro-batch, N width of what enters the stage, M of what lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 import torch
@@ -15,6 +15,7 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Se
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.effects import Program, Receive
 from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber
 from dlrm_hybrid.wire.frame import Kind
@@ -52,6 +53,8 @@ class Boundaries:
         # From forward to backward, by batch and micro-batch.
         self._sent: dict[tuple[BatchNumber, int], Mask] = {}
         self._received: dict[tuple[BatchNumber, int], Mask] = {}
+        # Received for a checkpoint, before an op has asked for them.
+        self._ahead: dict[tuple[Kind, BatchNumber, int], Tensor] = {}
 
     def receive_activations(
         self, batch: BatchNumber, microbatch: int, rows: int
@@ -59,6 +62,8 @@ class Boundaries:
         """What enters the stage, (b, N)."""
         if self._part.is_first:
             return None
+        if (ahead := self._ahead.pop((Kind.ACTIVATION, batch, microbatch), None)) is not None:
+            return ahead
         key = self._before(batch, microbatch)
         frame = yield self._from(self.port.rank - 1, Kind.ACTIVATION, key)
         shape = torch.Size((rows, self._part.input_width))
@@ -83,6 +88,9 @@ class Boundaries:
         """Of what left the stage, (b, M)."""
         if self._part.is_last:
             return None
+        ahead = self._ahead.pop((Kind.ACTIVATION_GRADIENT, batch, microbatch), None)
+        if ahead is not None:
+            return ahead
         key = self._after(batch, microbatch)
         frame = yield self._from(self.port.rank + 1, Kind.ACTIVATION_GRADIENT, key)
         mask = self._sent.pop((batch, microbatch))
@@ -112,6 +120,57 @@ class Boundaries:
         """Wait until the next stage has the activations."""
         del self._sent[batch, EVALUATION]
         yield self._from(self.port.rank + 1, Kind.RECEIVED, self._after(batch, EVALUATION))
+
+    def receive_ahead(
+        self, pipeline: Pipeline, ticks: int, rows: Callable[[BatchNumber], int]
+    ) -> Program[None]:
+        """Receive all that neighbours have sent in so many ticks, for `state_dict`.
+
+        Args:
+            pipeline: that all stages follow.
+            ticks: that many are done.
+            rows: of the micro-batches of a batch.
+        """
+        stage, last = self._part.index, len(pipeline.ops) - 1
+        if stage > 0:
+            for batch, microbatch in pipeline.underway("F", stage - 1, stage, ticks):
+                entered_bN = yield from self.receive_activations(batch, microbatch, rows(batch))
+                assert entered_bN is not None
+                self._ahead[Kind.ACTIVATION, batch, microbatch] = entered_bN
+        if stage < last:
+            for batch, microbatch in pipeline.underway("B", stage + 1, stage, ticks):
+                gradient_bM = yield from self.receive_gradient(batch, microbatch, rows(batch))
+                assert gradient_bM is not None
+                self._ahead[Kind.ACTIVATION_GRADIENT, batch, microbatch] = gradient_bM
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Masks from forward to backward, None as an empty matrix, and what was received ahead."""
+        masks = {
+            f"{name}.{batch}.{microbatch}": (
+                torch.empty(0, 0) if mask is None else torch.from_numpy(mask)
+            )
+            for name, held in (("sent", self._sent), ("received", self._received))
+            for (batch, microbatch), mask in held.items()
+        }
+        ahead = {
+            f"ahead.{kind.name}.{batch}.{microbatch}": tensor
+            for (kind, batch, microbatch), tensor in self._ahead.items()
+        }
+        return masks | ahead
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take in what `state_dict` gave; nothing else is between stages afterwards."""
+        self._sent.clear()
+        self._received.clear()
+        self._ahead.clear()
+        for name, tensor in state.items():
+            what, *kind, batch, microbatch = name.split(".")
+            key = BatchNumber(int(batch)), int(microbatch)
+            if kind:
+                self._ahead[Kind[kind[0]], *key] = tensor
+                continue
+            masks = self._sent if what == "sent" else self._received
+            masks[key] = tensor.numpy() if tensor.dim() == 1 else None
 
     def _before(self, batch: BatchNumber, microbatch: int) -> Key:
         return Key(batch, self._part.index - 1, microbatch)

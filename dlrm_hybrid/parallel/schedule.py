@@ -8,9 +8,12 @@ Legend: S stages, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self, final
+
+from dlrm_hybrid.types import BatchNumber
 
 
 class Op(NamedTuple):
@@ -30,6 +33,44 @@ class Op(NamedTuple):
 
 Schedule = Callable[[int, int, int], tuple[Op, ...]]
 """(stage, S, M) to the ops of that stage in every tick, in order."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The ops of all stages, and what is between them after so many ticks.
+
+    Attributes:
+        ops: in every tick, by stage.
+        microbatches: M of every batch.
+    """
+
+    ops: tuple[tuple[Op, ...], ...]
+    microbatches: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, stages: int, microbatches: int) -> Self:
+        """The pipeline of a schedule."""
+        ops = tuple(schedule(stage, stages, microbatches) for stage in range(stages))
+        return cls(ops, microbatches)
+
+    def done(self, stage: int, kind: Literal["F", "B"], microbatch: int, ticks: int) -> int:
+        """Batches that have had one op of a stage; it goes through them in their order."""
+        (delay,) = (one.delay for one in self.ops[stage] if one[:2] == (kind, microbatch))
+        return max(0, ticks - delay)
+
+    def pushed(self, stage: int, ticks: int) -> int:
+        """Batches whose gradients a stage has pushed."""
+        return self.done(stage, "B", self.microbatches - 1, ticks)
+
+    def underway(
+        self, kind: Literal["F", "B"], sender: int, receiver: int, ticks: int
+    ) -> Iterator[tuple[BatchNumber, int]]:
+        """Batch and micro-batch of what one stage has sent and the other has not yet asked for."""
+        for microbatch in range(self.microbatches):
+            received = self.done(receiver, kind, microbatch, ticks)
+            for batch in range(received, self.done(sender, kind, microbatch, ticks)):
+                yield BatchNumber(batch), microbatch
 
 
 def sequential(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:

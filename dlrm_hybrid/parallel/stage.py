@@ -129,11 +129,55 @@ class Stage:
     def _flying(self, batch: BatchNumber) -> _Batch:
         found = self._batches.get(batch)
         if found is None:
-            raise DlrmError(
-                f"stage {self.model.part.index}: batch {batch} is not in flight; checkpoints do "
-                "not hold batches in flight, so a schedule with delays cannot resume"
-            )
+            raise DlrmError(f"stage {self.model.part.index}: batch {batch} is not in flight")
         return found
+
+    def batches(self) -> dict[BatchNumber, Inputs]:
+        """The batches in flight, in their order."""
+        return {batch: flying.inputs for batch, flying in sorted(self._batches.items())}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Views of all that is in flight, between two ticks.
+
+        Raises:
+            DlrmError: forward's results are still there, or some micro-batches of a batch have
+                been through backward and others not; such state is not saved.
+        """
+        state: dict[str, Tensor] = {}
+        for batch, flying in self._batches.items():
+            if flying.gradients or any(one.left is not None for one in flying.graphs.values()):
+                raise DlrmError(
+                    f"stage {self.model.part.index}: batch {batch} is in the middle of backward"
+                )
+            inputs = flying.inputs
+            named = {
+                "rows": torch.tensor(inputs.rows),
+                "dense": inputs.dense_BI,
+                "ids": inputs.ids_FB,
+                "label": inputs.label_B,
+                "pooled": flying.pooled_BFD,
+                **{f"entered.{number}": one.entered_bN for number, one in flying.graphs.items()},
+            }
+            state |= {
+                f"{batch}.{name}": one.detach() for name, one in named.items() if one is not None
+            }
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take in what `state_dict` gave; nothing else is in flight afterwards."""
+        self._batches.clear()
+        for batch in sorted({int(name.split(".")[0]) for name in state}):
+            rows = int(state[f"{batch}.rows"])
+            dense, ids, label, pooled = (
+                state.get(f"{batch}.{name}") for name in ("dense", "ids", "label", "pooled")
+            )
+            inputs = Inputs(rows=rows, dense_BI=dense, ids_FB=ids, label_B=label)
+            self.begin(BatchNumber(batch), inputs, pooled)
+            graphs = self._batches[BatchNumber(batch)].graphs
+            for microbatch in range(self.microbatches):
+                entered_bN = state.get(f"{batch}.entered.{microbatch}")
+                if entered_bN is not None:
+                    graphs[microbatch] = _Graph(entered_bN, None, None)
 
     def forward(
         self, batch: BatchNumber, microbatch: int, received_bN: Tensor | None

@@ -17,6 +17,7 @@ N width of what enters the stage, M of what leaves it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.boundaries import EVALUATION, Boundaries
 from dlrm_hybrid.parallel.dense.client import Client
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.schedule import Op
+from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, predict_stage
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.types import BatchNumber, Tick
@@ -41,7 +42,7 @@ class Worker:
     Attributes:
         rank: its own.
         stage: computes, and keeps what is in flight.
-        ops: of the stage in every tick.
+        pipeline: the ops of this stage and its neighbours in every tick.
         boundaries: to the neighbouring stages.
         tables: for its lookups; None where the interaction is not.
         embedding_schedule: learning rate of the tables.
@@ -50,7 +51,7 @@ class Worker:
 
     rank: int
     stage: Stage
-    ops: tuple[Op, ...]
+    pipeline: Pipeline
     boundaries: Boundaries
     tables: Tables | None
     embedding_schedule: Schedule
@@ -112,7 +113,7 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetric
     yield from _begin(worker, BatchNumber(tick), inputs)
     yield from worker.client.pull()
     metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
-    for kind, microbatch, delay in worker.ops:
+    for kind, microbatch, delay in worker.pipeline.ops[worker.part.index]:
         batch = BatchNumber(tick - delay)
         if batch < 0:
             continue
@@ -151,6 +152,37 @@ def _finish(worker: Worker, batch: BatchNumber) -> Program[StageResult]:
         assert result.pooled_gradient_BFD is not None
         yield from worker.tables.update(batch, result.pooled_gradient_BFD)
     return result
+
+
+def state_in_flight(worker: Worker, ticks: int) -> Program[dict[str, Tensor]]:
+    """Views of what a checkpoint must hold of batches that wait for their backward.
+
+    Args:
+        worker: between two ticks.
+        ticks: that many are done.
+
+    Raises:
+        DlrmError: a batch is in the middle of its backward.
+    """
+    yield from worker.boundaries.receive_ahead(worker.pipeline, ticks, worker.stage.rows)
+    boundaries = {f"boundaries.{k}": v for k, v in worker.boundaries.state_dict().items()}
+    return boundaries | {f"stage.{k}": v for k, v in worker.stage.state_dict().items()}
+
+
+def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]:
+    """Go on from `state_in_flight`; the tables are as they were then."""
+    parts: dict[str, dict[str, Tensor]] = {"boundaries": {}, "stage": {}}
+    for name, tensor in state.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    worker.boundaries.load_state_dict(parts["boundaries"])
+    worker.stage.load_state_dict(parts["stage"])
+    if worker.tables is None:
+        return
+    for batch, inputs in worker.stage.batches().items():
+        assert inputs.ids_FB is not None
+        # For the update that will follow: the rows of then are in the state.
+        yield from worker.tables.lookup(batch, inputs.ids_FB, worker.embedding_schedule.lr(batch))
 
 
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:

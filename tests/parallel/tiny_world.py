@@ -27,13 +27,20 @@ from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Effect, Receive, Together
 from dlrm_hybrid.parallel.port import Port
-from dlrm_hybrid.parallel.schedule import SCHEDULES, Schedule
+from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, train_step
+from dlrm_hybrid.parallel.worker import (
+    StepMetrics,
+    Worker,
+    load_in_flight,
+    predict_batch,
+    state_in_flight,
+    train_step,
+)
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Frame, decode, encode
@@ -94,6 +101,7 @@ class TinyWorld:
     ) -> None:
         partition = Partition.of(spec, layout.cuts)
         stages = partition.stages
+        self.pipeline = Pipeline.of(layout.ops, len(stages), layout.microbatches)
         self.layout = layout
         self.lr = lr
         self.table_lr = lr if table_lr is None else table_lr
@@ -138,7 +146,7 @@ class TinyWorld:
                 Worker(
                     rank=rank,
                     stage=Stage(model, layout.microbatches),
-                    ops=layout.ops(part.index, len(stages), layout.microbatches),
+                    pipeline=self.pipeline,
                     boundaries=Boundaries(port, part, codecs, SpanClock()),
                     tables=SharedTables(joint, group) if rank in group else None,
                     embedding_schedule=Constant(base_lr=self.table_lr),
@@ -173,6 +181,31 @@ class TinyWorld:
         """The logits of one batch of each trainer, by worker."""
         return self._run(lambda worker, batch: predict_batch(worker, number, batch), batches)
 
+    def save(self, ticks: int) -> dict[str, dict[str, Tensor]]:
+        """Copies of all that lasts, after so many ticks; by rank what is in flight."""
+        owners = self.servers or [worker.client for worker in self.workers]
+        dense = {name: one for owner in owners for name, one in owner.tensors().items()}
+        flying = self._run_programs([state_in_flight(worker, ticks) for worker in self.workers])
+        state = {"dense": dense, "tables": self.embeddings.weights()}
+        state |= {str(worker.rank): one for worker, one in zip(self.workers, flying, strict=True)}
+        return {
+            group: {name: one.clone() for name, one in held.items()}
+            for group, held in state.items()
+        }
+
+    def load(self, ticks: int, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on from `save`."""
+        for name, table in self.embeddings.weights().items():
+            table.copy_(state["tables"][name])
+        for server in self.servers:
+            assert not server.restart(self.pipeline.pushed(0, ticks), state["dense"])
+        for worker in self.workers:
+            pushed = self.pipeline.pushed(worker.part.index, ticks)
+            worker.client.restart(pushed, state["dense"])
+        self._run_programs(
+            [load_in_flight(worker, state[str(worker.rank)]) for worker in self.workers]
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """Trainer 0's weights, or the servers' where there are some, and the tables."""
         tensors: dict[str, Tensor] = {}
@@ -200,11 +233,15 @@ class TinyWorld:
     def _run(
         self, start: Callable[[Worker, Inputs], Generator[Effect, Any, Any]], batches: list[Inputs]
     ) -> list[Any]:
+        return self._run_programs(
+            [
+                start(worker, reads(worker, batches[worker.rank // self.topology.stages]))
+                for worker in self.workers
+            ]
+        )
+
+    def _run_programs(self, runs: list[Generator[Effect, Any, Any]]) -> list[Any]:
         """Turns until all generators have returned; a round in which nothing moves is a fault."""
-        runs = [
-            start(worker, reads(worker, batches[worker.rank // self.topology.stages]))
-            for worker in self.workers
-        ]
         results: dict[int, Any] = {}
         asked: dict[int, Effect] = {}
         answers: dict[int, Any] = dict.fromkeys(range(len(runs)))

@@ -20,7 +20,7 @@ from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.effects import Send
 from dlrm_hybrid.parallel.port import Port
-from dlrm_hybrid.parallel.schedule import SCHEDULES
+from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
@@ -189,7 +189,7 @@ def _worker(
     return Worker(
         rank=boundaries.port.rank,
         stage=Stage(model, microbatches),
-        ops=SCHEDULES[config.schedule.name](model.part.index, stages, microbatches),
+        pipeline=Pipeline.of(SCHEDULES[config.schedule.name], stages, microbatches),
         boundaries=boundaries,
         tables=tables,
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
