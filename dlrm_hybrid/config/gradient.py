@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules, sections
-from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.config.schema import Config
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep

@@ -25,7 +25,7 @@ from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, scales_of
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, all_sent
 from dlrm_hybrid.compress.gradient.layout import Float32s, Layout
-from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA, Ops

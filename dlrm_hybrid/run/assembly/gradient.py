@@ -6,7 +6,7 @@ from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods import StageContext, methods
-from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.run.assembly import model as build_model

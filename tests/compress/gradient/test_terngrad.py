@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods.terngrad import TernGradSettings
+from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import array_of, dense

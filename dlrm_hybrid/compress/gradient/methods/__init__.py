@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dlrm_hybrid.bounds import Fraction, Positive, Precision
+from dlrm_hybrid.wire.section import Dtype
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
@@ -46,6 +47,11 @@ class GradientKeys:
     residual: Literal["gradient", "update"] | None
     drain: Literal["none", "discard", "flush"] | None
     drain_every: Positive | None
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type of values on the wire."""
+        return Dtype[self.precision.upper()]
 
     def find(self, settings: type[SettingsT]) -> SettingsT | None:
         """The settings of this type; None where the chosen method and rule read none such."""
@@ -83,14 +89,6 @@ class StageContext:
     ops: Ops
 
 
-def _no_rounds(keys: GradientKeys) -> tuple[str, ...]:
-    return ()
-
-
-def _no_faults(keys: GradientKeys) -> Iterator[str]:
-    return iter(())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """A choice of `gradient`: what it reads, what it goes with, what it builds.
@@ -114,8 +112,8 @@ class Method:
     is_sparse: bool = True
     precisions: tuple[str, ...] = EVERY_PRECISION
     optimizers: tuple[str, ...] = ()
-    rounds: Callable[[GradientKeys], tuple[str, ...]] = _no_rounds
-    faults: Callable[[GradientKeys], Iterator[str]] = _no_faults
+    rounds: Callable[[GradientKeys], tuple[str, ...]] = lambda keys: ()
+    faults: Callable[[GradientKeys], Iterator[str]] = lambda keys: iter(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +132,13 @@ class Rule:
 @functools.cache
 def methods() -> Mapping[str, Method]:
     """All choices of `gradient` by name."""
-    return {name: one for module in _files() for name, one in _table(module, "METHODS")}
+    return _found("METHODS")
 
 
 @functools.cache
 def rules() -> Mapping[str, Rule]:
     """All choices of `gradient.threshold` by name."""
-    return {name: one for module in _files() for name, one in _table(module, "RULES")}
+    return _found("RULES")
 
 
 @functools.cache
@@ -153,9 +151,10 @@ def sections() -> Mapping[str, type]:
     }
 
 
-def _files() -> list[str]:
-    return [f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)]
-
-
-def _table(module: str, name: str) -> Iterator[tuple[str, Any]]:
-    yield from getattr(importlib.import_module(module), name, {}).items()
+def _found(table: str) -> dict[str, Any]:
+    """The tables of this name in all files of this folder."""
+    modules = [
+        importlib.import_module(f"{__name__}.{found.name}")
+        for found in pkgutil.iter_modules(__path__)
+    ]
+    return {name: one for module in modules for name, one in getattr(module, table, {}).items()}

@@ -71,17 +71,16 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
     )
     from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
     from dlrm_hybrid.compress.gradient.transforms import Scale
-    from dlrm_hybrid.wire.section import Dtype
 
     size = context.layout.size
-    k, dtype = target_k(size, keys.sparsity), Dtype[keys.precision.upper()]
+    k = target_k(size, keys.sparsity)
     if keys.of(RandomKSettings).feedback:
-        options = FeedbackOptions(dtype=dtype)
+        options = FeedbackOptions(dtype=keys.dtype)
     else:
         # Every step forgets what the one before has not sent.
         drain = Drain(mode=DrainMode.DISCARD, every=1, seed=context.seed, trainer=context.trainer)
         scale = Scale(lambda step: size / max(k, 1))
-        options = FeedbackOptions(dtype=dtype, transforms=[scale], drain=drain)
+        options = FeedbackOptions(dtype=keys.dtype, transforms=[scale], drain=drain)
     selector = RandomK(k=k, seed=context.seed)
     return ErrorFeedback(context.layout, selector, options, context.ops)
 

@@ -43,7 +43,6 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
         ErrorFeedback,
         FeedbackOptions,
     )
-    from dlrm_hybrid.wire.section import Dtype
 
     assert keys.drain_every is not None
     drain = Drain(
@@ -53,7 +52,7 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
         trainer=context.trainer,
     )
     options = FeedbackOptions(
-        dtype=Dtype[keys.precision.upper()],
+        dtype=keys.dtype,
         transforms=_transforms(keys, context),
         drain=drain,
     )
@@ -69,7 +68,6 @@ def _selector(keys: GradientKeys, context: StageContext) -> Selector:
         SparsityTarget,
         Thresholded,
     )
-    from dlrm_hybrid.wire.section import Dtype
 
     assert keys.threshold is not None
     assert keys.lifespan is not None and keys.staggered is not None
@@ -86,7 +84,7 @@ def _selector(keys: GradientKeys, context: StageContext) -> Selector:
         renewal=Renewal(steps=keys.lifespan, mode=Mode(keys.renewal), staggered=keys.staggered),
     )
     if keys.aggregation == "union":
-        return Union(selector, Dtype[keys.precision.upper()])
+        return Union(selector, keys.dtype)
     if keys.aggregation == "leader":
         return FromLeader(inner=selector, trainer=context.trainer, trainers=context.trainers)
     return selector

@@ -1,0 +1,64 @@
+"""`gradient=cltk` and `gradient=deft`: in turn, one trainer decides what all of them send.
+
+ScaleCom's CLT-k (Chen et al., NeurIPS 2020) and DEFT (Yoon and Oh, ICPP 2023).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic.dataclasses import dataclass
+
+from dlrm_hybrid.bounds import STRICT, Part
+from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.gradient.compressor import Compressor
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class CltkSettings:
+    """The low-pass filter of ScaleCom; 1 is plain error feedback."""
+
+    low_pass: Part
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DeftSettings:
+    """Whether the delegate's budget holds for all, or everyone's own as in the paper."""
+
+    budget: Literal["exact", "paper"]
+
+
+def _cltk(keys: GradientKeys, context: StageContext) -> Compressor:
+    from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+    from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
+    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+
+    largest = TopK(target_k(context.layout.size, keys.sparsity))
+    selector = FromLeader(inner=largest, trainer=context.trainer, trainers=context.trainers)
+    options = FeedbackOptions(dtype=keys.dtype, low_pass=keys.of(CltkSettings).low_pass)
+    return ErrorFeedback(context.layout, selector, options, context.ops)
+
+
+def _deft(keys: GradientKeys, context: StageContext) -> Compressor:
+    from dlrm_hybrid.compress.gradient.deft import Deft, partition
+    from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+
+    selector = Deft(
+        fragments=partition(context.layout.counts, context.trainers),
+        k=target_k(context.layout.size, keys.sparsity),
+        is_exact=keys.of(DeftSettings).budget == "exact",
+        trainer=context.trainer,
+        trainers=context.trainers,
+    )
+    return ErrorFeedback(context.layout, selector, FeedbackOptions(dtype=keys.dtype), context.ops)
+
+
+METHODS = {
+    "cltk": Method(build=_cltk, sections={"cltk": CltkSettings}, rounds=lambda keys: ("leader",)),
+    "deft": Method(
+        build=_deft, sections={"deft": DeftSettings}, rounds=lambda keys: ("leader", "union")
+    ),
+}
