@@ -45,7 +45,7 @@ def writing(path: Path, key: str) -> Generator[None, None, None]:
 
 @contextmanager
 def refusals() -> Generator[None, None, None]:
-    """Raise ResourceError where the system refuses what nobody has looked after more closely.
+    """Raise ResourceError where the system refuses what is not handled more closely.
 
     That is a file, or more files, memory or processes than a limit allows. Anything else is an
     error of this program and passes.
@@ -88,7 +88,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generato
     """Hold the exclusive lock file `path` inside a `with`.
 
     The kernel takes the lock back when the process ends, even after kill -9; what it has started
-    does not hold it. Where a file system has no locks, that is said and nobody is kept out.
+    does not hold it. Where a file system has no locks, that is said and no process is kept out.
 
     Args:
         path: made if need be in a folder that is there, and removed at the end.
@@ -112,7 +112,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generato
 
 def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
     while True:
-        # No link is followed: the folder may have come from somebody else.
+        # No link is followed: the folder may be of unknown origin.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o666)
         try:

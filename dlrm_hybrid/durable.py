@@ -49,12 +49,12 @@ def write(path: Path, parts: Iterable[memoryview]) -> Content:
     return Content(num_bytes, digest.hexdigest())
 
 
-def content(path: Path, tell: Callable[[int], None] = lambda done: None) -> Content:
+def content(path: Path, progress: Callable[[int], object] = lambda done: None) -> Content:
     """What a file holds.
 
     Args:
         path: of the file.
-        tell: called with the bytes that have been read.
+        progress: called with the bytes that have been read.
 
     Raises:
         OSError: it cannot be read.
@@ -65,7 +65,7 @@ def content(path: Path, tell: Callable[[int], None] = lambda done: None) -> Cont
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             num_bytes += len(chunk)
-            tell(num_bytes)
+            progress(num_bytes)
     return Content(num_bytes, digest.hexdigest())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dlrm_hybrid.types import ResourceError
 
-MOST_OPEN_FILES = 65_536  # more serve nobody here, and some programs walk through them all
+MOST_OPEN_FILES = 65_536  # more are never needed, and some programs walk through them all
 # A unix socket's path has 108 bytes with the zero at its end; multiprocessing puts one into
 # /pymp-abcdefgh/listener-abcdefgh below the temporary folder.
 MOST_TMPDIR_BYTES = 107 - 32

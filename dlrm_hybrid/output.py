@@ -1,6 +1,6 @@
 """Standard output and error that never harm the work.
 
-A thread writes what the program prints. If nobody reads it (a stopped `less`), if it cannot be
+A thread writes what the program prints. If it is not read (a stopped `less`), if it cannot be
 written (`| head`, a full disk) or if the terminal lacks a sign, output is lost and the program goes
 on; that it is lost is said where that still works.
 """
@@ -21,7 +21,7 @@ from typing import Any, TextIO, final
 
 MOST_PENDING_BYTES = 1 << 20
 TERMINAL_LOG = "terminal.log"  # beside those of ranks
-PATIENCE_SECONDS = 5.0  # at the end of the program, for somebody who still reads
+PATIENCE_SECONDS = 5.0  # at the end of the program, for a reader that still reads
 PLAIN_SIGNS = "dlrm_hybrid.plain_signs"
 _PLAIN = {"×": "x", "÷": "/", "→": "->", "…": "...", "–": "-", "—": "-"}
 _MARK = b"\n[some output was dropped here: nothing read it]\n"
@@ -31,18 +31,18 @@ _MARK = b"\n[some output was dropped here: nothing read it]\n"
 class Output(io.RawIOBase):
     """A descriptor that a thread writes: `write` never waits and never fails."""
 
-    def __init__(self, descriptor: int, name: str, tell: Output | None) -> None:
+    def __init__(self, descriptor: int, name: str, report_to: Output | None) -> None:
         """Begin to write.
 
         Args:
             descriptor: of a file, pipe or terminal. It is copied: the number may come to mean
                 something else.
             name: for messages.
-            tell: gets a line when output is lost for the first time.
+            report_to: gets a line when output is lost for the first time.
         """
         super().__init__()
         self.name = name
-        self._tell = tell
+        self._report_to = report_to
         self._descriptor = os.dup(descriptor)
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Output(io.RawIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Whether somebody looks at it."""
+        """Whether it is a terminal."""
         return os.isatty(self._descriptor)
 
     def fileno(self) -> int:
@@ -82,13 +82,13 @@ class Output(io.RawIOBase):
         return len(data)
 
     def log_losses(self, path: Path) -> None:
-        """Append to this file what has been, or will be, told of losses."""
+        """Append to this file what has been, or will be, reported of losses."""
         self._log = path
         if self._fault is not None:
             self._write_log(self._fault)
 
     def finish(self) -> None:
-        """Wait until all is written, as long as somebody may read it."""
+        """Wait until all is written, as long as it may be read."""
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)
         if self._thread.is_alive():
@@ -110,8 +110,8 @@ class Output(io.RawIOBase):
         if self._fault is None:
             self._fault = f"{self.name}: {cause}; output is dropped, the program continues"
             self._write_log(self._fault)
-            if self._tell is not None:
-                self._tell.write(f"{self._fault}\n".encode())
+            if self._report_to is not None:
+                self._report_to.write(f"{self._fault}\n".encode())
 
     def _write_log(self, line: str) -> None:
         with suppress(OSError):
@@ -127,10 +127,10 @@ def harmless_output() -> Generator[None, None, None]:
     _open_standard_descriptors()
     codecs.register_error(PLAIN_SIGNS, _in_plain_signs)
     try:
-        errors = Output(2, "stderr", tell=None)
+        errors = Output(2, "stderr", report_to=None)
         output = errors  # of one file one thread keeps the order
         if not os.path.sameopenfile(1, 2):
-            output = Output(1, "stdout", tell=errors)
+            output = Output(1, "stdout", report_to=errors)
     except RuntimeError:  # no room for a thread: the program will say so
         yield
         return
@@ -145,7 +145,7 @@ def harmless_output() -> Generator[None, None, None]:
 
 
 def log_losses(path: Path) -> None:
-    """From now on this file is told, too, if output of the program is lost."""
+    """From now on, record in this file, too, that output of the program is lost."""
     for stream in (sys.stdout, sys.stderr):
         output = getattr(stream, "buffer", None)
         if isinstance(output, Output):

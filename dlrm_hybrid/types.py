@@ -89,7 +89,7 @@ class StoppedLateError(DlrmError):
 
 
 class RunFailedError(DlrmError):
-    """A run ended early, for a reason its ranks have told; carries their exit code."""
+    """A run ended early, for a reason its ranks have reported; carries their exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -38,7 +38,7 @@ def fill(writer: int) -> None:
 def test_all_is_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with path.open("wb") as file:
-        out = Output(file.fileno(), "stdout", tell=None)
+        out = Output(file.fileno(), "stdout", report_to=None)
         for number in range(2000):
             out.write(f"{number}\n".encode())
         out.finish()
@@ -49,7 +49,7 @@ def test_one_large_write_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(output, "MOST_PENDING_BYTES", 10_000)
     path = tmp_path / "out"
     with path.open("wb") as file:
-        out = Output(file.fileno(), "stdout", tell=None)
+        out = Output(file.fileno(), "stdout", report_to=None)
         out.write(b"x" * 50_000)
         out.finish()
     assert path.read_bytes() == b"x" * 50_000
@@ -62,7 +62,7 @@ def test_who_does_not_read_holds_nobody_up(
     monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.0)
     reader, writer = pipe
     log = tmp_path / "log" / "terminal.log"
-    out = Output(writer, "stdout", tell=None)
+    out = Output(writer, "stdout", report_to=None)
     out.log_losses(log)
     for _ in range(100):
         out.write(b"y" * 1000)
@@ -79,8 +79,8 @@ def test_who_does_not_read_holds_nobody_up(
 def test_a_broken_output_is_told_once(tmp_path: Path) -> None:
     path = tmp_path / "errors"
     with path.open("wb") as file, Path("/dev/full").open("wb") as full:
-        errors = Output(file.fileno(), "stderr", tell=None)
-        out = Output(full.fileno(), "stdout", tell=errors)
+        errors = Output(file.fileno(), "stderr", report_to=None)
+        out = Output(full.fileno(), "stdout", report_to=errors)
         for _ in range(3):
             out.write(b"line\n")
         out.finish()

@@ -1,7 +1,7 @@
 """Makes a checkpoint valid once all ranks have written their files, and drops those not to be kept.
 
-First every rank writes and reports; when the last one has, and not before, the whole set becomes
-valid in one step. A rank that fails, or is gone, leaves everything as it was: this much is pure.
+First every rank writes and reports; when the last one has, and not before, all become valid at
+once. A rank that fails, or is gone, leaves everything as it was: this much is pure.
 The manifest comes last into the folder, then the folder gets its name, then `latest` and `best`
 move, then older ones go. Whenever this is cut short, `latest` names a complete checkpoint.
 """

@@ -50,7 +50,7 @@ class RetentionPolicy:
 
 
 def lost_latest(run_folder: Path) -> str | None:
-    """A warning where `latest` of a run names no checkpoint and another takes its place."""
+    """A warning where `latest` of a run names no checkpoint and another is used instead."""
     root = run_folder / CHECKPOINTS
     if not complete(root) or pointed(root / LATEST_FILE) is not None:
         return None

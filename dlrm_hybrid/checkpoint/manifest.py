@@ -28,8 +28,8 @@ FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 SEAL = ', "xxh3": "'
 PREFIX = "step_"
-MOST_BYTES = 1 << 25
-MOST_TOLD = 5
+MAX_BYTES = 1 << 25
+MAX_FAULTS = 5
 ELEMENT_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
@@ -134,13 +134,13 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
         DataError: it is missing, changed, foreign or contradicts itself; names the field.
     """
     path = folder / MANIFEST_FILE
-    text = read_text(folder, MANIFEST_FILE, MOST_BYTES, instead)
+    text = read_text(folder, MANIFEST_FILE, MAX_BYTES, instead)
     values = _sealed(path, text, instead)
     try:
         manifest = replace(_MANIFEST.validate_json(json.dumps(values)), values=values)
     except ValidationError as error:
-        told = "; ".join(_fault(fault) for fault in error.errors(include_url=False)[:MOST_TOLD])
-        raise DataError(f"{path}: {told}{instead}") from None
+        shown = "; ".join(_fault(fault) for fault in error.errors(include_url=False)[:MAX_FAULTS])
+        raise DataError(f"{path}: {shown}{instead}") from None
     fault = next(_faults(folder, manifest), None)
     if fault is not None:
         raise DataError(f"{path}: {fault}{instead}")

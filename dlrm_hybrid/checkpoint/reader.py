@@ -20,13 +20,10 @@ from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError
 
-# Called with how many bytes of how many of a file have been checked.
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
+"""Called with how many bytes of how many of a file have been verified."""
+
 TYPES = {title: dtype for dtype, title in DTYPES.items()}
-
-
-def _nothing(done: int, total: int) -> None:
-    """Nobody waits for it."""
 
 
 @final
@@ -37,12 +34,12 @@ class Checkpoint:
     Attributes:
         folder: of the checkpoint.
         manifest: of the checkpoint.
-        tell: is called with the progress of verifying a file.
+        progress: is called while a file is verified.
     """
 
     folder: Path
     manifest: Manifest
-    tell: Tell = _nothing
+    progress: Progress | None = None
     _checked: set[str] = field(default_factory=set[str], repr=False)
 
     def names(self, *groups: str) -> list[str]:
@@ -54,7 +51,7 @@ class Checkpoint:
         return {name: self.tensor(name) for name in names if name in self.manifest.tensors}
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor in memory of its own; raises DataError as `fill`."""
+        """A full tensor in memory of its own; raises DataError as `fill`."""
         entry = self.manifest.tensors[name]
         for part in entry.parts:
             self._check(part.file)  # before memory is allocated for what it may not hold
@@ -122,7 +119,7 @@ class Checkpoint:
         try:
             found = content(
                 plain_file(self.folder, file, instead),
-                lambda done: self.tell(done, expected.num_bytes),
+                lambda done: self.progress and self.progress(done, expected.num_bytes),
             )
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}{instead}") from error
@@ -135,23 +132,25 @@ class Checkpoint:
         return path
 
 
-def open_checkpoint(folder: Path, tell: Tell = _nothing) -> Checkpoint:
+def open_checkpoint(folder: Path, progress: Progress | None = None) -> Checkpoint:
     """Read the manifest of a complete checkpoint; raises DataError if it is none."""
-    return Checkpoint(folder, read(folder), tell)
+    return Checkpoint(folder, read(folder), progress)
 
 
-def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], tell: Tell = _nothing) -> None:
+def load(
+    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], progress: Progress | None = None
+) -> None:
     """Copy the tensors of a checkpoint into `groups`, which must have the same names and shapes.
 
     Args:
         folder: of the checkpoint.
         groups: tensors by name, by group.
-        tell: hears how far the check of each file is.
+        progress: is called while a file is verified.
 
     Raises:
         DataError: a file is missing, changed or does not fit; the message names file and tensor.
     """
-    checkpoint = open_checkpoint(folder, tell)
+    checkpoint = open_checkpoint(folder, progress)
     for group, tensors in groups.items():
         odd = sorted(set(checkpoint.names(group)) ^ set(tensors))
         if odd:
@@ -160,7 +159,7 @@ def load(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], tell: Tell = 
 
 
 def _overlap(piece: Piece, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """The intersection of a piece and a part: its place in the part, and in the piece."""
+    """The intersection of a piece and a part: its slices of the part, and of the piece."""
     theirs: list[slice] = []
     ours: list[slice] = []
     for dim, (begin, length) in enumerate(zip(piece.begin, piece.view.shape, strict=True)):

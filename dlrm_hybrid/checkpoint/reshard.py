@@ -17,10 +17,10 @@ PENDING = (".residual", ".momentum")
 def remembered(
     checkpoint: Checkpoint, own: Mapping[str, Tensor], trainers: int | None
 ) -> dict[str, Tensor]:
-    """What compressors go on with.
+    """The state that compressors resume with.
 
     Args:
-        checkpoint: to go on from.
+        checkpoint: to resume from.
         own: what they have before.
         trainers: that saved the checkpoint, with other compressors; None if with the same.
     """
@@ -33,7 +33,7 @@ def remembered(
 def spread(
     saved: Mapping[str, Tensor], own: Mapping[str, Tensor], trainers: int
 ) -> dict[str, Tensor]:
-    """Values for `own`: every trainer takes the mean of what waited at those that saved.
+    """Values for `own`: every trainer takes the mean of the residuals at those that saved.
 
     So the mean that a server will take is what it would have been. All else is left as it is in
     `own`, new: thresholds are found again at the next step.
@@ -44,7 +44,7 @@ def spread(
         trainers: that saved.
 
     Returns:
-        As `own`; what waited under a name or shape that is no more is left out.
+        As `own`; the residuals under a name or shape that is no more is left out.
     """
     return {name: _mean(saved, name, tensor, trainers) for name, tensor in own.items()}
 

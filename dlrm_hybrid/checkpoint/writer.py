@@ -1,4 +1,4 @@
-"""Writes what one rank holds of a checkpoint, in a thread while the rank goes on.
+"""Writes what one rank holds of a checkpoint, in a thread while the rank trains on.
 
 Files of tensors are as safetensors has them, written without a copy of the bytes in memory: the
 length of a header in 8 bytes, the header as JSON, the elements of all tensors, concatenated
@@ -47,7 +47,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 @final
 @dataclass(slots=True, kw_only=True)
 class ShardWriter:
-    """Of one rank; has one checkpoint at a time.
+    """Writes the shards of one rank, one checkpoint at a time.
 
     Attributes:
         root: the `checkpoints` folder of the run.
@@ -66,7 +66,7 @@ class ShardWriter:
         """Copy the pieces of a checkpoint, by group; a thread checks the copies and writes them.
 
         Raises:
-            DlrmError: nobody has asked yet what became of the last one.
+            DlrmError: the shard of the last one has not been taken yet.
         """
         if self._shard is not None:
             raise DlrmError(f"{self.rank}: step {step} is saved before the last one is written")
@@ -78,7 +78,7 @@ class ShardWriter:
         self._shard = in_background(lambda: self._write(folder, copied))
 
     def take(self, wait_seconds: float) -> Shard | None:
-        """What has been written, once; None while it is not, or if there is nothing."""
+        """The shard that has been written, once; None if it is not ready or there is none."""
         if self._shard is None:
             return None
         shard = outcome(self._shard, wait_seconds)
@@ -127,14 +127,14 @@ def _all(groups: Groups) -> list[Piece]:
 
 
 def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: Piece) -> None:
-    whole: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "group": group,
         "dtype": DTYPES[piece.view.dtype],
         "shape": list(piece.shape),
         "parts": [],
     }
     part = {"file": file, "begin": list(piece.begin), "shape": list(piece.view.shape)}
-    tensors.setdefault(piece.name, whole)["parts"].append(part)
+    tensors.setdefault(piece.name, entry)["parts"].append(part)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Content:
@@ -166,7 +166,7 @@ def _file_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Do it in a thread that nobody waits for when the process ends."""
+    """Run `work` in a thread that the process does not wait for when it ends."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -180,5 +180,5 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def outcome(future: Future[T], wait_seconds: float) -> T | None:
-    """What came of it, or None if it is not done after so long; raises what the work raised."""
+    """The result of some work, None if it is not done in time; raises what the work raised."""
     return future.result() if wait([future], wait_seconds).done else None

@@ -1,4 +1,4 @@
-"""Kernels are compiled before they are needed, on all cores, and a person is told."""
+"""Kernels are compiled before they are needed, on all cores, and this is shown."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class Display(Protocol):
         ...
 
     def bar(self, label: str, *, is_late: bool = False) -> AbstractContextManager[Bar]:
-        """Show a bar inside a `with`; inside that of another it takes its place.
+        """Show a bar inside a `with`; inside that of another it replaces it.
 
         Args:
             label: what is being done.
-            is_late: show it only if it takes a while, and leave nothing of it behind. It is
+            is_late: show it only if it takes a while, and erase it at the end. It is
                 redrawn by its updates alone, so that no thread draws beside what is measured.
         """
         ...

@@ -1,6 +1,6 @@
 """Scoring a checkpoint on the rows it was trained on, or on others.
 
-A checkpoint may be somebody else's: nothing in its configuration decides where anything is written.
+A checkpoint may be of unknown origin: its configuration never decides where anything is written.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def prepare_evaluation(request: Request, path: Path, display: Display) -> Evalua
     compile_for(config, display)
     command = Command("evaluate", request.overrides)
     rows = _rows(config, checkpoint, given, display, command)
-    # What nobody has asked for is as the rows have it.
+    # What the command line does not set is as the rows have it.
     kept = {
         key: value
         for key, value in asdict(read_rows(rows).semantics).items()
@@ -155,10 +155,10 @@ def _rows(
 
 
 def _check_vocabulary(evaluation: Evaluation) -> None:
-    """Refuse rows whose ids mean other categories than those the checkpoint has learned.
+    """Refuse rows whose ids mean other categories than those the checkpoint was trained on.
 
     Raises:
-        DataError: they do, or nobody knows.
+        DataError: they do, or the checkpoint does not say.
     """
     known, found = evaluation.facts.get("vocabulary"), evaluation.shards.manifest.vocabulary
     if known == found:

@@ -65,7 +65,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
 
     The caller has it locked, see `one_run`.
 
-    `never` and a path want an empty folder; `auto` goes on in a folder that holds the same run,
+    `never` and a path want an empty folder; `auto` resumes in a folder that holds the same run,
     unfinished, and so does `skip_completed` with the jobs of a sweep.
 
     Args:
@@ -88,7 +88,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
 
 
 def resume_point(request: Request) -> Path | None:
-    """What a run goes on from: its folder once it has saved there, else what it began with.
+    """What a run resumes from: its folder once it has saved there, else what it began with.
 
     Raises:
         DataError: it is not there, or no more.
@@ -184,10 +184,10 @@ def attempts(folder: Path) -> int:
     return max(started, default=-1) + 1
 
 
-def append_events(folder: Path, told: Sequence[events.Event]) -> None:
+def append_events(folder: Path, reported: Sequence[events.Event]) -> None:
     """Put on record what the ranks said at their end."""
-    path, text = folder / EVENTS_FILE, "".join(f"{event.to_json()}\n" for event in told)
-    if told:
+    path, text = folder / EVENTS_FILE, "".join(f"{event.to_json()}\n" for event in reported)
+    if reported:
         with writing(path, RUN_FOLDER_KEY), path.open("ab", buffering=0) as file:
             append(file.fileno(), text.encode())
 
@@ -199,7 +199,7 @@ def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[s
         folder: of the run.
         status: how it ended.
         cores: of the machine.
-        teacher: best reachable scores on made-up rows, else None.
+        teacher: scores of the teacher model of synthetic rows, else None.
     """
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)

@@ -1,6 +1,6 @@
 """Whether a run can begin, and what may slow it down, found before anything is written.
 
-Free of torch: what is wrong is told at once, and no run folder is left behind.
+Free of torch: what is wrong is reported at once, and no run folder remains.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         DataError: there are no rows, they are damaged, or the checkpoint is of another run.
     """
     config = request.config
-    checkpoint_folder.saved_step(resume_from)  # rows may take minutes: a wrong path is told first
+    checkpoint_folder.saved_step(resume_from)  # rows may take minutes: refuse a wrong path first
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)

@@ -54,12 +54,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTask:
-    """What the supervisor tells a rank of a run.
+    """What a rank of a run is started with.
 
     Attributes:
         run_folder: holds config.json.
         prepared: the folder of shards.
-        resume_from: a run folder or checkpoint to go on from, or None.
+        resume_from: a run folder or checkpoint to resume from, or None.
         rank: its number.
         attempt: how often the run has been started before.
         rendezvous: a folder of this attempt where ranks meet.
@@ -74,13 +74,13 @@ class TrainTask:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run itself has saved what it goes on from."""
+        """Whether the run itself has saved what it resumes from."""
         return self.resume_from == self.run_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateTask:
-    """What the rank that evaluates is told.
+    """What the rank that evaluates is started with.
 
     Attributes:
         checkpoint: the folder of one checkpoint.

@@ -104,7 +104,7 @@ class RestartLoop:
         ]
 
     def again(self, lost: Outcome) -> Outcome | None:
-        """What becomes of a run that has lost a rank: None to go on from what was saved."""
+        """What becomes of a run that has lost a rank: None to resume from what was saved."""
         number = self.restarts.another(time.monotonic())
         if number is not None:
             try:

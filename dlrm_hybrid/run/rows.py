@@ -67,7 +67,7 @@ def prepared_rows(config: Config, display: Display, command: Command) -> Path:
 
 
 def _raw(config: Config, display: Display) -> Raw:
-    """Where the raw rows come from; empty if nobody has said it."""
+    """Where the raw rows come from; empty if none are named."""
     if config.data.name == "synthetic":
         return Generated(build.synthetic_name(config), partial(_generate, config, display))
     return build.raw_paths(config)
@@ -132,13 +132,13 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
     fix = command.with_("prepare.overwrite=true")
     advice = f"name another folder with data.prepared, or replace it:\n  {fix}"
     options = build.prepare_options(config, advice)
-    # Before numba is imported, and where nobody may write: what is there may do.
+    # Before numba is imported, and where writing may be forbidden: what is there may do.
     found = folders.current(folder, raw, options, display.line)
     if isinstance(found, Manifest):
         return found
     if not isinstance(raw, Generated):
         for path in raw:
-            stamp(path)  # one that is missing is told before numba is imported and a folder made
+            stamp(path)  # refuse a missing one before numba is imported and a folder made
     from dlrm_hybrid.data.prepare import prepare
     from dlrm_hybrid.run.compiling import compile_for
 

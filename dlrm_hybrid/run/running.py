@@ -30,7 +30,7 @@ class Running:
 
     Attributes:
         log_begin: bytes that earlier attempts have written to its log.
-        ready: it has said so: its signal handlers are in place.
+        ready: it has reported that its signal handlers are in place.
         failure: what it said before it ended.
     """
 
@@ -43,7 +43,7 @@ class Running:
 
     @property
     def peer_failure(self) -> PeerFailure | None:
-        """What it has told of others that it needs."""
+        """The peers whose failure it has reported, if any."""
         values = None if self.failure is None else self.failure.values["lost"]
         return None if values is None else PeerFailure.from_values(values)
 
@@ -96,7 +96,7 @@ class Forwarder:
 
     @property
     def in_haste(self) -> bool:
-        """Whether somebody has pressed Ctrl-C twice."""
+        """Whether Ctrl-C was pressed twice."""
         return self.received.count(signal.SIGINT) > 1
 
     def ready(self, one: Running) -> None:
@@ -167,7 +167,7 @@ def ensure_forkserver(modules: Sequence[str] = ()) -> None:
         modules: what it imports besides.
 
     Raises:
-        ResourceError: it has no place for its socket.
+        ResourceError: there is no room for its socket.
     """
     check_temporary_folder()
     forkserver.set_forkserver_preload([PRELOAD, *modules])
@@ -194,7 +194,7 @@ def start(rank: Rank, entry: str) -> Running:
 
 
 def end(running: Sequence[Running]) -> None:
-    """Nobody of them is left."""
+    """Kill and reap all of them."""
     for one in running:
         if one.process.is_alive():
             one.process.kill()

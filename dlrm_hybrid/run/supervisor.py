@@ -1,4 +1,4 @@
-"""Starts the ranks of a run, listens to them, passes signals on and never leaves one behind.
+"""Starts the ranks of a run, listens to them, passes signals on and never leaves one running.
 
 Ranks are forked from a forkserver that has made the slow imports once. The kernel ends forkserver
 and ranks with the supervisor, even after kill -9. The first rank that fails decides the outcome;
@@ -43,7 +43,7 @@ class Outcome:
     Attributes:
         exit_code: for the shell.
         message: why.
-        lost: a rank was killed, or is gone for another; what was saved is whole.
+        lost: a rank was killed, or is gone for another; what was saved is intact.
     """
 
     exit_code: int
@@ -83,8 +83,8 @@ def run_attempts(
 ) -> Outcome:
     """As `run_ranks`, time after time as long as a rank is lost and `again` has no outcome.
 
-    Nobody is asked after a signal. One that comes between two attempts reaches the ranks of the
-    next.
+    `again` is not called after a signal. One that comes between two attempts reaches the ranks of
+    the next.
 
     Args:
         forwarder: has taken over this process's signals.
@@ -133,7 +133,7 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
                 if one.process.exitcode != ExitCode.DONE:
                     failed.append(one)
                     if not (forwarder.received and one.process.exitcode in TOGETHER):
-                        # Ranks that lose a peer may say so before the kernel tells of its death,
+                        # Ranks that lose a peer may say so before the kernel reports its death,
                         # those that lost patience do not lose it at one moment.
                         grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
                         deadline = min(deadline, time.monotonic() + grace)
@@ -202,7 +202,7 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
 
 
 def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> str:
-    """Names the rank without which the others could not go on.
+    """Names the rank without which the others cannot continue.
 
     Where it runs, or itself misses another, either side may be cut off: both are named.
     """

@@ -100,7 +100,7 @@ def _rank_namespaces(config: Config, display: Display) -> Generator[Namespaces, 
 
 
 def _compile(config: Config, display: Display) -> None:
-    """Compile the kernels of ranks; what is wrong before that is told before numba is imported."""
+    """Compile the kernels of ranks; what is wrong before that is reported first."""
     from dlrm_hybrid.run.compiling import compile_for
 
     compile_for(config, display)

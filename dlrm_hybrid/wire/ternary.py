@@ -9,7 +9,7 @@ lowest bits on, of TRITS j, j + M, … j + 4 M from the lowest digit on; what is
 for zero. Levels fill bytes from the lowest bits on (`kernels.ternary`). Any payload gives elements
 or a `SectionError`.
 
-Who reads LEVELS gets the mean bit for bit, and can learn from it as the server did (W. Wen et al.,
+A reader of LEVELS gets the mean bit for bit, and can apply it as the server did (W. Wen et al.,
 TernGrad, NIPS 2017, parameter localisation).
 
 Shapes: N elements.
@@ -79,14 +79,14 @@ def ternary_of(section: Section) -> Float32s:
         values = np.empty(_QUADS * packed.size, np.float32)
         filling = packed[-1:] >> 2 * (count % _QUADS) if count % _QUADS else packed[:0]
         # A copy is writable: one type for the kernel.
-        is_whole = read_bits(packed.copy(), scale, values)
-        is_whole &= bool((filling == _ZEROS >> 2 * (count % _QUADS)).all())
+        is_valid = read_bits(packed.copy(), scale, values)
+        is_valid &= bool((filling == _ZEROS >> 2 * (count % _QUADS)).all())
     else:
         signs = _signs_of_trits()
         values = np.take(signs * np.float32(scale), packed, axis=1).reshape(-1)
-        digits, places = np.divmod(np.arange(count, values.size), max(packed.size, 1))
-        is_whole = bool((packed < _DIGITS).all() and not signs[digits, packed[places]].any())
-    if not is_whole:
+        digits, indices = np.divmod(np.arange(count, values.size), max(packed.size, 1))
+        is_valid = bool((packed < _DIGITS).all() and not signs[digits, packed[indices]].any())
+    if not is_valid:
         raise _error(section, f"its codes are not those of {count} elements")
     return values[:count]
 

@@ -1,6 +1,6 @@
 """DCT-MP: the largest activations of every row cross, and so do their gradients, no others.
 
-The receiver learns the mask with the activations, so values alone travel back. Both ends hold
+The receiver gets the mask with the activations, so values alone travel back. Both ends hold
 it as the flat positions of what was kept: one mask for forward and backward. To autograd this is
 x * mask with a constant mask.
 

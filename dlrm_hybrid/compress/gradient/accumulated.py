@@ -156,7 +156,7 @@ class Accumulated:
         return taken_K
 
     def _restore(self) -> None:
-        """Put back what `reaching` removed and nobody took."""
+        """Put back what `reaching` removed and `take` did not."""
         reached, self._reached = self._reached, None
         if reached is not None:
             self.residual_N[reached.flat] = self._reached_N[: reached.local_K.size]

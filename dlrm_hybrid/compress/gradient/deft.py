@@ -96,7 +96,7 @@ class Deft(Selector):
             raise _fault(f"an allocation of other than {sizes_L.size} fragments")
         ks_L = lists[1] if self.is_exact else self._ks(x)
         if lists[0].max(initial=0) >= self.trainers or (ks_L > sizes_L).any():
-            raise _fault("an allocation to nobody, or of more than there is")
+            raise _fault("an allocation to an unknown trainer, or of more than there is")
         owned = np.flatnonzero(lists[0] == self.trainer).tolist()
         return [(self.fragments[fragment], int(ks_L[fragment])) for fragment in owned]
 
@@ -143,16 +143,16 @@ def partition(counts: Sequence[int], trainers: int) -> list[slice]:
 
 
 def paper_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
-    """What leaves each fragment, in proportion to its norm: at least 1, so not the budget in all.
+    """Elements to send of each fragment, by its norm: at least 1, so not the budget in all.
 
     DEFT, algorithm 3, its quotas rounded down as the authors' program does.
     """
     ks_L = np.zeros(sizes_L.size, np.int64)
     rest = budget
-    for place, norm, norms_left in _descending(norms_L):
+    for fragment, norm, norms_left in _descending(norms_L):
         quota = int(rest * norm / norms_left) if norms_left > 0 else 0
-        ks_L[place] = min(int(sizes_L[place]), max(1, quota))
-        rest -= int(ks_L[place])
+        ks_L[fragment] = min(int(sizes_L[fragment]), max(1, quota))
+        rest -= int(ks_L[fragment])
     return ks_L
 
 
@@ -164,18 +164,18 @@ def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
     """
     ks_L = np.zeros(sizes_L.size, np.int64)
     visited = [one for one in _descending(norms_L) if one[1] > 0]
-    rest = min(budget, sum(int(sizes_L[place]) for place, _, _ in visited))
+    rest = min(budget, sum(int(sizes_L[fragment]) for fragment, _, _ in visited))
     if rest < len(visited):
-        ks_L[[place for place, _, _ in visited[:rest]]] = 1
+        ks_L[[fragment for fragment, _, _ in visited[:rest]]] = 1
         return ks_L
-    for number, (place, norm, norms_left) in enumerate(visited):
+    for number, (fragment, norm, norms_left) in enumerate(visited):
         later = len(visited) - number - 1
         quota = max(1, min(int(rest * norm / norms_left), rest - later))
-        ks_L[place] = min(int(sizes_L[place]), quota)
-        rest -= int(ks_L[place])
-    for place, _, _ in visited:
-        more = min(rest, int(sizes_L[place] - ks_L[place]))
-        ks_L[place] += more
+        ks_L[fragment] = min(int(sizes_L[fragment]), quota)
+        rest -= int(ks_L[fragment])
+    for fragment, _, _ in visited:
+        more = min(rest, int(sizes_L[fragment] - ks_L[fragment]))
+        ks_L[fragment] += more
         rest -= more
     return ks_L
 
@@ -193,16 +193,16 @@ def allocate(costs_L: Float64s, bins: int) -> Int64s:
     """
     loads = [0.0] * bins
     bins_L = np.zeros(costs_L.size, np.int64)
-    for place in np.argsort(-costs_L, kind="stable").tolist():
+    for fragment in np.argsort(-costs_L, kind="stable").tolist():
         lightest = loads.index(min(loads))
-        bins_L[place] = lightest
-        loads[lightest] += float(costs_L[place])
+        bins_L[fragment] = lightest
+        loads[lightest] += float(costs_L[fragment])
     return bins_L
 
 
 def _descending(norms_L: Float64s) -> list[tuple[int, float, float]]:
-    """Place, norm, and the sum of it and all that follow; ties by place."""
+    """Index, norm, and the sum of it and all that follow; ties by index."""
     order = np.argsort(-norms_L, kind="stable").tolist()
-    sorted_norms = [float(norms_L[place]) for place in order]
+    sorted_norms = [float(norms_L[fragment]) for fragment in order]
     left = [math.fsum(sorted_norms[number:]) for number in range(len(order))]
     return list(zip(order, sorted_norms, left, strict=True))

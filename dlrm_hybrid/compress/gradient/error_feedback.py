@@ -52,7 +52,7 @@ class Drain:
 
     Attributes:
         mode: DISCARD forgets the residual before the gradient joins it; FLUSH sends residual and
-            gradient whole; NONE never drains.
+            gradient in full; NONE never drains.
         every: steps between two drains of a tensor, on average.
         seed: of the run.
         trainer: whose residuals these are; each draws its own steps.
@@ -79,7 +79,7 @@ class FeedbackOptions:
         dtype: of the values sent: FLOAT32, BFLOAT16 or FLOAT16.
         transforms: of the gradients, in this order.
         low_pass: fraction of what is new that joins the residual in a step, above 0, at most 1:
-            below 1 noise of single steps is damped, and more is sent than leaves the residual
+            below 1 noise of single steps is damped, and more is sent than the residual loses
             (ScaleCom, NeurIPS 2020).
         drain: empties residuals; None for a method that has no such ledger.
     """
@@ -190,12 +190,12 @@ class ErrorFeedback(Compressor):
         return [torch.mul(one, factor, out=scaled) for one, scaled in pairs]
 
     def _drain(self, step: int) -> list[int]:
-        """Empty the residuals that are due; gives the tensors that must be sent whole."""
+        """Empty the residuals that are due; gives the tensors that must be sent in full."""
         drain = self._options.drain
         if drain is None or drain.mode is DrainMode.NONE:
             return []
         due = [
-            place for place, spec in enumerate(self.layout.specs) if drain.is_due(spec.name, step)
+            tensor for tensor, spec in enumerate(self.layout.specs) if drain.is_due(spec.name, step)
         ]
         self._drains_T[due] += 1
         if drain.mode is DrainMode.FLUSH:

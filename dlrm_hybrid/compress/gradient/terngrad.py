@@ -114,14 +114,14 @@ class TernGrad(Compressor):
                 raise not_finite(step, spec.name)
             mean = total / spec.count
             deviation = math.sqrt(max(0.0, squares / spec.count - mean * mean))
-            # Where all elements are equal, clipping would leave nothing of them.
+            # Where all elements are equal, clipping would make them all 0.
             clip = self._settings.clip
             limits.append(min(largest, clip * deviation) if clip and deviation > 0 else largest)
         return limits, _rounded_up(np.array(limits, np.float32))
 
 
 def _rounded_up(scales_Q: Float32s) -> Float32s:
-    """To 12 significant bits; what is beyond the largest such number becomes it."""
+    """To 12 significant bits; what is above the largest such number becomes it."""
     words_Q = (scales_Q.view(np.uint32) + _DROPPED) & ~_DROPPED
     largest = np.uint32(0x7F7FF000)
     return np.minimum(words_Q, largest).view(np.float32)

@@ -40,7 +40,7 @@ class SparsityTarget:
     """How many elements should be sent.
 
     Attributes:
-        sparsity: fraction of the elements that is kept, 0 to 1.
+        sparsity: fraction of the elements that is not sent, 0 to 1.
         scope: what it is a fraction of.
         sends_ties: all elements that equal the threshold are sent; otherwise at most k, the first.
         warmup_sparsities: at the first steps, one after the other, where below `sparsity`.
@@ -133,8 +133,8 @@ class Renewal:
 class Thresholded(Selector):
     """Every element whose magnitude reaches its group's threshold; zeros never do.
 
-    A group whose values have all been zero has no threshold yet. A tensor that is flushed goes
-    whole, and leaves no trace in the life of its threshold.
+    A group whose values have all been zero has no threshold yet. A tensor that is flushed is
+    sent in full, which does not count for the life of its threshold.
 
     Attributes:
         target: how many should.
@@ -157,7 +157,7 @@ class Thresholded(Selector):
         if target.warmup_steps and state.sparsity != target.sparsity_at(step):
             state.sparsity = target.sparsity_at(step)
             state.ks = target.ks(state.counts, step)
-        # In a warm-up a group may be sent whole that has no threshold yet.
+        # In a warm-up a group without a threshold may be sent in full.
         taus = [0.0 if math.isnan(tau) else tau for tau in state.taus_T.tolist()]
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
@@ -172,7 +172,7 @@ class Thresholded(Selector):
         )
         counts = indices.counts.tolist()
         for group, tau in renewed.items():
-            # Nothing but zeros tells nothing: a threshold of 0 from there would send all that
+            # Nothing but zeros says nothing: a threshold of 0 from there would send all that
             # comes later.
             if tau > 0 or any(counts[tensor] > 0 for tensor in state.groups[group]):
                 state.renew(group, tau)

@@ -20,7 +20,7 @@ from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 
 
 class Gradients(NamedTuple):
-    """Gradients of T tensors, times one factor that nobody has multiplied yet.
+    """Gradients of T tensors, times one factor that is not multiplied in yet.
 
     Attributes:
         tensors: float32, contiguous.
@@ -42,7 +42,7 @@ class Transform(Protocol):
         return Stateless()
 
     def update(self, gradients: Gradients, state: Any, step: int) -> Gradients:
-        """What goes on in place of the gradients, which are not changed."""
+        """The gradients to use instead; those given are not changed."""
         ...
 
     def sent(self, indices: Indices, state: Any) -> None:
@@ -95,7 +95,7 @@ class Momentum(Transform):
 
     Attributes:
         momentum: m, 0 to below 1.
-        nesterov: u = m (u + g), and u + g goes on; otherwise u = m u + g, which goes on.
+        nesterov: u = m (u + g), and u + g is the result; otherwise u = m u + g is.
         masking: what is sent loses its momentum too, so that none is left that pulls where the
             weights have been.
     """

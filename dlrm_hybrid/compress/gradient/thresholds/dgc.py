@@ -56,7 +56,7 @@ class Dgc(ThresholdRule):
                 break
             tau *= LOWER
             indices_K = ops.compact(x_N, tau)
-        # All zeros leave no trace.
+        # All zeros do not count.
         samples += int(indices_K.size > 0)
         if indices_K.size <= self.settings.highest * k:
             return tau

@@ -1,6 +1,6 @@
-"""How far the magnitudes beyond a threshold reach, by a distribution fitted to them (SIDCo, 2).
+"""How far the magnitudes above a threshold reach, by a distribution fitted to them (SIDCo, 2).
 
-Each takes moments of what exceeds a threshold and gives the distance beyond it that a part `ratio`
+Each takes moments of what exceeds a threshold and gives the distance above it that a part `ratio`
 of them exceeds. NaN where nothing can be fitted.
 """
 

@@ -36,7 +36,7 @@ class Sidco(ThresholdRule):
     """Fits in stages; their number is adapted to how many elements the estimates let through.
 
     Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
-    4 times too many would leave, the threshold is that of exactly `k` elements.
+    4 times too many would be sent, the threshold is that of exactly `k` elements.
     """
 
     settings: SidcoSettings
