@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dlrm_hybrid.telemetry import compression
@@ -51,7 +50,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     """
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]
-    ranks = [event.values for event in record if event.kind is Kind.RANK]
+    told = [event.values for event in record if event.kind is Kind.RANK]
+    ranks = told or _leader(record, points)
     compressed = [event.values["of"] for event in record if event.kind is Kind.COMPRESSION]
     attempts = _attempts(record)
     rows, seconds, _ = _timed(points)
@@ -71,8 +71,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "train": _train_scores(points),
         "test": _test_scores(record),
         "network": {**world_network(ranks, _told_rows(attempts)), **world_strangers(ranks)},
-        "cpu": world_cpu(ranks, cores) if ranks else _leaders_cpu(points),
-        "roles": world_roles(ranks) if ranks else _leaders_role(record, points),
+        "cpu": world_cpu(ranks, cores),
+        "roles": world_roles(ranks),
         "compression": {
             "gradient_density": compression.density(compressed, compression.GRADIENT),
             "activation_density": compression.density(compressed, compression.ACTIVATION),
@@ -151,35 +151,30 @@ def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
     return {name: scores[-1][source] if scores else None for name, source in names.items()}
 
 
-def _leaders_cpu(points: Sequence[Event]) -> dict[str, float | None]:
-    """Where no rank has told anything, of the one that wrote the points."""
-    _, seconds, cpu_seconds = _timed(points)
-    utilization = cpu_seconds / seconds if seconds else None
-    return {"utilization": utilization, "seconds": cpu_seconds or None}
-
-
-def _leaders_role(record: Sequence[Event], points: Sequence[Event]) -> dict[str, Any]:
-    """Where no rank has told anything, of the one that wrote the points."""
+def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[Told]:
+    """Where no rank has told anything: what the events say of the one that wrote them."""
     started = [event.values for event in record if event.kind is Kind.STARTED]
     if not started:
-        return {}
+        return []
     _, seconds, cpu_seconds = _timed(points)
-    phases = {"train": seconds}
-    for phase, kind in ((Phase.EVALUATE, Kind.EVALUATED), (Phase.CHECKPOINT, Kind.SAVED)):
-        phases[phase] = sum(event.values["seconds"] for event in record if event.kind is kind)
-    return {
-        str(started[-1]["rank"]): {
+    evaluating, saving = (
+        sum(event.values["seconds"] for event in record if event.kind is kind)
+        for kind in (Kind.EVALUATED, Kind.SAVED)
+    )
+    return [
+        {
+            "rank": started[-1]["rank"],
             "role": started[-1]["role"],
-            "cpu_utilization": cpu_seconds / seconds if seconds else None,
-            "bytes_sent": None,
-            "bytes_received": None,
+            "traffic": None,
+            "received": None,
+            "seconds": {"train": seconds, "evaluate": evaluating, "checkpoint": saving},
+            "cpu_seconds": {"train": cpu_seconds},
             "seconds_by_span": {
                 span: sum(point.values["seconds_by_span"].get(span, 0.0) for point in points)
                 for span in Span
             },
-            "seconds_by_phase": phases,
         }
-    }
+    ]
 
 
 def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
@@ -241,10 +236,10 @@ def world_cpu(ranks: Sequence[Told], cores: int) -> dict[str, float | None]:
     """
     cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
     processes = len({rank["rank"] for rank in ranks})
-    seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / processes
+    seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / (processes or 1)
     return {
         "utilization": _share(cpu_seconds, seconds * min(processes, cores)),
-        "seconds": cpu_seconds,
+        "seconds": cpu_seconds if ranks else None,
     }
 
 
@@ -302,26 +297,6 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-@dataclass(slots=True)
-class _Use:
-    """Of one rank's interface, over all attempts, while training.
-
-    Attributes:
-        seconds: of training.
-        busier_seconds: line time of the direction that was busier in each window.
-        mean_seconds: line time of the mean of both directions.
-    """
-
-    seconds: float = 0.0
-    busier_seconds: float = 0.0
-    mean_seconds: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """Of the busier direction."""
-        return self.busier_seconds / self.seconds
-
-
 def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The part of `network` in the summary that is about links; None where nothing was measured.
 
@@ -339,14 +314,24 @@ def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     owners: dict[str, int] = {}  # of several ranks with one interface the first speaks for it
     for rank, one in told:
         owners[one["address"]] = min(rank, owners.get(one["address"], rank))
+    by_rank: dict[int, list[Told]] = {}
+    for rank, one in sorted(told, key=lambda pair: pair[0]):
+        by_rank.setdefault(rank, []).append(one)
     rates = [one["rate_bits_per_second"] for _, one in told]
-    used = _uses(told) if all(rates) else {}
-    busiest = max(used.values(), key=lambda use: use.share, default=None)
+    shares = {
+        rank: share
+        for rank, several in by_rank.items()
+        if all(rates)
+        and (share := _line_share(several, lambda one: one["busier_bytes"])) is not None
+    }
+    busiest = max(shares, key=lambda rank: shares[rank], default=None)
     return {
-        "utilization": None if busiest is None else busiest.share,
-        "utilization_by_rank": {str(rank): used[rank].share for rank in sorted(used)} or None,
-        "utilization_mean_direction": (
-            None if busiest is None else busiest.mean_seconds / busiest.seconds
+        "utilization": None if busiest is None else shares[busiest],
+        "utilization_by_rank": {str(rank): share for rank, share in shares.items()} or None,
+        "utilization_mean_direction": None
+        if busiest is None
+        else _line_share(
+            by_rank[busiest], lambda one: (one["received_bytes"] + one["sent_bytes"]) / 2
         ),
         "rate_bits_per_second": rates[-1],
         "interface_bytes": sum(
@@ -355,11 +340,7 @@ def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _uses(told: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[int, _Use]:
-    uses: dict[int, _Use] = {}
-    for rank, one in told:
-        use, rate = uses.setdefault(rank, _Use()), one["rate_bits_per_second"]
-        use.seconds += one["seconds"]
-        use.busier_seconds += 8 * one["busier_bytes"] / rate
-        use.mean_seconds += 4 * (one["received_bytes"] + one["sent_bytes"]) / rate
-    return {rank: use for rank, use in uses.items() if use.seconds}
+def _line_share(several: Sequence[Told], num_bytes: Callable[[Told], float]) -> float | None:
+    """The time that bytes of one rank's attempts take on its link, as a share of training."""
+    line_seconds = sum(8 * num_bytes(one) / one["rate_bits_per_second"] for one in several)
+    return _share(line_seconds, sum(one["seconds"] for one in several))
