@@ -21,10 +21,8 @@ from dlrm_hybrid.types import DataError, ResourceError
 GIB = 2**30
 MB = 1e6
 VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
-LEAST_MEMORY_BYTES = 1 * GIB
-KAGGLE_MEMORY_BYTES = 4 * GIB
-LEAST_DISK_BYTES = 1 * GIB
-KAGGLE_DISK_BYTES = 26 * GIB
+LEAST_GIB = 1  # of memory, and of disk
+KAGGLE_MEMORY_GIB, KAGGLE_DISK_GIB = 4, 26
 PAPER_LAYERS = ((13, 512), (512, 256), (256, 64), (64, 16), (367, 512), (512, 256), (256, 1))
 PAPER_BATCH = 128
 VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -48,41 +46,44 @@ class Check:
     detail: str
 
 
-def run_checks(folder: Path, rows: Callable[[], Check]) -> Iterator[Check]:
+Finding = tuple[Level, str]
+"""Level and detail of a check."""
+
+
+def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[Check]:
     """All checks, cheapest first.
 
     Args:
         folder: where runs and data would lie.
         rows: calls `check_rows`.
     """
-    probes: list[tuple[str, Callable[[], Check]]] = [
-        ("python", _python),
-        ("packages", _packages),
-        ("cores", _cores),
-        ("vector instructions", _vectors),
-        ("memory", _memory),
-        ("disk", lambda: _disk(folder)),
-        ("prepared rows", rows),
-        ("torch", _torch),
-        ("fbgemm", _fbgemm),
-        ("bfloat16", _bfloat16),
-        ("kernels", _kernels),
-        ("network emulation", _emulation),
-        ("network latency", _latency),
-    ]
-    for name, probe in probes:
+    probes: dict[str, Callable[[], Finding]] = {
+        "python": _python,
+        "packages": _packages,
+        "cores": _cores,
+        "vector instructions": _vectors,
+        "memory": _memory,
+        "disk": lambda: _disk(folder),
+        "prepared rows": rows,
+        "torch": _torch,
+        "fbgemm": _fbgemm,
+        "bfloat16": _bfloat16,
+        "kernels": _kernels,
+        "network emulation": _emulation,
+        "network latency": _latency,
+    }
+    for name, probe in probes.items():
         try:
-            yield probe()
+            yield Check(name, *probe())
         except Exception as error:  # whatever is broken is a finding, not the end of the report
             yield Check(name, Level.FAIL, f"{type(error).__name__}: {error}")
 
 
-def _python() -> Check:
-    text = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    return Check("python", Level.OK, text)
+def _python() -> Finding:
+    return Level.OK, f"{platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
-def _packages() -> Check:
+def _packages() -> Finding:
     wrong: list[str] = []
     found: list[str] = []
     for name, wanted in VERSIONS.items():
@@ -92,78 +93,75 @@ def _packages() -> Check:
             wrong.append(f"{name} is {version}, {wanted} is needed")
     if wrong:
         advice = "; install with the constraints file: make install"
-        return Check("packages", Level.FAIL, "; ".join(wrong) + advice)
-    return Check("packages", Level.OK, ", ".join(found))
+        return Level.FAIL, "; ".join(wrong) + advice
+    return Level.OK, ", ".join(found)
 
 
-def _cores() -> Check:
+def _cores() -> Finding:
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     text = f"{cores}, load {load:.1f}"
     if load > cores:
         advice = "keep threads=1: oversubscription has slowed training up to 19-fold"
-        return Check("cores", Level.NOTE, f"{text}: busy, wall times are unreliable; {advice}")
-    return Check("cores", Level.OK, text)
+        return Level.NOTE, f"{text}: busy, wall times are unreliable; {advice}"
+    return Level.OK, text
 
 
-def _vectors() -> Check:
+def _vectors() -> Finding:
     flags: set[str] = set()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith(("flags", "Features")):
             flags |= set(line.partition(":")[2].split())
     found = [flag for flag in VECTOR_FLAGS if flag in flags]
     if not found:
-        return Check("vector instructions", Level.NOTE, "none known: training will be slow")
-    return Check("vector instructions", Level.OK, ", ".join(found))
+        return Level.NOTE, "none known: training will be slow"
+    return Level.OK, ", ".join(found)
 
 
-def _memory() -> Check:
+def _memory() -> Finding:
     free = psutil.virtual_memory().available
-    text = f"{free / GIB:.1f} GiB available"
-    if free < LEAST_MEMORY_BYTES:
-        return Check("memory", Level.FAIL, f"{text}, {LEAST_MEMORY_BYTES / GIB:.0f} GiB needed")
-    if free < KAGGLE_MEMORY_BYTES:
-        return Check("memory", Level.NOTE, f"{text}; all of Criteo Kaggle needs about 4 GiB")
-    return Check("memory", Level.OK, text)
+    return _room(f"{free / GIB:.1f} GiB available", free, KAGGLE_MEMORY_GIB)
 
 
-def _disk(folder: Path) -> Check:
-    free = shutil.disk_usage(folder).free
-    text = f"{free / GIB:.0f} GiB free in {folder}"
-    if free < LEAST_DISK_BYTES:
-        return Check("disk", Level.FAIL, f"{text}, {LEAST_DISK_BYTES / GIB:.0f} GiB needed")
+def _disk(folder: Path) -> Finding:
     if not os.access(folder, os.W_OK):
-        return Check("disk", Level.FAIL, f"{folder} is not writable")
-    if free < KAGGLE_DISK_BYTES:
-        return Check("disk", Level.NOTE, f"{text}; all of Criteo Kaggle needs about 26 GiB")
-    return Check("disk", Level.OK, text)
+        return Level.FAIL, f"{folder} is not writable"
+    free = shutil.disk_usage(folder).free
+    return _room(f"{free / GIB:.0f} GiB free in {folder}", free, KAGGLE_DISK_GIB)
 
 
-def check_rows(folder: Path, progress: Callable[[int, int], None]) -> Check:
+def _room(text: str, free_bytes: int, kaggle_gib: int) -> Finding:
+    if free_bytes < LEAST_GIB * GIB:
+        return Level.FAIL, f"{text}, {LEAST_GIB} GiB needed"
+    if free_bytes < kaggle_gib * GIB:
+        return Level.NOTE, f"{text}; all of Criteo Kaggle needs about {kaggle_gib} GiB"
+    return Level.OK, text
+
+
+def check_rows(folder: Path, progress: Callable[[int, int], None]) -> Finding:
     """Read all prepared rows and compare their checksums.
 
     Args:
         folder: of the rows that the configuration names.
         progress: called with how many of how many rows have been read.
     """
-    name = "prepared rows"
     if not folder.exists():
-        return Check(name, Level.OK, f"none in {folder} yet")
+        return Level.OK, f"none in {folder} yet"
     try:
         shards = open_shards(folder, None)
         verify(shards, lambda done: progress(done, shards.manifest.rows))
     except DataError as error:
-        return Check(name, Level.FAIL, str(error))
-    return Check(name, Level.OK, f"{shards.manifest.rows:,} in {folder}, all checksums match")
+        return Level.FAIL, str(error)
+    return Level.OK, f"{shards.manifest.rows:,} in {folder}, all checksums match"
 
 
-def _torch() -> Check:
+def _torch() -> Finding:
     import torch
 
     device = "CUDA build" if torch.version.cuda else "CPU build"
-    return Check("torch", Level.OK, f"{torch.__version__}, {device}; computes on the CPU")
+    return Level.OK, f"{torch.__version__}, {device}; computes on the CPU"
 
 
-def _fbgemm() -> Check:
+def _fbgemm() -> Finding:
     """Look up and learn one row with the operators that training uses."""
     import torch
 
@@ -185,11 +183,11 @@ def _fbgemm() -> Check:
     bag = DistinctBags(torch.tensor([1]), torch.arange(2), torch.tensor([0]))
     tables.pooled(bag).sum().backward()
     if weights[1].tolist() != [0.5] * 4 or weights[0].tolist() != [1.0] * 4:
-        return Check("fbgemm", Level.FAIL, "the fused update of an embedding row is incorrect")
-    return Check("fbgemm", Level.OK, "operators load; fused update verified")
+        return Level.FAIL, "the fused update of an embedding row is incorrect"
+    return Level.OK, "operators load; fused update verified"
 
 
-def _bfloat16() -> Check:
+def _bfloat16() -> Finding:
     """Both precisions on the layers of the paper's model, on one thread as ranks do."""
     import torch
 
@@ -206,11 +204,11 @@ def _bfloat16() -> Check:
         f"best of {found.repeats})"
     )
     if found.speed < 1:
-        return Check("bfloat16", Level.NOTE, f"{text}: keep precision=float32")
-    return Check("bfloat16", Level.OK, text)
+        return Level.NOTE, f"{text}: keep precision=float32"
+    return Level.OK, text
 
 
-def _kernels() -> Check:
+def _kernels() -> Finding:
     """What is compiled, for which processor, where it is kept and how big it is."""
     from dlrm_hybrid.kernels import ALL
     from dlrm_hybrid.kernels.cache import kernel_folder, processor
@@ -219,9 +217,7 @@ def _kernels() -> Check:
     found = kernel_folder()
     why = "; ".join(found.refused)
     if found.path is None:
-        return Check(
-            "kernels", Level.NOTE, f"cannot be cached, each process compiles its own: {why}"
-        )
+        return Level.NOTE, f"cannot be cached, each process compiles its own: {why}"
     state = cache_state(found.path, ALL)
     damaged = "".join(f"; {line}; removed" for line in state.damaged)
     detail = (
@@ -232,32 +228,32 @@ def _kernels() -> Check:
         num_bytes = sum(size for _, size in others)
         detail += f"; {len(others)} folders of other versions, {num_bytes / MB:.1f} MB"
     if why:
-        return Check("kernels", Level.NOTE, f"{detail}; {why}")
+        return Level.NOTE, f"{detail}; {why}"
     if state.missing:
         advice = "the first run compiles the rest; to do it now: doctor doctor.action=compile"
-        return Check("kernels", Level.NOTE, f"{detail}; {advice}")
-    return Check("kernels", Level.OK, detail)
+        return Level.NOTE, f"{detail}; {advice}"
+    return Level.OK, detail
 
 
-def _emulation() -> Check:
+def _emulation() -> Finding:
     """Make a small network and measure it."""
-    name = "network emulation"
-    try:
-        with open_network(EMULATED) as network:
-            return Check(
-                name,
-                Level.OK,
-                f"hosts and shaped links work; at {EMULATED.rate_bits_per_second / 1e6:g} Mbit/s "
-                f"an echo takes {network.echo_share:.0%} of its nominal time",
-            )
-    except ResourceError as error:
-        return Check(name, Level.NOTE, str(error))
+    rate = EMULATED.rate_bits_per_second / 1e6
+    return _emulated(
+        EMULATED,
+        f"hosts and shaped links work; at {rate:g} Mbit/s an echo takes {{share:.0%}} of its "
+        "nominal time",
+    )
 
 
-def _latency() -> Check:
-    name = "network latency"
+def _latency() -> Finding:
+    delayed = replace(EMULATED, latency_seconds=0.001)
+    return _emulated(delayed, "an emulated network can delay packets")
+
+
+def _emulated(plan: Plan, text: str) -> Finding:
+    """What is said of a network that works, or why it does not: training works without."""
     try:
-        with open_network(replace(EMULATED, latency_seconds=0.001)):
-            return Check(name, Level.OK, "an emulated network can delay packets")
+        with open_network(plan) as network:
+            return Level.OK, text.format(share=network.echo_share)
     except ResourceError as error:
-        return Check(name, Level.NOTE, str(error))
+        return Level.NOTE, str(error)
