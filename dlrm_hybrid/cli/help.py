@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid import __version__
+from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import (
     EXPERIMENT,
     Key,
@@ -32,17 +33,8 @@ VERBS = {
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
     "train": (
-        *(
-            "name",
-            "precision",
-            "threads",
-            "skip_completed",
-            "train",
-            "prepare.overwrite",
-            "data",
-            "model",
-            "optimizer",
-        ),
+        *("name", "precision", "threads", "skip_completed", "train", "prepare.overwrite", "data"),
+        *("model", "optimizer"),
         *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
         *("evaluate.batch_size", "checkpoint", "telemetry"),
     ),
@@ -117,6 +109,7 @@ def help_text(verb: str, values: Mapping[str, Any]) -> str:
         values: the composed configuration, for the keys of the choices made and their values.
     """
     flags = (SWEEP_FLAG, *FLAGS) if verb == "train" else FLAGS
+    values = flat(values)
     blocks = [
         [f"dlrm_hybrid {verb}: {VERBS[verb]}"],
         [f"usage: {PROGRAM} {verb} [group=choice] [key=value] ..."],
@@ -131,10 +124,7 @@ def help_text(verb: str, values: Mapping[str, Any]) -> str:
 def keys_read(verb: str) -> list[Key]:
     """The keys that a verb reads, in the order of its help."""
     return [
-        key
-        for part in READS[verb]
-        for name, key in all_keys().items()
-        if name == part or name.startswith(f"{part}.")
+        key for part in READS[verb] for name, key in all_keys().items() if is_below(name, (part,))
     ]
 
 
@@ -165,11 +155,7 @@ def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
 def _reads(verb: str, name: str) -> bool:
     """Whether a verb reads a key, any key of a section, or the choice of a group."""
     parts = (*READS[verb], *groups_read(verb), *(("hydra",) if verb == "train" else ()))
-    return any(_below(name, part) or _below(part, name) for part in parts)
-
-
-def _below(name: str, root: str) -> bool:
-    return name == root or name.startswith(f"{root}.")
+    return is_below(name, parts) or any(is_below(part, (name,)) for part in parts)
 
 
 def line_of(key: str, choice: str = "") -> str:
@@ -199,16 +185,15 @@ def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:
     """One block for each section."""
     shown: dict[str, list[str]] = {}
     for key in keys_read(verb):
-        group = key.name.partition(".")[0] if "." in key.name else ""
-        path = key.name.split(".")
-        found, value = _value(values, path)
-        is_choice = path[-1] == "name" and group in all_groups()
+        group, _, name = key.name.rpartition(".")
+        group = group.partition(".")[0]
+        is_choice = name == "name" and group in all_groups()
         # Of gradient null is what the chosen method does not read.
-        if not found or is_choice or (group == "gradient" and value is None):
+        is_unread = group == "gradient" and values.get(key.name) is None
+        if key.name not in values or is_choice or is_unread:
             continue
-        doc = line_of(key.name, _choice(group, values))
-        text = f"{doc} ({key.kind})"
-        shown.setdefault(group, []).append(_entry(f"{key.name}={_text(value)}", text))
+        text = f"{line_of(key.name, _choice(group, values))} ({key.kind})"
+        shown.setdefault(group, []).append(_entry(f"{key.name}={_text(values[key.name])}", text))
     for group, lines in shown.items():
         yield [*_title(group, values), *lines]
 
@@ -222,19 +207,7 @@ def _title(group: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _choice(group: str, values: Mapping[str, Any]) -> str:
-    section = values.get(group)
-    name = cast("Mapping[str, Any]", section).get("name") if isinstance(section, Mapping) else None
-    return str(name or default_choices().get(group, ""))
-
-
-def _value(values: Mapping[str, Any], path: list[str]) -> tuple[bool, Any]:
-    """Whether the configuration has a key, and its value."""
-    value: Any = values
-    for part in path:
-        if not isinstance(value, Mapping) or part not in value:
-            return False, None
-        value = cast("Mapping[str, Any]", value)[part]
-    return True, value
+    return str(values.get(f"{group}.name") or default_choices().get(group, ""))
 
 
 def _text(value: Any) -> str:

@@ -60,6 +60,11 @@ def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def is_below(key: str, roots: tuple[str, ...]) -> bool:
+    """Whether a key is one of these keys, or in one of these sections."""
+    return any(key == root or key.startswith(f"{root}.") for root in roots)
+
+
 def config_hash(values: Mapping[str, Any]) -> str:
     """Identifies the weights a configuration leads to, whatever is in the keys that are free.
 
@@ -90,7 +95,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
-        and not (new_run and _below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
+        and not (new_run and is_below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
     ]
 
 
@@ -110,7 +115,7 @@ def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ..
     return all(
         before.get(key) == after.get(key)
         for key in before.keys() | after.keys()
-        if _below(key, roots)
+        if is_below(key, roots)
     )
 
 
@@ -128,16 +133,18 @@ def evaluated(
     """
     before, after = (_without(one, OF_OTHER_COMMANDS) for one in (saved, now))
     taken = tuple(
-        key for key in given if _below(key, OF_AN_EVALUATION) and not _below(key, OF_TRAINING)
+        key for key in given if is_below(key, OF_AN_EVALUATION) and not is_below(key, OF_TRAINING)
     )
     faults = [
         f"{key} = {after[key]}: the checkpoint was made with {before.get(key)}"
         for key in sorted(after)
-        if _below(key, tuple(given)) and not _below(key, taken) and before.get(key) != after[key]
+        if is_below(key, tuple(given))
+        and not is_below(key, taken)
+        and before.get(key) != after[key]
     ]
     values = dict(saved)
     for key, value in after.items():
-        if _below(key, (*taken, "evaluate", "prepare")):
+        if is_below(key, (*taken, "evaluate", "prepare")):
             values = _with(values, key, value)
     return values, faults
 
@@ -164,8 +171,4 @@ def _results(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without(values: Mapping[str, Any], roots: tuple[str, ...]) -> dict[str, Any]:
     """The values by dotted key, but those at or below `roots`."""
-    return {key: value for key, value in flat(values).items() if not _below(key, roots)}
-
-
-def _below(key: str, roots: tuple[str, ...]) -> bool:
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
+    return {key: value for key, value in flat(values).items() if not is_below(key, roots)}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -148,9 +148,10 @@ def _leaves(schema: Schema, defs: Schema, prefix: str) -> Iterator[Key]:
         if section is not None:
             yield from _leaves(section, defs, f"{prefix}{name}.")
         else:
-            choices = tuple(dict.fromkeys(_choices(field)))
-            kinds = dict.fromkeys(_kind(field))
-            yield Key(f"{prefix}{name}", " | ".join(kinds), choices)
+            kinds = dict(_kinds(field))
+            yield Key(
+                f"{prefix}{name}", " | ".join(kinds), tuple(kinds) if all(kinds.values()) else ()
+            )
 
 
 def _section(field: Schema, defs: Schema) -> Schema | None:
@@ -161,53 +162,33 @@ def _section(field: Schema, defs: Schema) -> Schema | None:
     return None
 
 
-def _choices(field: Schema) -> list[str]:
-    """All values of a field; none where one of its types has no end of them."""
-    if "anyOf" in field:
-        parts = [_choices(one) for one in field["anyOf"] if one.get("type") != "null"]
-        listed = [value for part in parts for value in part]
-        return [*listed, *(["null"] if _has_null(field) else [])] if all(parts) else []
-    if field.get("type") == "boolean":
-        return ["true", "false"]
-    return [str(value) for value in _enum(field)]
-
-
-def _has_null(field: Schema) -> bool:
-    return any(one.get("type") == "null" for one in field["anyOf"])
-
-
-def _enum(field: Schema) -> Sequence[str]:
-    return cast("Sequence[str]", [field["const"]] if "const" in field else field.get("enum", ()))
-
-
-def _kind(field: Schema) -> Iterator[str]:
-    """What a field takes: its types, each in words."""
+def _kinds(field: Schema) -> Iterator[tuple[str, bool]]:
+    """What a field takes: each of its types in words, or a value, and whether it is a value."""
     if "anyOf" in field:
         for one in field["anyOf"]:
-            yield from _kind(one)
-    elif values := _enum(field):
-        yield from values
+            yield from _kinds(one)
+    elif "const" in field:
+        yield field["const"], True
+    elif "enum" in field:
+        yield from ((value, True) for value in field["enum"])
     elif field["type"] == "boolean":
-        yield from ("true", "false")
+        yield from (("true", True), ("false", True))
     elif field["type"] == "array":
-        items = field.get("items", {"type": "string"})
-        yield f"[{' | '.join(_kind(items))}, …]"
+        items = " | ".join(kind for kind, _ in _kinds(field.get("items", {"type": "string"})))
+        yield f"[{items}, …]", False
     elif field["type"] == "string":
-        yield "name" if field.get("pattern") == NAME_PATTERN else "text"
+        yield "name" if field.get("pattern") == NAME_PATTERN else "text", False
     elif field["type"] in ("integer", "number"):
-        yield f"{field['type']}{_bounds(field)}"
+        yield f"{field['type']}{_bounds(field)}", False
     else:
-        yield field["type"]
+        yield field["type"], field["type"] == "null"
 
 
 def _bounds(field: Schema) -> str:
-    signs = (
-        *(("≥", "minimum"), (">", "exclusiveMinimum")),
-        *(("≤", "maximum"), ("<", "exclusiveMaximum")),
-    )
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     shown = [
         f"{sign} {field[name]:g}"
-        for sign, name in signs
+        for name, sign in signs.items()
         if name in field and field[name] <= SHOWN_BOUND
     ]
     if "multipleOf" in field:

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import MISSING
 
-from dlrm_hybrid.config.identity import flat
+from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
@@ -202,7 +202,7 @@ def _key(text: str, override: Override) -> str | None:
 
 def _exists(name: str) -> bool:
     """Whether it is a key, or something inside the value of one."""
-    return any(name == key or name.startswith(f"{key}.") for key in all_keys())
+    return is_below(name, tuple(all_keys()))
 
 
 def _hydra(name: str, value: Any, typed: str) -> str | None:

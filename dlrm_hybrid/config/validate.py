@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from dlrm_hybrid.bounds import PATTERNS
-from dlrm_hybrid.config.identity import flat
+from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import REPLACED, unknown_key
 from dlrm_hybrid.config.rules import RULES, shown
 from dlrm_hybrid.config.schema import Config
@@ -162,8 +162,6 @@ def _key(path: list[str], known: Sequence[str]) -> str:
     """The longest head of pydantic's path that is a key; it goes on with tried types of a union."""
     for length in range(len(path), 0, -1):
         key = ".".join(path[:length])
-        if any(name == key or name.startswith(f"{key}.") for name in known):
-            return ".".join(path[:length]) + "".join(
-                f"[{part}]" for part in path[length:] if part.isdigit()
-            )
+        if any(is_below(name, (key,)) for name in known):
+            return key + "".join(f"[{part}]" for part in path[length:] if part.isdigit())
     return ".".join(path)
