@@ -69,11 +69,11 @@ def losses(drawn: Sequence[Line], text: AxesText, *, above_zero: bool) -> Figure
         for line in drawn:
             draw(axes, line)
         curves = [curve for line in drawn for curve in (line.curve, line.dots) if curve is not None]
-        ends = [curve.x[-1] for curve in curves]
+        ends = [float(curve.index[-1]) for curve in curves]
         if above_zero and max(ends) > WIDE_RANGE * min(ends) > 0:
             axes.set_xscale("log")
             logarithmic(axes.xaxis, text.x_unit)
-        values = [value for curve in curves for value in curve.y]
+        values = [float(value) for curve in curves for value in curve]
         limit = OUTLIER * median(values)
         if max(values) > limit > 0:
             axes.set_ylim(top=1.05 * max(value for value in values if value <= limit))
@@ -196,17 +196,14 @@ def draw(axes: Axes, line: Line) -> None:
     dashes = (0, line.style.dashes) if line.style.dashes else "solid"
     label = line.label
     if line.band is not None:
-        x = line.band.middle.x
-        axes.fill_between(x, line.band.low, line.band.high, color=color, alpha=0.12, linewidth=0)
+        low, high = line.band["low"], line.band["high"]
+        axes.fill_between(low.index, low, high, color=color, alpha=0.12, linewidth=0)
     if line.curve is not None:
-        marker = line.style.marker if len(line.curve.x) == 1 else ""
-        axes.plot(
-            line.curve.x, line.curve.y, color=color, linestyle=dashes, marker=marker, label=label
-        )
+        marker = line.style.marker if len(line.curve) == 1 else ""
+        axes.plot(line.curve, color=color, linestyle=dashes, marker=marker, label=label)
         label = ""
     if line.dots is not None:
-        x, y = line.dots.x, line.dots.y
-        axes.plot(x, y, "D", color=color, markersize=5, markeredgecolor="white", label=label)
+        axes.plot(line.dots, "D", color=color, markersize=5, markeredgecolor="white", label=label)
 
 
 def _one(height_inches: float, text: AxesText) -> tuple[Figure, Axes]:
@@ -228,7 +225,6 @@ def _bars(axes: Axes, parts: pd.DataFrame) -> None:
     axes.margins(x=0.14)
 
 
-def _values(line: Line) -> tuple[float, ...]:
-    if line.band is not None:
-        return (*line.band.low, *line.band.high)
-    return () if line.curve is None else line.curve.y
+def _values(line: Line) -> list[float]:
+    shapes = (line.curve,) if line.band is None else (line.band["low"], line.band["high"])
+    return [float(value) for shape in shapes if shape is not None for value in shape]

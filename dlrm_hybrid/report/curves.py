@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import median
-from typing import Any, final
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 
-MAX_POINTS = 120  # more are not told apart in a picture
+MAX_POINTS = 120  # more cannot be distinguished in a picture
 
 
 class Axis(Enum):
@@ -25,83 +25,71 @@ class Axis(Enum):
     BYTES = "bytes sent in training"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Points of one line, left to right."""
+Curve = pd.Series
+"""Points of one line: values by their position on the x-axis, left to right."""
 
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A line between a lower and an upper one."""
-
-    middle: Curve
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+Band = Mapping[str, Curve]
+"""The line `middle` between the lines `low` and `high`."""
 
 
 def training_loss(run: Run, axis: Axis) -> Curve | None:
     """Mean loss of the steps up to each point; None where the axis was not measured."""
-    place = _places(run, axis)
+    position = _positions(run, axis)
     points = [event for event in run.events if event.kind is Kind.PROGRESS]
-    if place is None or not points:
+    if position is None or not points:
         return None
     parts = _parts(points)
-    return Curve(
-        tuple(place(part[-1]) for part in parts),
-        tuple(_mean(part) for part in parts),
-    )
+    return pd.Series([_mean(part) for part in parts], [position(part[-1]) for part in parts])
 
 
 def test_loss(run: Run, axis: Axis) -> Curve | None:
     """Log-loss of each evaluation; None where there is none or the axis was not measured."""
-    place = _places(run, axis)
+    position = _positions(run, axis)
     points = [event for event in run.events if event.kind is Kind.EVALUATED]
-    if place is None or not points:
+    if position is None or not points:
         return None
-    losses = tuple(event.values["log_loss"] for event in points)
-    return Curve(tuple(place(event) for event in points), losses)
+    return pd.Series(
+        [event.values["log_loss"] for event in points], [position(event) for event in points]
+    )
 
 
 def density(run: Run, prefix: str) -> Curve | None:
     """Share of the elements sent up to each point, of all names with this prefix together."""
-    pairs: list[tuple[float, float]] = []
-    for part in _parts(_compression(run)):
-        share = compression.density((event.values["of"] for event in part), prefix)
-        if share is not None:
-            pairs.append((part[-1].step, share))
-    return _curve(pairs)
+    shares = pd.Series(
+        {
+            part[-1].step: compression.density((event.values["of"] for event in part), prefix)
+            for part in _parts(_compression(run))
+        },
+        dtype=float,
+    ).dropna()
+    return None if shares.empty else shares
 
 
 def threshold(run: Run, prefix: str) -> Band | None:
-    """Thresholds of all names with this prefix: the median one, the lowest and the highest."""
-    rows: list[tuple[float, float, float, float]] = []
-    for part in _parts(_compression(run)):
-        found = [
-            value["threshold"]
-            for name, value in part[-1].values["of"].items()
-            if name.startswith(prefix) and value["threshold"]
-        ]
-        if found:
-            rows.append((part[-1].step, median(found), min(found), max(found)))
-    middle = _curve([row[:2] for row in rows])
-    if middle is None:
+    """Thresholds of all names with this prefix: the median, the lowest and the highest by step."""
+    found = {
+        part[-1].step: values
+        for part in _parts(_compression(run))
+        if (
+            values := [
+                value["threshold"]
+                for name, value in part[-1].values["of"].items()
+                if name.startswith(prefix) and value["threshold"]
+            ]
+        )
+    }
+    figures: Mapping[str, Callable[[list[float]], float]]
+    figures = {"middle": median, "low": min, "high": max}
+    if not found:
         return None
-    return Band(middle, tuple(row[2] for row in rows), tuple(row[3] for row in rows))
+    return {
+        name: pd.Series({step: figure(values) for step, values in found.items()})
+        for name, figure in figures.items()
+    }
 
 
 def _compression(run: Run) -> list[Event]:
     return [event for event in run.events if event.kind is Kind.COMPRESSION]
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> Curve | None:
-    if not points:
-        return None
-    return Curve(tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
 def _parts(points: Sequence[Event]) -> list[Sequence[Event]]:
@@ -115,8 +103,8 @@ def _mean(points: Sequence[Event]) -> float:
     return sum(point.values["loss"] * point.values["rows"] for point in points) / (rows or 1)
 
 
-def _places(run: Run, axis: Axis) -> Callable[[Event], float] | None:
-    """Where an event stands on the axis."""
+def _positions(run: Run, axis: Axis) -> Callable[[Event], float] | None:
+    """Gives the position of an event on the axis."""
     if axis is Axis.STEPS:
         return lambda event: event.step
     if axis is Axis.BYTES:
@@ -143,11 +131,11 @@ def network_use(run: Run) -> dict[str, Curve]:
     Of each window the busier direction counts. The busiest rank is the first.
     """
     points: dict[str, list[Point]] = {}
-    for told in _ranks(run):
-        interface = told.get("interface")
+    for rank in _ranks(run):
+        interface = rank.get("interface")
         if interface is not None and interface["rate_bits_per_second"]:
             rate_bytes = interface["rate_bits_per_second"] / 8
-            points.setdefault(told["role"], []).extend(
+            points.setdefault(rank["role"], []).extend(
                 # Where a point joins windows, the busier bytes are more than either sum.
                 (start, seconds, max(num_bytes) / rate_bytes)
                 for start, seconds, *num_bytes in interface["series"]
@@ -160,24 +148,18 @@ def network_use(run: Run) -> dict[str, Curve]:
 def cpu_use(run: Run) -> dict[str, Curve]:
     """Percent of a core, by role of each rank."""
     points: dict[str, list[Point]] = {}
-    for told in _ranks(run):
-        points.setdefault(told["role"], []).extend(
-            (start, seconds, used) for start, seconds, used in told.get("cpu_series") or ()
+    for rank in _ranks(run):
+        points.setdefault(rank["role"], []).extend(
+            (start, seconds, used) for start, seconds, used in rank.get("cpu_series") or ()
         )
     return _curves({role: series for role, series in points.items() if series})
 
 
 def cpu_use_of_all(run: Run) -> Curve | None:
     """Percent of the cores that the ranks can use, all of them together."""
-    curves = list(cpu_use(run).values())
-    if not curves:
-        return None
-    cores = min(len(curves), run.environment.get("cores", len(curves)))
-    shared = sorted(set(curves[0].x).intersection(*(curve.x for curve in curves)))
-    by_place = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
-    return Curve(
-        tuple(shared), tuple(sum(values[x] for values in by_place) / cores for x in shared)
-    )
+    used = pd.DataFrame(cpu_use(run))
+    cores = min(len(used.columns), run.environment.get("cores", len(used.columns)))
+    return None if used.empty else used.dropna().sum(axis="columns") / cores
 
 
 def _ranks(run: Run) -> list[Mapping[str, Any]]:
@@ -199,13 +181,13 @@ def _curves(points: Mapping[str, Sequence[Point]]) -> dict[str, Curve]:
     edges = np.linspace(first, last, min(most, MOST_WINDOWS) + 1)
     middles = (edges[1:] + edges[:-1]) / 2 - first
     found = {role: _share(series, edges, middles) for role, series in points.items()}
-    return {role: curve for role, curve in found.items() if curve.x}
+    return {role: curve for role, curve in found.items() if len(curve)}
 
 
 def _share(series: Sequence[Point], edges: np.ndarray, middles: np.ndarray) -> Curve:
     """What was used between two edges, in percent of the time measured between them.
 
-    A point that an edge cuts counts on both sides, as much as lies there.
+    A point that an edge cuts counts on both sides, each with its own share.
     """
     starts, seconds, used = np.array(sorted(series)).T
     times = np.stack([starts, starts + seconds], axis=1).ravel()
@@ -213,8 +195,7 @@ def _share(series: Sequence[Point], edges: np.ndarray, middles: np.ndarray) -> C
         np.diff(np.interp(edges, times, _sums(amounts))) for amounts in (seconds, used)
     )
     kept = measured > 0.5 * (edges[1] - edges[0])
-    percent = 100 * spent[kept] / measured[kept]
-    return Curve(tuple(middles[kept].tolist()), tuple(percent.tolist()))
+    return pd.Series(100 * spent[kept] / measured[kept], middles[kept])
 
 
 def _sums(amounts: np.ndarray) -> np.ndarray:

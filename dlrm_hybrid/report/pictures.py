@@ -180,7 +180,7 @@ def _lines(
     drawn: list[Line] = []
     for number, (label, run) in enumerate(zip(labels, runs, strict=True)):
         shape = found(run)
-        curve, band = (shape.middle, shape) if isinstance(shape, Band) else (shape, None)
+        curve, band = (shape["middle"], shape) if isinstance(shape, Mapping) else (shape, None)
         drawn.append(Line(label=label, style=style(number), curve=curve, dots=None, band=band))
     return drawn
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import pandas as pd
 from frame import Frame, estimator_of, study
 from matplotlib.axes import Axes
@@ -72,7 +71,7 @@ def table(found: Sequence[Estimates]) -> Table:
     ordered = sorted(found, key=lambda one: -one.density)
     return Table(
         ("density", "estimator", "mean", "median", "5 to 95 %", f"within {NEAR:.0%}"),
-        tuple((f"{one.density:.3g}", one.estimator, *_spread(one.curve.y)) for one in ordered),
+        tuple((f"{one.density:.3g}", one.estimator, *_spread(one.curve)) for one in ordered),
         align="llr",
     )
 
@@ -111,7 +110,7 @@ def _of_run(run: Run) -> Estimates:
             points[event.step] = (share or 0.0) / density
     if not points or density == 1.0:
         raise ConfigError(f"{run.folder}: nothing of its gradients was held back")
-    curve = Curve(tuple(points), tuple(points.values()))
+    curve = pd.Series(points)
     return Estimates(estimator=estimator_of(run.config), density=density, curve=curve)
 
 
@@ -126,8 +125,7 @@ def _densities(found: Sequence[Estimates]) -> list[float]:
     return sorted({one.density for one in found}, reverse=True)
 
 
-def _spread(qualities: Sequence[float]) -> tuple[str, ...]:
-    found: Frame = pd.Series(qualities)
+def _spread(found: Frame) -> tuple[str, ...]:
     return (
         f"{found.mean():.2f}",
         f"{found.median():.2f}",
@@ -136,18 +134,16 @@ def _spread(qualities: Sequence[float]) -> tuple[str, ...]:
     )
 
 
-def smoothed(curve: Curve) -> Curve:
+def smoothed(curve: Frame) -> Curve:
     """The mean of every point and up to 19 before it."""
-    found: Frame = pd.Series(curve.y)
-    return Curve(curve.x, tuple(found.rolling(SMOOTHED_POINTS, min_periods=1).mean()))
+    return curve.rolling(SMOOTHED_POINTS, min_periods=1).mean()
 
 
 def _draw(axes: Axes, one: Estimates, number: int) -> None:
     """Every point pale, and their running mean."""
     color, label = style(number).color, f"density {one.density:.3g}"
-    axes.plot(one.curve.x, np.clip(one.curve.y, *SHOWN), color=color, linewidth=0.4, alpha=0.3)
-    means = np.clip(smoothed(one.curve).y, *SHOWN)
-    axes.plot(one.curve.x, means, color=color, linewidth=1.4, label=label)
+    axes.plot(one.curve.clip(*SHOWN), color=color, linewidth=0.4, alpha=0.3)
+    axes.plot(smoothed(one.curve).clip(*SHOWN), color=color, linewidth=1.4, label=label)
 
 
 def _scale(axes: Axes) -> None:

@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, style
 from dlrm_hybrid.report.charts import Line, draw
-from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.types import ConfigError
@@ -81,14 +80,10 @@ def _line(number: int, name: str, pairs: Sequence[tuple[Run, Run]]) -> Line:
     return Line(
         label=f"{name}, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}",
         style=style(number),
-        curve=_curve(training),
-        dots=_curve(tested),
+        curve=training if len(training) else None,
+        dots=tested if len(tested) else None,
         band=None,
     )
-
-
-def _curve(values: Frame) -> Curve | None:
-    return Curve(tuple(values.index), tuple(values)) if len(values) else None
 
 
 def _seed(run: Run) -> int:

@@ -116,8 +116,8 @@ def steadiness(found: Sequence[Thresholds]) -> Table:
 
 def deviations(curve: Curve) -> Frame:
     """How far each threshold is from the mean of the 100 steps before it, relative to that."""
-    found: Frame = pd.Series(curve.y)
-    before = found.rolling(RUNNING_STEPS // int(curve.x[0])).mean().shift()
+    found: Frame = curve
+    before = found.rolling(RUNNING_STEPS // int(found.index[0])).mean().shift()
     return (found / before - 1).abs().dropna()
 
 
@@ -131,8 +131,7 @@ def _of_run(run: Run, name: str) -> Thresholds:
     if not points:
         raise ConfigError(f"{run.folder}: no thresholds of {name}")
     sparsity, applied = _asked(run.config, name)
-    curve = Curve(tuple(points), tuple(points.values()))
-    return Thresholds(name=name, sparsity=sparsity, applied=applied, curve=curve)
+    return Thresholds(name=name, sparsity=sparsity, applied=applied, curve=pd.Series(points))
 
 
 def _asked(config: Mapping[str, Any], name: str) -> tuple[float, bool]:
@@ -154,11 +153,12 @@ def _scale(axes: Axes, panel: Sequence[Thresholds]) -> None:
 
 
 def _steadiness(one: Thresholds) -> tuple[str, ...]:
+    curve: Frame = one.curve.to_numpy()
     away = deviations(one.curve)
     told = (MISSING, MISSING)
     if len(away) > 1:
         told = (percent(away.max()), percent(away.quantile(0.99)))
-    return one.name, one.label, digits(one.curve.y[0]), digits(one.curve.y[-1]), *told
+    return one.name, one.label, digits(curve[0]), digits(curve[-1]), *told
 
 
 def main() -> None:

@@ -17,6 +17,11 @@ def made(folder: Path, record: list[Event]) -> Run:
     return read_run(folder)
 
 
+def points(curve: Curve | None) -> list[tuple[float, float]]:
+    assert curve is not None
+    return list(curve.items())
+
+
 def test_loss_over_each_axis(tmp_path: Path) -> None:
     run = made(tmp_path / "run", world_events(0.5))
     per_sample = 2 * 6400 / (20 * SAMPLES_PER_STEP)
@@ -26,8 +31,8 @@ def test_loss_over_each_axis(tmp_path: Path) -> None:
         Axis.BYTES: (10 * SAMPLES_PER_STEP * per_sample, 20 * SAMPLES_PER_STEP * per_sample),
     }
     for axis, x in places.items():
-        assert curves.training_loss(run, axis) == Curve(x, (0.6, 0.5))
-        assert curves.test_loss(run, axis) == Curve(x[1:], (0.51,))
+        assert points(curves.training_loss(run, axis)) == list(zip(x, (0.6, 0.5), strict=True))
+        assert points(curves.test_loss(run, axis)) == [(x[1], 0.51)]
 
 
 def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
@@ -42,10 +47,11 @@ def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
 
 def test_density_and_threshold(tmp_path: Path) -> None:
     run = made(tmp_path / "run", world_events())
-    assert curves.density(run, "gradient.") == Curve((10, 20), (0.02, 0.01))
+    assert points(curves.density(run, "gradient.")) == [(10, 0.02), (20, 0.01)]
     band = curves.threshold(run, "gradient.")
     assert band is not None
-    assert (band.middle, band.low) == (Curve((10, 20), (0.5, 0.25)), (0.5, 0.25))
+    for curve in band.values():
+        assert points(curve) == [(10, 0.5), (20, 0.25)]
 
 
 @given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=700))
@@ -62,8 +68,9 @@ def test_few_points_stand_for_many(losses: list[float]) -> None:
     )
     curve = curves.training_loss(run, Axis.STEPS)
     assert curve is not None
-    assert len(curve.x) == len(curve.y) <= MAX_POINTS
-    assert curve.x[-1] == 10 * len(losses)
-    assert list(curve.x) == sorted(curve.x)
-    first = int(curve.x[0]) // 10
-    assert curve.y[0] == pytest.approx(sum(losses[:first]) / first)
+    (x, y), *_ = points(curve)
+    assert len(curve) <= MAX_POINTS
+    assert curve.index[-1] == 10 * len(losses)
+    assert curve.index.is_monotonic_increasing
+    first = int(x) // 10
+    assert y == pytest.approx(sum(losses[:first]) / first)

@@ -34,9 +34,9 @@ def test_the_busier_direction_of_each_window_counts_and_the_busiest_link_is_firs
     busy = [[BEGIN + 5 + n, 1.0, *((900, 10, 900) if n % 2 else (300, 400, 700))] for n in range(4)]
     use = network_use(run_of(linked("worker-0.0", idle), linked("server-0", busy)))
     assert list(use) == ["server-0", "worker-0.0"]
-    assert use["server-0"].x == (0.5, 1.5, 2.5, 3.5)
-    assert use["server-0"].y == pytest.approx((70, 90, 70, 90))
-    assert use["worker-0.0"].y == pytest.approx((10, 10, 10, 10))
+    assert list(use["server-0"].index) == [0.5, 1.5, 2.5, 3.5]
+    assert list(use["server-0"]) == pytest.approx([70, 90, 70, 90])
+    assert list(use["worker-0.0"]) == pytest.approx([10, 10, 10, 10])
 
 
 def test_links_without_a_rate_or_a_link_are_left_out() -> None:
@@ -50,8 +50,8 @@ def test_links_without_a_rate_or_a_link_are_left_out() -> None:
 def test_times_without_training_have_no_point() -> None:
     series = [[BEGIN + start, 1.0, 500, 0] for start in (0, 1, 8, 9)]
     (curve,) = network_use(run_of(linked("server-0", series))).values()
-    assert curve.x == (1.25, 8.75)
-    assert curve.y == pytest.approx((50, 50))
+    assert list(curve.index) == [1.25, 8.75]
+    assert list(curve) == pytest.approx([50, 50])
 
 
 def test_all_ranks_together_share_the_cores_they_can_use() -> None:
@@ -61,10 +61,10 @@ def test_all_ranks_together_share_the_cores_they_can_use() -> None:
     ]
     for cores, share in ((2, 3 / 2), (8, 1.0)):
         run = run_of(*ranks, cores=cores)
-        assert cpu_use(run)["worker-0.1"].y == pytest.approx((25, 50))
+        assert list(cpu_use(run)["worker-0.1"]) == pytest.approx([25, 50])
         together = cpu_use_of_all(run)
         assert together is not None
-        assert together.y == pytest.approx((share * 25, share * 50))
+        assert list(together) == pytest.approx([share * 25, share * 50])
 
 
 @given(st.lists(st.tuples(st.floats(0.05, 2), st.floats(0, 1)), min_size=1, max_size=300))
@@ -74,6 +74,6 @@ def test_few_points_keep_the_mean(windows: list[tuple[float, float]]) -> None:
         series.append([start, seconds, 1000 * share * seconds, 0])
         start += seconds
     (curve,) = network_use(run_of(linked("server-0", series))).values()
-    assert len(curve.x) <= MAX_POINTS
+    assert len(curve) <= MAX_POINTS
     whole = sum(seconds * share for seconds, share in windows) / (start - BEGIN)
-    assert sum(curve.y) / len(curve.y) == pytest.approx(100 * whole, abs=1e-3)
+    assert curve.mean() == pytest.approx(100 * whole, abs=1e-3)

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import estimates
+import pandas as pd
 import pytest
 
 from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -47,9 +47,9 @@ def test_quality_is_what_left_over_what_was_asked_for() -> None:
     ]
     sampled, lived, fitted = estimates.estimates(runs)
     assert [one.estimator for one in (sampled, lived, fitted)] == ["dgc", "dct", "sidco-GP, stage"]
-    assert sampled.curve.x == (1, 2, 3)
-    assert sampled.curve.y == pytest.approx((1.0, 1.1, 0.5))
-    assert lived.curve.y == pytest.approx((1.0, 2.0, 0.5))
+    assert list(sampled.curve.index) == [1, 2, 3]
+    assert list(sampled.curve) == pytest.approx([1.0, 1.1, 0.5])
+    assert list(lived.curve) == pytest.approx([1.0, 2.0, 0.5])
 
 
 def test_the_table_tells_the_spread_of_all_points() -> None:
@@ -64,11 +64,11 @@ def test_the_table_tells_the_spread_of_all_points() -> None:
 
 
 def test_a_running_mean_begins_with_the_first_point() -> None:
-    curve = Curve(tuple(range(40)), (4.0, 2.0, *[1.0] * 38))
-    means = estimates.smoothed(curve).y
-    assert means[:2] == (4.0, 3.0)
+    curve = pd.Series([4.0, 2.0, *[1.0] * 38])
+    means = list(estimates.smoothed(curve))
+    assert means[:2] == [4.0, 3.0]
     assert means[19] == pytest.approx(1.2)
-    assert means[21:] == (1.0,) * 19
+    assert means[21:] == [1.0] * 19
 
 
 def test_the_picture_has_a_panel_for_each_estimator() -> None:

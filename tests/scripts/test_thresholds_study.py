@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from made_runs import make_run, plain_events, world_events
 from thresholds import (
@@ -10,7 +11,6 @@ from thresholds import (
     thresholds,
 )
 
-from dlrm_hybrid.report.curves import Curve
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.types import ConfigError
 
@@ -30,8 +30,7 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_deviation_is_of_the_mean_before() -> None:
-    values = (*[2.0] * 10, 3.0, 2.1)
-    curve = Curve(tuple(10 * i for i in range(1, 13)), values)
+    curve = pd.Series([*[2.0] * 10, 3.0, 2.1], [10 * i for i in range(1, 13)])
     assert list(deviations(curve)) == pytest.approx([0.5, 0.0])
 
 
@@ -39,7 +38,7 @@ def test_what_was_asked_of_each_name(runs: list[Run]) -> None:
     assert threshold_names(runs) == [GRADIENT, ACTIVATION]
     low, high = thresholds(runs[:2], GRADIENT)
     assert (low.label, high.label) == ("90 %", "99 %")
-    assert low.curve == Curve((10, 20), (0.5, 0.25))
+    assert low.curve.to_dict() == {10: 0.5, 20: 0.25}
     activations = thresholds([runs[0], runs[2]], ACTIVATION)
     assert [one.label for one in activations] == ["80 %, measured only", "80 %"]
 
