@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def require_host(tensor: Tensor, what: str, which: object) -> None:
-    """Make sure that kernels can read a tensor.
+    """Require a tensor that kernels can read: contiguous float32 on the CPU.
 
     Args:
         tensor: any.
@@ -32,12 +32,12 @@ def require_host(tensor: Tensor, what: str, which: object) -> None:
 
 
 def host_array(tensor: Tensor, what: str, which: object) -> NDArray[np.float32]:
-    """A view of a tensor; raises as `require_host`."""
+    """A numpy view of a tensor; raises as `require_host`."""
     require_host(tensor, what, which)
     return tensor.numpy()
 
 
 def addresses_of(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.uint64]:
-    """Where contiguous arrays begin, for a kernel; they must outlive its call."""
+    """The addresses of contiguous arrays, uint64, for kernels; arrays must outlive the call."""
     addresses = [array.__array_interface__["data"][0] for array in arrays]
     return np.array(addresses, np.uint64)

@@ -29,7 +29,9 @@ _FIRST, _SECOND = 0x21F0AAAD, 0xD35A2D97
 
 @final
 class TorchOps(Ops):
-    """Arrays go to a device and come back; on the CPU they are only viewed.
+    """The primitives of `Ops` in torch operations on any device.
+
+    Arrays go to the device and come back; on the CPU they are only viewed.
 
     Args:
         device: where to compute.
@@ -115,7 +117,7 @@ class TorchOps(Ops):
 
 
 def reaching(x_N: Tensor, tau: float) -> Tensor:
-    """Which elements have |x| >= tau, rounded to float32, but no zeros; NaN always."""
+    """A mask of the elements with |x| >= tau, rounded to float32, but no zeros; NaN always."""
     limit = torch.tensor(tau, dtype=torch.float32, device=x_N.device).clamp(min=_SMALLEST)
     return ~(x_N.abs() < limit)
 

@@ -25,7 +25,7 @@ Float32s = NDArray[np.float32]
 
 @final
 class Destination:
-    """Tensors that updates are written to, in place.
+    """The tensors that updates are written to, in place.
 
     Args:
         arrays: float32, contiguous; never moved in memory.
@@ -40,7 +40,7 @@ class Destination:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseUpdate:
-    """A value for every element.
+    """An update with a value for every element of each tensor.
 
     Attributes:
         values: of each tensor, float32; may view payloads.
@@ -67,7 +67,7 @@ class DenseUpdate:
 
 @final
 class SparseUpdate(NamedTuple):
-    """Values for some elements of each tensor.
+    """An update with values for some elements of each tensor.
 
     Attributes:
         offsets_E: int64, where the elements of each tensor begin among the K, then K.
@@ -96,11 +96,14 @@ Update = DenseUpdate | SparseUpdate
 
 
 def decode(sections: Sequence[Section], what: str) -> Update:
-    """The update in sections of any method.
+    """Decode the sections of any gradient method to an update.
 
     Args:
         sections: one for each tensor.
         what: begins the message of an error.
+
+    Returns:
+        a DenseUpdate where all sections are dense or ternary, else a SparseUpdate.
 
     Raises:
         DlrmError: a section has no such payload.

@@ -33,7 +33,7 @@ Mask = NDArray[np.int32] | None
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which activations these are."""
+    """Names one transfer of activations: its batch, boundary and micro-batch, from 0."""
 
     batch: int
     boundary: int
@@ -44,7 +44,9 @@ class Key:
 
 
 class ActivationCodec(Protocol):
-    """Both ends of one boundary; all tensors are float32 (B, N), detached and contiguous.
+    """Compresses what crosses one boundary between pipeline stages, at both of its ends.
+
+    All tensors are float32 (B, N), detached and contiguous.
 
     What `decode` and `decode_gradient` return is memory allocated by torch, never a view of the
     payload: MKL rounds products differently where an operand lies at an address that is no
@@ -91,7 +93,7 @@ class ActivationCodec(Protocol):
 def only_section(
     sections: Sections, dtype: Dtype, shape: Sequence[int], key: Key, *, dense: bool
 ) -> Section:
-    """The one section of a tensor of this type and shape; DENSE, or any encoding.
+    """Require that a message is one section of this type and shape; DENSE, or of any encoding.
 
     Raises:
         DlrmError: there is none, another or one more; names batch, boundary and micro-batch.
@@ -105,7 +107,7 @@ def only_section(
 
 
 def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
-    """A tensor sent as it is, in memory of torch; raises as `only_section`."""
+    """Decode a dense float32 tensor into memory of torch; raises as `only_section`."""
     section = only_section(sections, Dtype.FLOAT32, shape, key, dense=True)
     tensor = torch.empty(shape)
     np.copyto(host_array(tensor.view(-1), "received", "activation"), array_of(section))
@@ -115,7 +117,7 @@ def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
 def scattered(
     indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
 ) -> Tensor:
-    """A tensor of values at flat positions, ascending, and of 0 elsewhere; K of them."""
+    """A tensor with K values at ascending flat positions and 0 elsewhere."""
     tensor = torch.empty(shape)
     scatter(indices_K, values_K, host_array(tensor.view(-1), "received", "activation"))
     return tensor

@@ -39,7 +39,7 @@ _NO_THRESHOLDS = np.empty(0, np.float32)
 
 @final
 class SketchCodec(ActivationCodec):
-    """Activations through a random projection (Gupta et al., KDD 2021, table 6).
+    """Sends activations through a random projection (Gupta et al., KDD 2021, table 6).
 
     x (B, N) is sent as x S, with S (N, C) drawn anew for every micro-batch from a seed that both
     ends know; the receiver computes with x S S', whose mean over S is x. Its noise has (N + 1) / C
@@ -95,7 +95,7 @@ class SketchCodec(ActivationCodec):
 
 @final
 class GradientTopKCodec(ActivationCodec):
-    """The largest gradients of activations, with error feedback (Gupta et al., KDD 2021, table 7).
+    """Sends the largest gradients of activations, with error feedback, as in table 7 of the paper.
 
     What is not sent is added to the gradient of the next step, row by row, though those rows are
     then other samples: that is why it fails. Activations are sent dense.

@@ -40,7 +40,7 @@ from dlrm_hybrid.wire.sparse import rows, rows_of
 
 
 def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -> RowSelection:
-    """In every row what reaches the element that a sparsity names, zeros excepted.
+    """Select in every row the elements that reach its threshold, but no zeros (DCT-MP).
 
     Args:
         x_BN: float32, contiguous.
@@ -63,7 +63,9 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -
 
 @final
 class ThresholdCodec(ActivationCodec):
-    """Elements that reach their row's threshold (Gupta et al., KDD 2021, algorithm 2).
+    """DCT-MP: sends the largest activations of every row and the gradients of just these.
+
+    Gupta et al., KDD 2021, algorithm 2.
 
     Args:
         sparsity: fraction of a row that is left out, in [0, 1).

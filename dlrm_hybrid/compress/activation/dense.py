@@ -26,7 +26,7 @@ from dlrm_hybrid.wire.dense import dense
 
 @final
 class DenseCodec(ActivationCodec):
-    """Every element as float32, uncompressed.
+    """Sends every element of activations and gradients as float32.
 
     Args:
         observe: a sparsity in [0, 1) whose thresholds are measured and reported, as in figure 5 of

@@ -25,7 +25,7 @@ from dlrm_hybrid.types import DivergedError
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """At most k elements of each group of adjacent tensors: of ties, the first.
+    """Limits a selection to k elements of each group of adjacent tensors: of ties, the first.
 
     Attributes:
         groups_F: int64, the first tensor of each group, then T.
@@ -38,7 +38,7 @@ class Limits:
 
 @final
 class Accumulated:
-    """The sum of residual and gradient, of which a selection is taken.
+    """The sum of residual and gradient, from which a selection is taken.
 
     Args:
         layout: of the tensors.
@@ -79,7 +79,7 @@ class Accumulated:
         self._reached = None
 
     def of(self, tensors: range) -> Float32s:
-        """The values of adjacent tensors, which need not be finite; a view."""
+        """The sums of adjacent tensors, which need not be finite; a view, float32."""
         self._restore()
         # Sums that overflow are found later; numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -95,20 +95,20 @@ class Accumulated:
 
     @property
     def values(self) -> Float32s:
-        """All values, a view; raises DivergedError if one is not finite."""
+        """All sums, float32 (N), a view; raises DivergedError if one is not finite."""
         values_N = self.of(range(len(self.layout.specs)))
         if not self._is_finite:
             self._require_finite()
         return values_N
 
     def reaching(self, taus_T: Float32s, limits: Limits | None) -> Indices:
-        """The elements whose magnitude reaches their tensor's threshold, but no zeros.
+        """Select the elements whose magnitude reaches their tensor's threshold, but no zeros.
 
         They are removed in the same pass, so that `take` of just these costs nothing.
 
         Args:
-            taus_T: thresholds of 0 or more.
-            limits: where not all that equal a threshold count.
+            taus_T: float32, thresholds of 0 or more.
+            limits: of elements for each group; None to select all that equal a threshold.
 
         Raises:
             DivergedError: a sum is not finite; names step and tensor.
@@ -136,13 +136,13 @@ class Accumulated:
         return self._reached
 
     def values_at(self, indices: Indices) -> Float32s:
-        """The values of some elements, which stay; a view where `reaching` found just these."""
+        """The sums at some elements, which are kept; a view where `reaching` found just these."""
         if indices is self._reached:
             return self._reached_N[: indices.local_K.size]
         return self.values[indices.flat]
 
     def take(self, indices: Indices) -> Float32s:
-        """Remove elements: the residual is 0 there. Their values, valid until the next step.
+        """Remove elements from the residual, and return their values, valid until the next step.
 
         Raises:
             DivergedError: as `values`.
@@ -203,7 +203,7 @@ class Accumulated:
 
 
 def not_finite(step: int, name: str) -> DivergedError:
-    """That the gradient of a tensor is not finite at a step, counted from 0."""
+    """The error for a gradient that is not finite; `step` is counted from 0."""
     return DivergedError(
         f"step {step + 1}: the gradient of {name} is not finite; "
         "optimizer.lr or embedding.lr may be too high"

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Op(Enum):
-    """How the contributions of a round become its result.
+    """How a server reduces the contributions of a round to its result.
 
     LEADER: that of trainer `step % trainers`, a set of indices or lists of counts.
     UNION: of sets of indices.
@@ -39,7 +39,7 @@ class Op(Enum):
 
 
 class Collective(NamedTuple):
-    """One round, as a trainer sees it; it is sent the result.
+    """One round between the trainers of a stage: what a trainer yields to be sent its result.
 
     Attributes:
         op: what becomes of the contributions.
@@ -51,7 +51,7 @@ class Collective(NamedTuple):
 
 
 def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> Sections:
-    """The result of a round.
+    """Reduce the contributions of all trainers to the result of a round.
 
     Args:
         op: of the round.
@@ -87,7 +87,7 @@ def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> 
 def together(
     encodings: Sequence[Generator[Collective, Sections, Result]], step: int, count: int
 ) -> list[Result]:
-    """Run the encodings of all trainers of a stage, rounds included, without a network.
+    """Encode for all trainers of a stage in one process, rounds included.
 
     Args:
         encodings: of `Compressor.encode`, in trainer order; one of its own agrees with itself.
@@ -116,14 +116,14 @@ def together(
 
 
 def counts_of(sections: Sections) -> list[Int32s]:
-    """Lists of numbers of 0 or more, one in each section; raises SectionError if they are not."""
+    """Read lists of numbers of 0 or more, one in each section; raises SectionError."""
     if not sections:
         raise _fault("0 sections, expected lists of numbers")
     return [_counts_of(section) for section in sections]
 
 
 def scales_of(sections: Sections) -> Float32s:
-    """The one list of scales, finite and not negative; raises SectionError if there is none."""
+    """Read the one list of finite scales of 0 or more; raises SectionError."""
     if len(sections) != 1 or sections[0].dtype is not Dtype.FLOAT32:
         raise _fault(f"{len(sections)} sections, expected one of float32")
     if sections[0].encoding is not Encoding.DENSE:

@@ -27,17 +27,17 @@ class State(Protocol):
         return {}
 
     def report(self, reports: Sequence[SentReport]) -> Sequence[SentReport]:
-        """The reports of all tensors, with thresholds if it has any; counting begins anew."""
+        """Add thresholds, if there are any, to the reports of all tensors; counting begins anew."""
         return reports
 
 
 @final
 class Stateless(State):
-    """The state of what remembers nothing."""
+    """The empty state of a selector or transform that remembers nothing."""
 
 
 class Compressor(Protocol):
-    """One trainer's side of a method: it sends a part, keeps the rest, and sends that later.
+    """Compresses one trainer's gradients: sends a part now, keeps the rest and sends it later.
 
     What the receiver decodes plus the new residual is the gradient plus the old residual, bit for
     bit; a method that draws keeps nothing and is right on average.
@@ -52,7 +52,9 @@ class Compressor(Protocol):
         return ()
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        """One section per tensor, in the order of the specs; gradients join the residual once.
+        """Encode the gradients of a step as one section per tensor, in the order of the specs.
+
+        It yields the collectives of the step and is sent their results.
 
         Nothing but `tensors` is kept between steps. Sections may view the gradients.
 
@@ -79,7 +81,7 @@ class Compressor(Protocol):
 
 @final
 class Dense(Compressor):
-    """Every element as float32, nothing kept.
+    """Sends every element of every gradient as float32.
 
     Values that are not finite travel on to the server, which looks for them in every mean.
 

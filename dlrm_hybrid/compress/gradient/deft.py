@@ -36,7 +36,9 @@ Float64s = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deft(Selector):
-    """A selection from some fragments, and the union of all trainers'.
+    """Selects from the fragments given to this trainer, and sends the union of all selections.
+
+    DEFT (D. Yoon, S. Oh, ICPP 2023), algorithm 1.
 
     Attributes:
         fragments: parts of the flat vector that tile it, see `partition`.
@@ -102,18 +104,18 @@ class Deft(Selector):
 
 
 def sizes_of(fragments: Sequence[slice]) -> Int64s:
-    """Elements of each fragment."""
+    """The number of elements of each fragment, int64 (L)."""
     return np.array([one.stop - one.start for one in fragments], np.int64)
 
 
 def norms_of(values_N: Float32s, fragments: Sequence[slice], ops: Ops) -> Float64s:
-    """L2 norms of the fragments of a vector."""
+    """The L2 norms of the fragments of a vector, float64 (L)."""
     squares = [ops.moments(values_N[one]).squares for one in fragments]
     return np.array([math.sqrt(square) for square in squares])
 
 
 def choose(values_N: Float32s, own: Sequence[tuple[slice, int]], ops: Ops) -> list[Int32s]:
-    """Indices of the largest elements of each fragment, as many as it says, increasing."""
+    """Indices of the k largest elements of each fragment, int32, increasing in each."""
     return [largest(values_N[fragment], k, ops) + np.int32(fragment.start) for fragment, k in own]
 
 
@@ -122,7 +124,7 @@ def _fault(reason: str) -> SectionError:
 
 
 def partition(counts: Sequence[int], trainers: int) -> list[slice]:
-    """Each tensor, those of more than a trainer's share in as many parts as there are trainers.
+    """Cut tensors of more than a trainer's share into as many fragments as there are trainers.
 
     So no fragment has more elements than ceil(N / trainers) (DEFT, algorithm 2).
 
@@ -157,7 +159,7 @@ def paper_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
 
 
 def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
-    """The same, but nothing of fragments without a norm, and the budget in all.
+    """Elements to send of each fragment, by its norm: the budget in all, none of zero fragments.
 
     Where there are fewer elements to hand out than fragments, those of the largest norms get one
     each; where all others have been served, what is left goes by descending norms to who has room.
@@ -181,13 +183,13 @@ def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
 
 
 def costs(sizes_L: Int64s, ks_L: Int64s) -> Float64s:
-    """Of selecting: size times log2 of how many are kept; 1 costs as much as 2."""
+    """The cost of selecting from each fragment: size times log2 of k, with k at least 2."""
     of_one_L = np.log2(np.maximum(ks_L, 2).astype(np.float64))
     return np.where(ks_L > 0, sizes_L * of_one_L, 0.0)
 
 
 def allocate(costs_L: Float64s, bins: int) -> Int64s:
-    """A bin for every fragment: the dearest first, each to the lightest bin (DEFT, algorithm 4).
+    """Assign fragments to bins: the dearest first, each to the lightest bin (DEFT, algorithm 4).
 
     Ties by number. The heaviest bin is at most 4/3 of the best possible (Graham, 1969).
     """

@@ -35,7 +35,7 @@ from dlrm_hybrid.wire.sparse import sparse_all
 
 
 class DrainMode(StrEnum):
-    """What becomes of a drained residual."""
+    """What becomes of a drained residual: it is forgotten or sent; NONE drains none."""
 
     NONE = "none"
     DISCARD = "discard"
@@ -45,7 +45,7 @@ class DrainMode(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """When residuals are emptied at random, and where they go (DCT, section 3.3).
+    """Empties residuals at random steps (DCT, Gupta et al., KDD 2021, section 3.3).
 
     Stale mass may gather in a residual; the paper empties it about once in a million steps. Whether
     one is drained at a step does not depend on what came before.
@@ -73,7 +73,7 @@ class Drain:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackOptions:
-    """What is done to gradients besides selecting.
+    """What `ErrorFeedback` does to gradients besides selecting.
 
     Attributes:
         dtype: of the values sent: FLOAT32, BFLOAT16 or FLOAT16.
@@ -92,7 +92,7 @@ class FeedbackOptions:
 
 @final
 class ErrorFeedback(Compressor):
-    """One trainer's side of every sparsifier.
+    """Sends selected elements of gradient plus residual, and keeps the others for later steps.
 
     Args:
         layout: of the tensors of a stage.

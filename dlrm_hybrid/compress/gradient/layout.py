@@ -24,7 +24,7 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A tensor whose gradient is sent.
+    """Number, name and shape of a tensor whose gradient is sent.
 
     Attributes:
         id: its number on the wire, `Section.tensor`.
@@ -45,7 +45,7 @@ class Spec:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor lies in the flat vector.
+    """The dense tensors of a stage, concatenated to one flat vector of N elements.
 
     Attributes:
         specs: the tensors, in their order there.
@@ -55,7 +55,7 @@ class Layout:
 
     @cached_property
     def ids(self) -> list[int]:
-        """Numbers of the tensors on the wire."""
+        """The numbers of the tensors on the wire."""
         return [spec.id for spec in self.specs]
 
     @cached_property
@@ -107,7 +107,7 @@ class Indices:
 
     @classmethod
     def of_flat(cls, layout: Layout, flat_K: Int32s) -> Indices:
-        """From increasing indices in the flat vector."""
+        """Make it from increasing indices in the flat vector, int32 (K)."""
         offsets_E = layout.offsets
         splits_E = np.searchsorted(flat_K, offsets_E)
         made = cls(layout, splits_E, flat_K - _starts(offsets_E, splits_E))
@@ -116,12 +116,12 @@ class Indices:
 
     @cached_property
     def flat(self) -> Int32s:
-        """Their indices in the flat vector, int32 (K)."""
+        """The indices in the flat vector, int32 (K)."""
         return self.local_K + _starts(self._layout.offsets, self.splits_E)
 
     @cached_property
     def counts(self) -> Int64s:
-        """How many there are of each tensor, int64 (T)."""
+        """The number of chosen elements of each tensor, int64 (T)."""
         return np.diff(self.splits_E)
 
 

@@ -43,7 +43,7 @@ class Selector(Protocol):
         return Stateless()
 
     def select(self, x: Accumulated, state: Any, step: int) -> Selection:
-        """The elements to send.
+        """Select the elements to send; yields the collectives of `rounds`.
 
         Args:
             x: residual plus gradient.
@@ -60,7 +60,9 @@ class Selector(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class TopK(Selector):
-    """The k largest of all tensors together, the first of equals (Aji and Heafield, EMNLP 2017).
+    """Selects the k largest of all tensors together, the first of equals.
+
+    Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017.
 
     Attributes:
         k: how many; fewer are selected where the rest is zero.
@@ -77,7 +79,7 @@ class TopK(Selector):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromLeader(Selector):
-    """CLT-k: all send what one of them selects, another trainer at each step.
+    """CLT-k: selects what one trainer, another at each step, has selected for all.
 
     So a pull is as sparse as a push, however many trainers there are (Chen et al., ScaleCom,
     NeurIPS 2020, algorithm 1).
@@ -116,7 +118,9 @@ class FromLeader(Selector):
 @final
 @dataclass(frozen=True, slots=True)
 class Union(Selector):
-    """All send what any of them selects, as DEFT's authors do with every method they compare with.
+    """Selects what any trainer has selected: all send the union.
+
+    DEFT's authors do so with every method they compare with.
 
     Residuals stay smaller than where each sends its own selection alone, and pushes are as large as
     pulls (Yoon and Oh, DEFT, ICPP 2023, algorithm 1).

@@ -41,7 +41,7 @@ _DROPPED = np.uint32(0xFFF)  # bits of a float32's fraction that a scale has not
 
 @final
 class TernGrad(Compressor):
-    """Draws for one trainer.
+    """Sends gradients as -1, 0 or 1 times a scale, right on average (Wen et al., NIPS 2017).
 
     Args:
         layout: of the tensors of a stage.

@@ -28,7 +28,7 @@ from dlrm_hybrid.compress.report import SentReport
 
 
 class Scope(StrEnum):
-    """What has one threshold: each tensor, or all of a stage together."""
+    """What shares a threshold: nothing (each tensor has its own), or all tensors of a stage."""
 
     TENSOR = "tensor"
     STAGE = "stage"
@@ -37,7 +37,7 @@ class Scope(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparsityTarget:
-    """How many elements should be sent.
+    """How many elements of each group of tensors should be sent.
 
     Attributes:
         sparsity: fraction of the elements that is not sent, 0 to 1.
@@ -77,7 +77,7 @@ class SparsityTarget:
 
 
 class Mode(StrEnum):
-    """When a threshold ends early."""
+    """Whether a threshold may be renewed early."""
 
     CONTROLLED = "controlled"
     FIXED = "fixed"
@@ -86,7 +86,7 @@ class Mode(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """When a threshold is found anew.
+    """When a threshold that is kept for many steps is found anew.
 
     The paper keeps a threshold for L steps (DCT, algorithm 1). How many elements reach it drifts:
     at step 0 the residual is empty, so a threshold kept from there soon lets several times too many
@@ -131,7 +131,7 @@ class Renewal:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholded(Selector):
-    """Every element whose magnitude reaches its group's threshold; zeros never do.
+    """Selects every element whose magnitude reaches its group's long-lived threshold, but no zeros.
 
     A group whose values have all been zero has no threshold yet. A tensor that is flushed is
     sent in full, which does not count for the life of its threshold.
@@ -182,7 +182,7 @@ class Thresholded(Selector):
 
 @final
 class Thresholds(State):
-    """Thresholds, how long they have lived, and what their rule remembers.
+    """The state of `Thresholded`: thresholds, their ages, and what their rule remembers.
 
     All that a resumed run needs lies in arrays of all tensors, for a step touches every one. What
     belongs to a group is kept at the first of its tensors.
@@ -220,7 +220,7 @@ class Thresholds(State):
         self._start_report()
 
     def limits(self) -> Limits:
-        """At most k elements of each group."""
+        """The limits that select at most k elements of each group."""
         return Limits(self._groups_F, np.array(self.ks, np.int64))
 
     def due(self, renewal: Renewal, step: int) -> list[int]:
@@ -242,7 +242,7 @@ class Thresholds(State):
         ]
 
     def renew(self, number: int, tau: float) -> None:
-        """Begin the life of a group's threshold."""
+        """Set a new threshold for a group."""
         group = self.groups[number]
         tensors = slice(group.start, group.stop)
         self._account(tensors)
@@ -251,7 +251,7 @@ class Thresholds(State):
         self._lives_T2[group.start] = 0
 
     def count_step(self, counts: Sequence[int], flushed: Sequence[int]) -> None:
-        """One more step, in which so many elements of each tensor were selected."""
+        """Count one more step, in which so many elements of each tensor were selected."""
         # One item of a memoryview is read in a third of the time that one of an array takes.
         lives_T2 = self._lives_T2.data
         for group in self.groups:

@@ -20,7 +20,7 @@ from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 
 
 class Gradients(NamedTuple):
-    """Gradients of T tensors, times one factor that is not multiplied in yet.
+    """Gradients of T tensors, and a factor that is still to be multiplied in.
 
     Attributes:
         tensors: float32, contiguous.
@@ -52,7 +52,7 @@ class Transform(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Clip(Transform):
-    """Bounds the norm of all gradients of a step (DGC, section 3.3).
+    """Clips the norm of all gradients of a step (DGC, Lin et al., ICLR 2018, section 3.3).
 
     Attributes:
         norm: the bound of one trainer.
@@ -72,7 +72,7 @@ class Clip(Transform):
 @final
 @dataclass(frozen=True, slots=True)
 class Scale(Transform):
-    """Times a factor that depends on the step, such as the learning rate.
+    """Multiplies gradients by a factor that depends on the step, such as the learning rate.
 
     Attributes:
         factor: by step, counted from 0.
@@ -88,7 +88,7 @@ class Scale(Transform):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Momentum(Transform):
-    """Momentum at the trainer, for what a residual sends late would reach a server's momentum late.
+    """Applies momentum at the trainer, so that what a residual delays has its momentum in time.
 
     Deep gradient compression (Lin et al., ICLR 2018, sections 3.1 and 3.2). The server must have no
     momentum.
@@ -130,7 +130,7 @@ class Momentum(Transform):
 
 @final
 class Momenta(State):
-    """A momentum for each element.
+    """The state of `Momentum`: a momentum for each element.
 
     Args:
         layout: of the tensors.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TernGradSettings:
-    """How gradients become ternary; see conf/gradient/base/sections.yaml.
+    """Settings of `gradient=terngrad`; see conf/gradient/base/sections.yaml.
 
     Attributes:
         clip: standard deviations at which gradients are clipped; None for nowhere.

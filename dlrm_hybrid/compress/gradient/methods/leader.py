@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class CltkSettings:
-    """The low-pass filter of ScaleCom; 1 is plain error feedback."""
+    """Settings of `gradient=cltk`: the low-pass filter of ScaleCom; 1 is plain error feedback."""
 
     low_pass: Part
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class DeftSettings:
-    """Whether the delegate's budget holds for all, or everyone's own as in the paper."""
+    """Settings of `gradient=deft`: the leader's budget, or each trainer's own as published."""
 
     budget: Literal["exact", "paper"]
 

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class RandomKSettings:
-    """Whether what is not sent waits in a residual, or values are scaled by N / k and unbiased."""
+    """Settings of `gradient=randomk`: with a residual, or unbiased with values times N / k."""
 
     feedback: bool
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK:
-    """The same k elements in every trainer, drawn anew at each step: pulls are as sparse as pushes.
+    """Selects the same k random elements in every trainer, so pulls are as sparse as pushes.
+
+    Stich et al., Sparsified SGD with memory, NeurIPS 2018.
 
     Attributes:
         k: how many.
@@ -40,17 +42,17 @@ class RandomK:
 
     @property
     def rounds(self) -> tuple[Op, ...]:
-        """Empty: trainers draw alike without asking."""
+        """No collectives: trainers draw the same elements."""
         return ()
 
     def init(self, layout: Layout) -> Stateless:
-        """Nothing to remember."""
+        """An empty state."""
         from dlrm_hybrid.compress.gradient.compressor import Stateless
 
         return Stateless()
 
     def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
-        """The elements with the k smallest of N random numbers, but no zeros."""
+        """Select the elements with the k smallest of N random numbers, but no zeros."""
         import numpy as np
 
         from dlrm_hybrid.compress.gradient.layout import Indices

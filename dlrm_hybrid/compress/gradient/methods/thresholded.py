@@ -26,7 +26,7 @@ ROUNDS = {"own": (), "union": ("union",), "leader": ("leader",)}
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class CorrectionSettings:
-    """DGC's momentum in the trainer, and how the sparsity rises to its value."""
+    """Settings of `gradient=dgc`: momentum in the trainer, and how the sparsity warms up."""
 
     momentum: BelowOne
     nesterov: bool

@@ -19,7 +19,7 @@ BetweenZeroAndOne = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class SampleSettings:
-    """DGC's threshold: of a sample, corrected where too few or too many elements reach it.
+    """Settings of the DGC rule: the size of its sample, and what is corrected.
 
     Attributes:
         part: of the elements that is sampled.
@@ -34,28 +34,28 @@ class SampleSettings:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class RedsyncSettings:
-    """RedSync's search: halve the interval from mean to maximum, or come down from the maximum."""
+    """Settings of the RedSync rule: bisect from mean to maximum, or come down from the maximum."""
 
     search: Literal["bisect", "trim"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class GaussianSettings:
-    """What the distribution is fitted to: its authors take the values, SIDCo's the magnitudes."""
+    """Settings of the Gaussian rule: fit the values as published, or magnitudes as SIDCo."""
 
     fit: Literal["signed", "magnitude"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class HardSettings:
-    """One magnitude for all tensors and steps; null is 1 / (2 √k), k elements of the model."""
+    """Settings of the hard rule: its magnitude; null is 1 / (2 √k), k elements of the model."""
 
     magnitude: Rate | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class SidcoSettings:
-    """SIDCo's fits and the number of their stages.
+    """Settings of the SIDCo rule: its fits and the number of their stages.
 
     Attributes:
         distribution: fitted at every stage, but a gamma is followed by Pareto's.

@@ -25,7 +25,9 @@ LOOKS = 10
 @final
 @dataclass(frozen=True, slots=True)
 class Dgc(ThresholdRule):
-    """Sorts a sample; where the threshold is off, a second selection or a lower one corrects it.
+    """Takes the threshold of a sample, and corrects it where it lets too few or too many through.
+
+    Deep gradient compression (Lin et al., ICLR 2018), section 5.
 
     Where too many elements reach it, those are searched for the threshold of exactly `k`
     (hierarchical selection). Where too few do, it falls step by step.
@@ -64,7 +66,7 @@ class Dgc(ThresholdRule):
 
 
 def sample(values_N: Float32s, seed: int, drawn: int) -> Float32s:
-    """Random elements, in order: one of each of as many blocks of equal length, so none twice.
+    """Draw random elements, in order: one of each of as many equal blocks, so none twice.
 
     Args:
         values_N: at least as many as are drawn.

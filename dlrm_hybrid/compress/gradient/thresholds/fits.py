@@ -15,12 +15,12 @@ STEPS = 80  # of a bisection in float64
 
 
 def exponential(mean: float, ratio: float) -> float:
-    """Of an exponential distribution with this mean: SIDCo-E."""
+    """The distance for an exponential distribution with this mean (SIDCo-E)."""
     return -mean * log(ratio)
 
 
 def pareto(mean: float, variance: float, ratio: float) -> float:
-    """Of a generalized Pareto distribution with these moments: SIDCo-P.
+    """The distance for a generalized Pareto distribution with these moments (SIDCo-P).
 
     A variance below half the squared mean, which none has for which moments of any order exist that
     the method needs, counts as half of it.
@@ -35,7 +35,7 @@ def pareto(mean: float, variance: float, ratio: float) -> float:
 
 
 def gamma(mean: float, mean_log: float, ratio: float, *, is_exact: bool) -> float:
-    """Of a gamma distribution with this mean, and this mean of logarithms: SIDCo-GP's first stage.
+    """The distance for a gamma distribution with these means (SIDCo-GP, first stage).
 
     Args:
         mean: above 0.

@@ -33,7 +33,9 @@ SAME = 1e-9  # of the squared mean: values that vary less are equal
 @final
 @dataclass(frozen=True, slots=True)
 class Sidco(ThresholdRule):
-    """Fits in stages; their number is adapted to how many elements the estimates let through.
+    """Estimates the threshold by fitting a distribution in stages (Abdelmoniem et al., MLSys 2021).
+
+    Their number is adapted to how many elements the estimates let through.
 
     Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
     4 times too many would be sent, the threshold is that of exactly `k` elements.
