@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Everything that must pass, cheapest first. With --quick only tests that start no processes, with
-# --all also those marked slow.
+# Everything that must pass, cheapest first. With --quick only rooms without processes, files of runs
+# or whole commands, and few examples of hypothesis; with --all also tests marked slow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tests=(tests) markers="not slow"
+tests=(tests) markers="not slow" profile=fixed
 case "${1:-}" in
-    --quick) tests=(tests/{compress,config,telemetry,wire} tests/test_architecture.py) ;;
+    --quick)
+        profile=quick
+        tests=(tests/{compress,config,telemetry,wire} tests/test_architecture.py)
+        tests+=(--ignore=tests/config/test_foreign_code.py --ignore=tests/config/test_any_overrides.py)
+        ;;
     --all) markers="" ;;
 esac
 export OMP_NUM_THREADS=1
@@ -14,4 +18,4 @@ ruff format --check .
 lint-imports --no-cache
 pyright
 # Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
-pytest "${tests[@]}" -m "$markers" --numprocesses 2 --dist loadfile
+pytest "${tests[@]}" -m "$markers" --hypothesis-profile="$profile" --numprocesses 2 --dist loadfile

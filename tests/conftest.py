@@ -21,6 +21,8 @@ settings.register_profile(
 settings.register_profile(
     "fuzz", settings.get_profile("fixed"), derandomize=False, max_examples=20_000
 )
+# The same ones at each call, but few: make check.
+settings.register_profile("quick", settings.get_profile("fixed"), max_examples=20)
 settings.load_profile("fixed")
 
 
