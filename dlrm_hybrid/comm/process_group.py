@@ -8,17 +8,16 @@ Shapes: T members.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
 
 from dlrm_hybrid.comm.counted_group import Count, CountedGroup
-from dlrm_hybrid.comm.meeting import Meeting, Presence
+from dlrm_hybrid.comm.rendezvous import Rendezvous
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
@@ -31,12 +30,15 @@ class GroupOptions:
     """Where the members of a group meet and how they talk.
 
     Attributes:
-        meeting: of this group.
+        rendezvous: of their ranks.
+        lost_peer: the rank that is gone if one is, or goes within so many seconds; None if all
+            live on. A connection may break a moment before this shows.
         address: of the interface to listen on, 127.0.0.1 unless members are on several machines.
         deadline_seconds: how long to wait for the others, at the start and in each collective.
     """
 
-    meeting: Meeting
+    rendezvous: Rendezvous
+    lost_peer: Callable[[float], int | None]
     address: str
     deadline_seconds: float
 
@@ -63,49 +65,45 @@ def process_group(
     """
     place, size = members.index(rank), len(members)
     timeout = timedelta(seconds=options.deadline_seconds)
-    with options.meeting.enter(rank, size) as (store, present):
+    _meet(members, rank, options)
 
-        def explain(error: RuntimeError) -> Exception:
-            return _explain(error, [one for one in members if one != rank], present, options)
+    def explain(error: RuntimeError) -> Exception:
+        return _explain(error, [one for one in members if one != rank], options)
 
-        store.set_timeout(timeout)
-        _meet(store, members, rank, options)
+    def create(given: Any, _: object) -> CountedGroup:
+        gloo_options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
+        gloo_options._timeout = timeout
+        gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
+        create_gloo: Any = dist.ProcessGroupGloo
+        gloo = create_gloo(given.store, place, size, gloo_options)
+        return CountedGroup(gloo, count, explain, clock.within(Span.WAIT))
 
-        def create(given: Any, _: object) -> CountedGroup:
-            gloo_options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
-            gloo_options._timeout = timeout
-            gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
-            create_gloo: Any = dist.ProcessGroupGloo
-            gloo = create_gloo(given.store, place, size, gloo_options)
-            return CountedGroup(gloo, count, explain, clock.within(Span.WAIT))
-
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
-        dist.init_process_group(BACKEND, store=store, rank=place, world_size=size, timeout=timeout)
-        try:
-            group = dist.group.WORLD
-            assert isinstance(group, CountedGroup)
-            yield group
-        finally:
-            dist.destroy_process_group()
-
-
-def _meet(store: Store, members: Sequence[int], rank: int, options: GroupOptions) -> None:
-    keys = {member: f"present/{member}" for member in members}
-    store.set(keys[rank], "")
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    store = options.rendezvous.store("embeddings")
+    store.set_timeout(timeout)
+    dist.init_process_group(BACKEND, store=store, rank=place, world_size=size, timeout=timeout)
     try:
-        store.wait(list(keys.values()))
-    except RuntimeError as error:
-        missing = [member for member, key in keys.items() if not store.check([key])]
+        group = dist.group.WORLD
+        assert isinstance(group, CountedGroup)
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+def _meet(members: Sequence[int], rank: int, options: GroupOptions) -> None:
+    names = {member: f"embeddings-{member}" for member in members}
+    options.rendezvous.put(names[rank], "is here")
+    found = options.rendezvous.wait_for_all(names.values(), options.deadline_seconds)
+    missing = [member for member, name in names.items() if name not in found]
+    if missing:
         raise DeadlineError(
             f"ranks {missing} did not join the embeddings' process group within "
             f"{options.deadline_seconds:g} s (network.patience_seconds)"
-        ) from error
+        )
 
 
-def _explain(
-    error: RuntimeError, others: Sequence[int], present: Presence, options: GroupOptions
-) -> Exception:
-    gone = present.gone(others, PATIENCE_SECONDS)
+def _explain(error: RuntimeError, others: Sequence[int], options: GroupOptions) -> Exception:
+    gone = options.lost_peer(PATIENCE_SECONDS)
     if gone is not None:
         return PeerLostError(gone, "its part of the embeddings' collectives broke off")
     if "Timed out" in str(error):

@@ -1,23 +1,41 @@
-"""How ranks learn where the others listen: each leaves a text on a board that all can read."""
+"""Where the ranks of one attempt meet: a store of torch, in which each leaves texts for the others.
+
+Ranks of one machine share a file in a folder that only this user can read, those of several
+machines a TCPStore that one process serves. Whoever reaches its port can read and write it, so what
+keeps unknown peers out of a run are the CURVE keys, which never go through it.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-import secrets
+import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Protocol, final
+from typing import TypeVar, final
 
-from dlrm_hybrid.types import DeadlineError, DlrmError, ResourceError
+import psutil
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from dlrm_hybrid.types import ConfigError, DeadlineError, DlrmError, ResourceError, RunFailedError
 
 FIRST_PAUSE_SECONDS = 0.001
 LONGEST_PAUSE_SECONDS = 0.05
+CONNECT_POLL_SECONDS = 0.05
+LEAST_SECONDS = 1.0
+FILE = "rendezvous"
+FAILURE = "failure.json"
+ALL_ATTEMPTS = "dlrm_hybrid"
+IN_USE = "; another program uses it, perhaps another job: give each job its own port"
 _ADDRESS = re.compile(r"tcp://\d{1,3}(\.\d{1,3}){3}:\d{1,5}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,135 +52,251 @@ class Endpoint:
     token: str = field(repr=False)
 
 
-class Board(Protocol):
-    """Where the ranks of one attempt leave short texts for each other; `str` says where it is."""
-
-    def put(self, name: str, text: str) -> bool:
-        """Leave a text; False, and nothing done, if there is one of this name.
-
-        Raises:
-            ResourceError: the board cannot be written.
-        """
-        ...
-
-    def get(self, name: str) -> str | None:
-        """The text of this name, None as long as there is none."""
-        ...
+def go_on() -> None:
+    """Nothing ends the waiting, but a signal that ends the process."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class FolderBoard:
-    """A board in a folder of one machine: one file for each text, for this user's eyes only.
+class Rendezvous:
+    """Texts that the ranks of one attempt leave for each other; `str` says where they are.
 
     Attributes:
-        folder: new for each attempt; made if missing.
+        root: the store of all attempts.
+        attempt: prefix of the names of this one's texts.
+        place: the folder, or `the store at 10.0.0.1:29500`, for messages.
+        check: called while a rank waits; may raise what ends the waiting.
     """
 
-    folder: Path
+    root: Store
+    attempt: str
+    place: str
+    check: Callable[[], None] = go_on
 
     def __str__(self) -> str:
-        return str(self.folder)
+        return self.place
+
+    def for_all_attempts(self) -> Rendezvous:
+        """Of the same store, for what later attempts must know."""
+        return replace(self, attempt=ALL_ATTEMPTS)
+
+    def store(self, name: str) -> Store:
+        """A part of the store, for a process group."""
+        return PrefixStore(name, PrefixStore(self.attempt, self.root))
 
     def put(self, name: str, text: str) -> bool:
-        """See `Board`; the file appears whole."""
-        path = self.folder / name
-        temporary = self.folder / f"{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(text)
-            try:
-                path.hardlink_to(temporary)  # unlike a rename, refuses to replace a file
-            except FileExistsError:
-                return False
-            finally:
-                temporary.unlink()
-        except OSError as error:
-            raise ResourceError(f"{path} cannot be written: {error.strerror}") from error
-        return True
+        """Leave a text, which is not empty; False, and nothing done, if there is another.
 
-    def get(self, name: str) -> str | None:
-        """See `Board`."""
-        try:
-            return (self.folder / name).read_text(encoding="ascii")
-        except (FileNotFoundError, NotADirectoryError):
+        Raises:
+            ResourceError: the file cannot be written.
+            DlrmError: the store does not answer.
+        """
+        key = f"{self.attempt}/{name}"
+        return self._asked(lambda: self.root.compare_set(key, "", text)) == text.encode()
+
+    def read(self, name: str) -> str | None:
+        """The text of this name, None as long as there is none."""
+        key = f"{self.attempt}/{name}"
+        if not self._asked(lambda: self.root.check([key])):
             return None
+        return self._asked(lambda: self.root.get(key)).decode()
+
+    def wait(self, name: str, deadline_seconds: float) -> str:
+        """The text of this name, as soon as it is there.
+
+        Raises:
+            DeadlineError: it did not come.
+            RunFailedError: a rank has said that the run cannot go on.
+        """
+        found = self.wait_for_all([name], deadline_seconds)
+        if not found:
+            raise DeadlineError(f"{name} did not come to {self} within {deadline_seconds:g} s")
+        return found[name]
+
+    def wait_for_all(self, names: Iterable[str], deadline_seconds: float) -> dict[str, str]:
+        """The texts of these names; those that did not come in time are left out.
+
+        Raises:
+            RunFailedError: a rank has said that the run cannot go on.
+        """
+        until = time.monotonic() + deadline_seconds
+        pause_seconds = FIRST_PAUSE_SECONDS
+        missing, found = list(names), dict[str, str]()
+        while True:
+            is_last = time.monotonic() >= until
+            self.check()
+            if failure := self.failure():
+                raise failure
+            found |= {name: text for name in missing if (text := self.read(name)) is not None}
+            missing = [name for name in missing if name not in found]
+            if is_last or not missing:
+                return found
+            time.sleep(pause_seconds)  # a store that waits heeds no signal
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    def meet(
+        self, rank: int, world_size: int, endpoint: Endpoint, deadline_seconds: float
+    ) -> tuple[Endpoint, ...]:
+        """Publish this rank's endpoint and wait for those of all ranks.
+
+        Args:
+            rank: this one.
+            world_size: how many ranks there are.
+            endpoint: of this rank.
+            deadline_seconds: how long to wait for the others.
+
+        Returns:
+            The endpoints by rank.
+
+        Raises:
+            DlrmError: this rank has been published before, or a text is not an endpoint.
+            ResourceError: the file cannot be written.
+            DeadlineError: names the ranks that did not come.
+        """
+        names = [f"{one}.json" for one in range(world_size)]
+        text = json.dumps({"address": endpoint.address, "token": endpoint.token})
+        if not self.put(names[rank], text):
+            raise DlrmError(f"rank {rank} has come to {self} before: {names[rank]} is there")
+        found = self.wait_for_all(names, deadline_seconds)
+        if missing := [str(one) for one, name in enumerate(names) if name not in found]:
+            raise DeadlineError(
+                f"rank {rank}: of ranks 0 to {world_size - 1}, these did not come to {self} "
+                f"within {deadline_seconds:g} s: {', '.join(missing)}"
+            )
+        return tuple(_endpoint(found[name], f"{self}/{name}") for name in names)
+
+    def fail(self, exit_code: int, message: str) -> None:
+        """Say why the run cannot go on; the first reason stays."""
+        self.put(FAILURE, json.dumps({"exit_code": exit_code, "message": message}))
+
+    def failure(self) -> RunFailedError | None:
+        """What a rank said with `fail`."""
+        text = self.read(FAILURE)
+        return None if text is None else RunFailedError(**json.loads(text))
+
+    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+        try:
+            return question()
+        except RuntimeError as error:
+            if isinstance(self.root, FileStore):
+                reason = _first_line(error)
+                raise ResourceError(f"{self}/{FILE} cannot be written: {reason}") from error
+            raise DlrmError(f"{self} does not answer: {_first_line(error)}") from error
 
 
-def meet(
-    board: Board, rank: int, world_size: int, endpoint: Endpoint, deadline_seconds: float
-) -> tuple[Endpoint, ...]:
-    """Publish this rank's endpoint and wait for those of all ranks.
+def share_folder(folder: Path) -> Rendezvous:
+    """Meet the other ranks of this machine in a folder, new for each attempt; made if missing.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    path = folder / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT, 0o600))  # for this user's eyes only
+        return Rendezvous(FileStore(str(path)), "ranks", str(folder))
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else _first_line(error)
+        raise ResourceError(f"{path} cannot be written: {reason}") from error
+
+
+def serve_store(
+    host: str, port: int, attempt: str, check: Callable[[], None] = go_on
+) -> Rendezvous:
+    """Serve a store on one address of this machine, for as long as the rendezvous is kept.
+
+    Raises:
+        ConfigError: `host` is no address of one interface.
+        ResourceError: nothing can listen there.
+    """
+    try:
+        address = socket.gethostbyname(host)
+        if IPv4Address(address).is_unspecified:
+            raise ConfigError(f"MASTER_ADDR = {host}: is not the address of one interface")
+        listening = socket.create_server((address, port))
+    except OSError as error:
+        raise ResourceError(
+            f"MASTER_ADDR = {host}, MASTER_PORT = {port}: rank 0 cannot listen there: "
+            f"{error.strerror or error}" + (IN_USE if error.errno == errno.EADDRINUSE else "")
+        ) from error
+    # By itself a TCPStore listens on every interface, whatever name it is given.
+    store = TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    return Rendezvous(store, attempt, f"the store at {address}:{port}", check)
+
+
+def reach_store(
+    host: str, port: int, attempt: str, deadline_seconds: float, check: Callable[[], None] = go_on
+) -> Rendezvous:
+    """Connect to a store that another process serves.
+
+    Raises:
+        DeadlineError: nobody serves it.
+    """
+    until = time.monotonic() + deadline_seconds
+    while not _is_served(host, port) and time.monotonic() < until:
+        check()
+        time.sleep(CONNECT_POLL_SECONDS)  # a TCPStore that waits heeds no signal
+    try:
+        timeout = timedelta(seconds=max(LEAST_SECONDS, until - time.monotonic()))
+        store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise DeadlineError(
+            f"MASTER_ADDR = {host}, MASTER_PORT = {port}: no store there within "
+            f"{deadline_seconds:g} s: {_first_line(error)}"
+        ) from error
+    return Rendezvous(store, attempt, f"the store at {host}:{port}", check)
+
+
+def own_address(bind: str) -> str:
+    """The IPv4 address that `network.bind` means on this machine.
 
     Args:
-        board: of this attempt.
-        rank: this one.
-        world_size: how many ranks there are.
-        endpoint: of this rank.
-        deadline_seconds: how long to wait for the others.
-
-    Returns:
-        The endpoints by rank.
+        bind: an address, taken as it is; or a network, `10.0.0.0/24`, of which this machine has
+            one address: so all machines of a run have the same configuration.
 
     Raises:
-        DlrmError: this rank has been published before, or a text is not an endpoint.
-        ResourceError: the board cannot be written.
-        DeadlineError: names the ranks that did not come.
+        ConfigError: it is not a network, or the machine has none or several addresses in it.
     """
-    text = json.dumps({"address": endpoint.address, "token": endpoint.token})
-    if not board.put(_name(rank), text):
-        raise DlrmError(f"rank {rank} has come to {board} before: {_name(rank)} is there")
-    known = {rank: endpoint}
-    for _ in _polls(deadline_seconds):
-        for other in range(world_size):
-            if other not in known and (found := board.get(_name(other))) is not None:
-                known[other] = _endpoint(found, f"{board}/{_name(other)}")
-        if len(known) == world_size:
-            return tuple(known[one] for one in range(world_size))
-    missing = ", ".join(str(one) for one in range(world_size) if one not in known)
-    raise DeadlineError(
-        f"rank {rank}: of ranks 0 to {world_size - 1}, these did not come to {board} "
-        f"within {deadline_seconds:g} s: {missing}"
+    if "/" not in bind:
+        return bind
+    try:
+        network = IPv4Network(bind)
+    except ValueError as error:
+        raise ConfigError(f"network.bind: {bind!r} is not an IPv4 network: {error}") from error
+    own = sorted(
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family is socket.AF_INET and IPv4Address(one.address) in network
     )
-
-
-def await_text(board: Board, name: str, deadline_seconds: float) -> str:
-    """The text of this name, as soon as it is there.
-
-    Raises:
-        DeadlineError: it did not come.
-    """
-    for _ in _polls(deadline_seconds):
-        if (text := board.get(name)) is not None:
-            return text
-    raise DeadlineError(f"{name} did not come to {board} within {deadline_seconds:g} s")
-
-
-def _name(rank: int) -> str:
-    return f"{rank}.json"
-
-
-def _polls(seconds: float) -> Iterator[None]:
-    """Moments to look again, at first close to each other; at least one, the last at the end."""
-    until = time.monotonic() + seconds
-    pause_seconds = FIRST_PAUSE_SECONDS
-    while True:
-        is_last = time.monotonic() >= until
-        yield
-        if is_last:
-            return
-        time.sleep(pause_seconds)
-        pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+    if len(own) != 1:
+        found = ", ".join(own) or "none"
+        raise ConfigError(
+            f"network.bind: {socket.gethostname()} needs one address in {bind}, it has {found}"
+        )
+    return own[0]
 
 
 def _endpoint(text: str, where: str) -> Endpoint:
+    fault = ""
     try:
-        values = json.loads(text)
-        endpoint = Endpoint(values["address"], values["token"])
+        endpoint = Endpoint(**json.loads(text))
         if _ADDRESS.fullmatch(endpoint.address) and _TOKEN.fullmatch(endpoint.token):
             return endpoint
-    except (ValueError, KeyError, TypeError) as error:
-        raise DlrmError(f"{where} does not say where a rank listens: {error}") from error
-    raise DlrmError(f"{where} does not say where a rank listens")
+    except (ValueError, TypeError) as error:
+        fault = f": {error}"
+    raise DlrmError(f"{where} does not say where a rank listens{fault}")
+
+
+def _is_served(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=LEAST_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

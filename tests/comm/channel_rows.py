@@ -11,7 +11,7 @@ import numpy as np
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.rendezvous import FolderBoard
+from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -62,7 +62,7 @@ def open_zmq(
     folder: Path, rank: int, world_size: int, report=lambda text: None, **changes: object
 ) -> ZmqChannel:
     return open_zmq_channel(
-        FolderBoard(folder), rank, world_size, ATTEMPT, options(**changes), report
+        share_folder(folder), rank, world_size, ATTEMPT, options(**changes), report
     )
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import psutil
 import torch
+from member_groups import members_group
 from torch import distributed as dist
 
-from dlrm_hybrid.comm.meeting import FolderMeeting
-from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 
 
@@ -20,28 +18,11 @@ def _tell(report, **values: object) -> None:
     report(Event(Kind.TICK, 0, 0.0, values))
 
 
-def _enter(argument: str, counted: list[tuple[int, ...]], deadline_seconds: float = 20.0):
-    given = json.loads(argument)
-    torch.set_num_threads(1)
-    options = GroupOptions(
-        meeting=FolderMeeting(Path(given["folder"]), "group"),
-        address="127.0.0.1",
-        deadline_seconds=given.get("deadline_seconds", deadline_seconds),
-    )
-    return process_group(
-        given["members"],
-        given["rank"],
-        options,
-        lambda *counts: counted.append(counts),
-        SpanClock(),
-    )
-
-
 def collects(argument: str, report, stop) -> None:
     """Runs every collective the group knows, on rows that say where they come from."""
     counted: list[tuple[int, ...]] = []
     results: dict[str, object] = {}
-    with _enter(argument, counted) as group:
+    with members_group(argument, lambda *counts: counted.append(counts)) as group:
         me, size = group.rank(), group.size()
 
         def result(name: str, value: torch.Tensor | list[torch.Tensor]) -> None:
@@ -87,14 +68,14 @@ def collects(argument: str, report, stop) -> None:
 
 def comes(argument: str, report, stop) -> None:
     """Only enters."""
-    with _enter(argument, []):
+    with members_group(argument, lambda *counts: None):
         pass
 
 
 def loses_the_last(argument: str, report, stop) -> None:
     """The last member ends without a word, the others wait for it in a collective."""
     given = json.loads(argument)
-    with _enter(argument, []) as group:
+    with members_group(argument, lambda *counts: None) as group:
         dist.barrier()
         if given["rank"] == given["members"][-1]:
             os._exit(0)
@@ -113,7 +94,7 @@ def loses_the_last(argument: str, report, stop) -> None:
 def takes_its_time(argument: str, report, stop) -> None:
     """The last member comes to the collective only when the others have given up."""
     given = json.loads(argument)
-    with _enter(argument, []) as group:
+    with members_group(argument, lambda *counts: None) as group:
         gave_up = Path(given["folder"]) / "gave up"
         if given["rank"] == given["members"][-1]:
             while not gave_up.exists():

@@ -2,11 +2,12 @@
 
 import contextlib
 import json
-import shutil
 import socket
 import threading
 import time
 from pathlib import Path
+
+from dlrm_hybrid.comm.rendezvous import share_folder
 
 CHUNK_BYTES = 1 << 16
 DEADLINE_SECONDS = 20.0
@@ -20,10 +21,8 @@ class SlowLink:
     """
 
     def __init__(self, near: Path, far: Path) -> None:
-        self.near, self.far = near, far
+        self.near, self.far = share_folder(near), share_folder(far)
         self.passed_bytes = 0
-        near.mkdir()
-        far.mkdir()
         self._threads = [threading.Thread(target=self._introduce)]
         self._threads[0].start()
 
@@ -32,11 +31,12 @@ class SlowLink:
             thread.join()
 
     def _introduce(self) -> None:
-        self._copy(self.near / "0.json", self.far / "0.json", None)
-        target = self._wait(self.far / "1.json")["address"].removeprefix("tcp://").split(":")
+        self.far.put("0.json", self.near.wait("0.json", DEADLINE_SECONDS))
+        values = json.loads(self.far.wait("1.json", DEADLINE_SECONDS))
+        target = values["address"].removeprefix("tcp://").split(":")
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-            self._copy(self.far / "1.json", self.near / "1.json", address)
+            self.near.put("1.json", json.dumps({**values, "address": address}))
             inner, _ = listener.accept()
         outer = socket.create_connection((target[0], int(target[1])))
         # A small window, so that the sender's side holds the data, not the kernel's.
@@ -53,17 +53,3 @@ class SlowLink:
                 sink.sendall(data)
                 self.passed_bytes += len(data)
             sink.shutdown(socket.SHUT_WR)
-
-    def _wait(self, path: Path) -> dict[str, str]:
-        until = time.monotonic() + DEADLINE_SECONDS
-        while not path.exists() and time.monotonic() < until:
-            time.sleep(0.001)
-        return json.loads(path.read_text())
-
-    def _copy(self, source: Path, to: Path, address: str | None) -> None:
-        values = self._wait(source)
-        temporary = to.with_suffix(".new")
-        temporary.write_text(
-            json.dumps(values if address is None else values | {"address": address})
-        )
-        shutil.move(temporary, to)

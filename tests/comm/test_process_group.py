@@ -61,7 +61,7 @@ def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path):
 
 
 def test_members_that_do_not_come_are_named(tmp_path: Path):
-    _, message = _run(tmp_path, "comes", [4], members=MEMBERS, deadline_seconds=0.3)
+    _, message = _run(tmp_path, "comes", [4], members=MEMBERS, deadline_seconds=0.3, alone=True)
     assert message.startswith("ranks [1, 7] did not join ")
     assert "0.3 s (network.patience_seconds)" in message
 

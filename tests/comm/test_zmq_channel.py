@@ -30,7 +30,7 @@ from slow_link import SlowLink
 from zmq.utils.monitor import recv_monitor_message
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.comm.rendezvous import FolderBoard
+from dlrm_hybrid.comm.rendezvous import Endpoint, share_folder
 from dlrm_hybrid.comm.zmq import sockets
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
@@ -46,6 +46,11 @@ LOST_SECONDS = 3.0
 
 def opener(folder: Path, world_size: int, **changes: object) -> Callable[[int], Channel]:
     return lambda rank: open_zmq(folder, rank, world_size, **changes)
+
+
+def published(folder: Path, rank: int) -> Endpoint:
+    """Where a rank listens, as it has told the others."""
+    return Endpoint(**json.loads(share_folder(folder).wait(f"{rank}.json", DEADLINE_SECONDS)))
 
 
 def exchange(argument: str, report, stop) -> None:
@@ -209,7 +214,7 @@ def test_a_frame_of_another_attempt_is_not_sent(tmp_path: Path) -> None:
 
 def test_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     def program(channel: Channel) -> set[str]:
-        mine = json.loads((tmp_path / f"{channel.rank}.json").read_text())["address"]
+        mine = published(tmp_path, channel.rank).address
         port = int(mine.rpartition(":")[2])
         found = psutil.Process().net_connections("inet")
         channel.close()
@@ -223,9 +228,9 @@ class Stranger:
     """A program with a DEALER of its own, connected to the port of rank 0."""
 
     def __init__(self, folder: Path, keys: CurveKeys | None = None, server: bytes = b"") -> None:
-        published = json.loads((folder / "0.json").read_text())
-        self.token = bytes.fromhex(published["token"])
-        self.port = int(published["address"].rpartition(":")[2])
+        rank_0 = published(folder, 0)
+        self.token = bytes.fromhex(rank_0.token)
+        self.port = int(rank_0.address.rpartition(":")[2])
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.monitor = self.socket.get_monitor_socket()
@@ -233,7 +238,7 @@ class Stranger:
             self.socket.curve_serverkey = server
             self.socket.curve_publickey = keys.public
             self.socket.curve_secretkey = keys.secret
-        self.socket.connect(published["address"])
+        self.socket.connect(rank_0.address)
 
     def __enter__(self) -> "Stranger":
         return self
@@ -296,7 +301,7 @@ def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_else_comes_in_once_all_ranks_are_there(tmp_path: Path) -> None:
     def program(channel: Channel) -> None:
         other = 1 - channel.rank
-        address = json.loads((tmp_path / f"{other}.json").read_text())["address"]
+        address = published(tmp_path, other).address
         channel.send(other, frame(channel.rank, 1), 0)  # it has greeted, and shut its door
         channel.receive(DEADLINE_SECONDS)
         with pytest.raises(TimeoutError):
@@ -428,9 +433,9 @@ def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
     said: list[str] = []
 
     def opened(index: int) -> Channel:
-        board, wait = FolderBoard(tmp_path), options(start_seconds=0.3)
+        rendezvous, wait = share_folder(tmp_path), options(start_seconds=0.3)
         with pytest.raises((DeadlineError, PeerLostError)) as caught:
-            open_zmq_channel(board, index, 2, ATTEMPT + index, wait, told.append)
+            open_zmq_channel(rendezvous, index, 2, ATTEMPT + index, wait, told.append)
         said.append(str(caught.value))
         raise InterruptedError
 
@@ -452,9 +457,8 @@ def test_a_rank_that_does_not_listen_is_named(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        (tmp_path / "1.json").write_text(
-            json.dumps({"address": f"tcp://127.0.0.1:{port}", "token": "00" * 16})
-        )
+        text = json.dumps({"address": f"tcp://127.0.0.1:{port}", "token": "00" * 16})
+        assert share_folder(tmp_path).put("1.json", text)
         with pytest.raises(PeerLostError, match=f"rank 1 is gone: tcp://127.0.0.1:{port} cannot"):
             open_zmq(tmp_path, 0, 2)
 

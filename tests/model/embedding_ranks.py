@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from member_groups import members_group
 from torch import Tensor
 from torch import distributed as dist
 
@@ -19,8 +20,6 @@ from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.counted_group import CountedGroup
-from dlrm_hybrid.comm.meeting import FolderMeeting
-from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
@@ -28,7 +27,6 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings, full_pieces
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.types import PeerLostError
 
@@ -71,18 +69,12 @@ def trainer_of(
     torch.set_num_threads(1)
     given = json.loads(argument)
     trainer = Trainer(given, report)
-    group_options = GroupOptions(
-        meeting=FolderMeeting(Path(given["folder"]), "group"),
-        address="127.0.0.1",
-        deadline_seconds=20.0,
-    )
     sharding = ShardingOptions(
         kind=ShardingKind(given["kind"]),
         comm_precision=CommPrecision(given.get("precision", "float32")),
         deduplicate=given.get("deduplicate", False),
     )
-    members, rank = given["members"], given["rank"]
-    with process_group(members, rank, group_options, trainer.count, SpanClock()) as group:
+    with members_group(argument, trainer.count) as group:
         trainer.group = group
         sharded = ShardedEmbeddings(spec, options(given["optimizer"]), sharding, group)
         sharded.initialise(SEED)

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,7 +127,10 @@ def test_the_interface_carries_what_is_counted(tmp_path: Path, kind: str):
         pytest.skip("this machine makes no network namespaces")
     program = [sys.executable, str(Path(__file__).with_name("embedding_ranks.py"))]
     printed = subprocess.run(
-        [*alone, *program, str(tmp_path), kind, "float16"], check=True, capture_output=True
+        [*alone, *program, str(tmp_path), kind, "float16"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     ).stdout
     told = json.loads(printed)
     counted = sum(one["counted"] for one in told)

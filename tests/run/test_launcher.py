@@ -10,13 +10,13 @@ import pytest
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.terminal import quiet
 from dlrm_hybrid.cli.train import TerminalView
-from dlrm_hybrid.comm.store_board import reach_board
+from dlrm_hybrid.comm.rendezvous import reach_store
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.launch import member as launched
 from dlrm_hybrid.run.launch.environment import Launch, find_launch
-from dlrm_hybrid.run.launch.member import open_board, own_network
+from dlrm_hybrid.run.launch.member import open_rendezvous, own_network
 from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_versions
 from dlrm_hybrid.run.request import Arguments
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
@@ -196,7 +196,7 @@ def test_a_store_on_loopback_is_refused_for_several_machines() -> None:
     found = find_launch({**SLURM, "MASTER_ADDR": "localhost", "MASTER_PORT": "0"})
     assert found is not None
     with pytest.raises(ConfigError, match="MASTER_ADDR = localhost: is loopback"):
-        open_board(found)
+        open_rendezvous(found)
 
 
 def free_port() -> int:
@@ -214,15 +214,15 @@ def member(rank: int, port: int, **changes: str) -> Launch:
 
 def test_of_two_jobs_with_one_port_the_second_is_told_and_the_first_not_harmed() -> None:
     port = free_port()
-    first = open_board(member(0, port))
+    first = open_rendezvous(member(0, port))
     with pytest.raises(ResourceError, match=f"MASTER_PORT = {port}: rank 0 cannot listen there: "):
-        open_board(member(0, port, SLURM_JOB_ID="20007"))
+        open_rendezvous(member(0, port, SLURM_JOB_ID="20007"))
     told = r"this is rank 1 of 2 of job 20007\.0, but job 10007\.0 with 2 processes uses this port"
     with pytest.raises(ConfigError, match=told):
-        open_board(member(1, port, SLURM_JOB_ID="20007"))
-    assert str(open_board(member(1, port))) == str(first)
+        open_rendezvous(member(1, port, SLURM_JOB_ID="20007"))
+    assert str(open_rendezvous(member(1, port))) == str(first)
     with pytest.raises(ConfigError, match="another rank 1 has already joined; give each job its"):
-        open_board(member(1, port))
+        open_rendezvous(member(1, port))
     assert first.failure() is None
 
 
@@ -271,7 +271,7 @@ def test_a_restart_finds_its_folder_whatever_it_is_called_and_leaves_none_that_i
     monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
     folder = tmp_path / "it's (started), é = 1"
     port = free_port()
-    first = open_board(member(0, port))
+    first = open_rendezvous(member(0, port))
     first.for_all_attempts().put(launched.RUN_FOLDER, str(folder))
     world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
     given = Arguments(overrides=[*small_rows, *world, "checkpoint.resume=nope"])
@@ -287,12 +287,12 @@ def test_a_folder_that_cannot_be_made_is_told_to_all_ranks_at_once(
     monkeypatch.setattr(launched, "die_with_parent", lambda parent: None)  # these tests' own
     monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
     port = free_port()
-    serving = open_board(replace(member(0, port), restarts=1))
+    serving = open_rendezvous(replace(member(0, port), restarts=1))
     assert serving.failure() is None
     world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
     given = Arguments(overrides=[*world, "hydra.run.dir=/dev/null/run"])
     with pytest.raises(ResourceError, match="/dev/null/run: Not a directory"):
         launched.run(replace(member(0, port), rank_0_serves=False), given, *NOT_SHOWN)
-    other = reach_board("127.0.0.1", port, "dlrm_hybrid/0", lambda: None, 5.0)
+    other = reach_store("127.0.0.1", port, "dlrm_hybrid/0", 5.0)
     failure = other.failure()
     assert failure is not None and failure.exit_code == 5

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlrm_hybrid.comm.channel import check_outgoing
-from dlrm_hybrid.comm.rendezvous import Board, Endpoint, meet
+from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.comm.zmq.happenings import Answer, Change, Changed, Happening, Message, Refused
 from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, Word
@@ -115,8 +115,8 @@ class ZmqChannel:
         """See `Channel`."""
         self._sockets.destroy(0.0)
 
-    def gone(self, ranks: Collection[int], patience_seconds: float) -> int | None:
-        """See `Presence`; tells of the rank that went first, even if it is none of `ranks`.
+    def lost_peer(self, patience_seconds: float) -> int | None:
+        """The rank that went first, looking for so many seconds; None if all live on.
 
         Frames that come meanwhile wait for `receive`.
         """
@@ -204,7 +204,7 @@ class ZmqChannel:
 
 
 def open_zmq_channel(
-    board: Board,
+    rendezvous: Rendezvous,
     rank: int,
     world_size: int,
     attempt: int,
@@ -214,7 +214,7 @@ def open_zmq_channel(
     """Listen, meet the other ranks and connect to all of them; called in the rank itself.
 
     Args:
-        board: of this attempt; see `rendezvous.meet`.
+        rendezvous: of this attempt.
         rank: this one.
         world_size: how many ranks there are.
         attempt: how often the run has been restarted.
@@ -224,14 +224,14 @@ def open_zmq_channel(
 
     Raises:
         ConfigError: the address needs keys, or another rank has others.
-        ResourceError: the address or the board cannot be used.
+        ResourceError: the address or the rendezvous cannot be used.
         PeerLostError: a rank went before all had met.
         DeadlineError: names the ranks that did not come.
     """
     sockets = listen(options.address, options.keys, options.enclosed, options.silence_seconds)
     try:
         endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
-        endpoints = meet(board, rank, world_size, endpoint, options.start_seconds)
+        endpoints = rendezvous.meet(rank, world_size, endpoint, options.start_seconds)
         peers = {other: Peer(other) for other in range(world_size) if other != rank}
         roster = Roster(rank, attempt, endpoint.token, peers)
         channel = ZmqChannel(Strangers(rank, report), roster, sockets, options, endpoints)

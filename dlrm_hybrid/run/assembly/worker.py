@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, final
 from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Mailbox
-from dlrm_hybrid.comm.meeting import Meeting
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.config.schema import Config
@@ -40,7 +39,7 @@ def worker_rank(
     layout: Layout,
     shards: Shards,
     channel: MeteredChannel,
-    meeting: Meeting,
+    group: GroupOptions,
     meter: RankMeter,
 ) -> Generator[WorkerRank, None, None]:
     """The worker whose rank is the channel's, while its process group is open.
@@ -50,7 +49,7 @@ def worker_rank(
         layout: of the world.
         shards: rows.
         channel: to the other ranks.
-        meeting: of the workers that share the tables.
+        group: of the workers that share the tables.
         meter: of the rank.
 
     Raises:
@@ -68,7 +67,7 @@ def worker_rank(
             own = LocalTables(embeddings, 1, meter.clock)
             tables = (own, own)
         elif rank in topology.interaction_group:
-            sharded = _sharded(config, layout, channel, meeting, meter.clock, stack)
+            sharded = _sharded(config, layout, channel, group, meter.clock, stack)
             pieces = sharded.pieces
             tables = (
                 LocalTables(
@@ -145,19 +144,13 @@ def _sharded(
     config: Config,
     layout: Layout,
     channel: MeteredChannel,
-    meeting: Meeting,
+    options: GroupOptions,
     clock: SpanClock,
     stack: ExitStack,
 ) -> ShardedEmbeddings:
     """The tables that all trainers share, with their initial values."""
     # TorchRec takes a second to import: only ranks that share tables need it.
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
-
-    options = GroupOptions(
-        meeting=meeting,
-        address=build_world.address(config),
-        deadline_seconds=config.network.patience_seconds,
-    )
 
     def count(sent_bytes: int, dense_equivalent_bytes: int, received_bytes: int) -> None:
         counters = channel.counters

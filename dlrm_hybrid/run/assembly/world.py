@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
-from dlrm_hybrid.comm.own_address import own_address
+from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.schema import Config

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
-from dlrm_hybrid.comm.rendezvous import await_text
-from dlrm_hybrid.comm.store_board import StoreBoard, reach_board, serve_board
+from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
@@ -86,7 +85,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
     die_with_parent(os.getppid())
     gc.freeze()  # what imports have made stays: to take it apart at the end took 1 s of CPU
     try:
-        board = open_board(launch)
+        rendezvous = open_rendezvous(launch)
     except RunFailedError as error:  # rank 0 has given up before this rank came
         return _heard(launch, error)
     patience_seconds = LEAVE_SECONDS
@@ -94,11 +93,11 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
     try:
         try:
             with refusals():
-                part = _prepared(launch, arguments, board, lock, display)
+                part = _prepared(launch, arguments, rendezvous, lock, display)
         except RunFailedError as error:
             return _heard(launch, error)
         except DlrmError as error:
-            tell_failure(board, error.exit_code, str(error))
+            tell_failure(rendezvous, error.exit_code, str(error))
             raise
         if part is None:
             return ExitCode.DONE
@@ -108,7 +107,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
         return code
     finally:
         with lock:  # until nobody writes to the run folder any more
-            _leave(launch, board, patience_seconds)
+            _leave(launch, rendezvous, patience_seconds)
 
 
 def _heard(launch: Launch, failure: RunFailedError) -> int:
@@ -118,7 +117,7 @@ def _heard(launch: Launch, failure: RunFailedError) -> int:
     return failure.exit_code
 
 
-def open_board(launch: Launch) -> StoreBoard:
+def open_rendezvous(launch: Launch) -> Rendezvous:
     """Where the ranks of this start leave texts for each other; rank 0 may have to serve it.
 
     Raises:
@@ -128,27 +127,27 @@ def open_board(launch: Launch) -> StoreBoard:
     """
     prefix = f"dlrm_hybrid/{launch.restarts}"
     if launch.serves_store:
-        board = serve_board(launch.host, launch.port, prefix, _go_on)
-        if launch.num_nodes > 1 and board.place.startswith("127."):
+        rendezvous = serve_store(launch.host, launch.port, prefix)
+        if launch.num_nodes > 1 and socket.gethostbyname(launch.host).startswith("127."):
             raise ConfigError(
                 f"MASTER_ADDR = {launch.host}: is loopback on rank 0's machine, which other "
                 "machines cannot reach; set it to an address of the network between them"
             )
     else:
-        board = reach_board(launch.host, launch.port, prefix, _go_on, CONNECT_SECONDS)
-    _join(launch, board)
-    return board
+        rendezvous = reach_store(launch.host, launch.port, prefix, CONNECT_SECONDS)
+    _join(launch, rendezvous)
+    return rendezvous
 
 
-def _join(launch: Launch, board: StoreBoard) -> None:
-    """Take this rank's place; refuse, without a word on the board, to be one of another job."""
+def _join(launch: Launch, rendezvous: Rendezvous) -> None:
+    """Take this rank's place; refuse, without a word to others, to be one of another job."""
     mine = {"job": launch.job, "size": launch.size}
     if launch.rank == 0:
-        board.put("job.json", json.dumps(mine))
-    theirs = json.loads(await_text(board, "job.json", CONNECT_SECONDS))
+        rendezvous.put("job.json", json.dumps(mine))
+    theirs = json.loads(rendezvous.wait("job.json", CONNECT_SECONDS))
     if theirs != mine:
         found = f"{_job_name(theirs['job'])} with {theirs['size']} processes uses this port"
-    elif not board.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
+    elif not rendezvous.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
         found = f"another rank {launch.rank} has already joined"
     else:
         return
@@ -162,61 +161,55 @@ def _job_name(job: str) -> str:
     return f"job {job}" if job else "a job without a name"
 
 
-def _go_on() -> None:
-    """Until training begins a signal ends the process at once."""
-
-
 def _prepared(
-    launch: Launch, arguments: Arguments, board: StoreBoard, lock: ExitStack, display: Display
+    launch: Launch, arguments: Arguments, rendezvous: Rendezvous, lock: ExitStack, display: Display
 ) -> Part | None:
     """All that this rank needs to begin; None if there is nothing to do.
 
     Args:
         launch: the place of this process.
         arguments: of its command line.
-        board: where ranks leave texts for each other.
+        rendezvous: where ranks leave texts for each other.
         lock: gets rank 0's lock of the run folder.
         display: for progress.
     """
-    hopeless = board.for_all_attempts().failure()
+    hopeless = rendezvous.for_all_attempts().failure()
     if hopeless is not None:
         raise hopeless
-    _compare_versions(launch, board)
+    _compare_versions(launch, rendezvous)
     if launch.rank == 0:
-        announced = _announce(launch, arguments, display, board.for_all_attempts(), lock)
+        announced = _announce(launch, arguments, display, rendezvous.for_all_attempts(), lock)
         text = "null" if announced is None else json.dumps(asdict(announced))
-        board.put("announcement.json", text)
-    text = await_text(board, "announcement.json", PREPARE_SECONDS)
+        rendezvous.put("announcement.json", text)
+    text = rendezvous.wait("announcement.json", PREPARE_SECONDS)
     if text == "null":
         return None
     announced = Announcement(**json.loads(text))
     config = own_network(validate(announced.values), arguments.overrides)
-    rows = _same_rows(launch, announced, config, display, board)
+    rows = _same_rows(launch, announced, config, display, rendezvous)
     task = TrainTask(
         run_folder=announced.run_folder,
         prepared=str(rows),
         resume_from=announced.resume_from,
         rank=launch.rank,
         attempt=announced.attempt,
-        rendezvous=str(board),
+        rendezvous=str(rendezvous),
     )
     folder, overrides = Path(announced.run_folder), tuple(announced.overrides)
     request = Request(config, announced.values, folder, overrides)
-    return Part(launch=launch, request=request, task=task, board=board)
+    return Part(launch=launch, request=request, task=task, rendezvous=rendezvous)
 
 
-def _compare_versions(launch: Launch, board: StoreBoard) -> None:
+def _compare_versions(launch: Launch, rendezvous: Rendezvous) -> None:
     """Refuse to train beside a rank 0 whose program or libraries are others."""
     own = own_versions()
     if launch.rank == 0:
-        board.put("versions.json", json.dumps(own))
-    check_versions(
-        launch.rank, own, json.loads(await_text(board, "versions.json", CONNECT_SECONDS))
-    )
+        rendezvous.put("versions.json", json.dumps(own))
+    check_versions(launch.rank, own, json.loads(rendezvous.wait("versions.json", CONNECT_SECONDS)))
 
 
 def _announce(
-    launch: Launch, arguments: Arguments, display: Display, job: StoreBoard, lock: ExitStack
+    launch: Launch, arguments: Arguments, display: Display, job: Rendezvous, lock: ExitStack
 ) -> Announcement | None:
     """Rank 0's preparations; None if help was asked for, or an attempt before was the last.
 
@@ -286,7 +279,11 @@ def own_network(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _same_rows(
-    launch: Launch, announced: Announcement, config: Config, display: Display, board: StoreBoard
+    launch: Launch,
+    announced: Announcement,
+    config: Config,
+    display: Display,
+    rendezvous: Rendezvous,
 ) -> Path:
     """The folder of prepared rows on this machine; its first rank makes them if need be."""
     name = f"rows-{launch.node}.json"
@@ -294,8 +291,8 @@ def _same_rows(
     if launch.local_rank == 0:
         compile_for(config, display)  # the others wait for the rows, so they do not compile too
         rows = prepared_rows(config, display, Command("train", announced.overrides))
-        board.put(name, json.dumps(str(rows)))
-    await_text(board, name, PREPARE_SECONDS)
+        rendezvous.put(name, json.dumps(str(rows)))
+    rendezvous.wait(name, PREPARE_SECONDS)
     found = open_shards(rows, build.semantics(config)).manifest.identity
     if found != list(announced.rows):
         raise DataError(
@@ -305,12 +302,12 @@ def _same_rows(
     return rows
 
 
-def _leave(launch: Launch, board: StoreBoard, patience_seconds: float) -> None:
+def _leave(launch: Launch, rendezvous: Rendezvous, patience_seconds: float) -> None:
     """Leave the run; rank 0 last: it may serve the store, and it keeps the run folder locked."""
     with suppress(DlrmError):
-        board.put(f"left-{launch.rank}.json", "true")
+        rendezvous.put(f"left-{launch.rank}.json", "true")
         until = time.monotonic() + patience_seconds
         waiting = set(range(launch.size)) if launch.rank == 0 else set[int]()
         while waiting and time.monotonic() < until:
-            waiting = {rank for rank in waiting if board.read(f"left-{rank}.json") is None}
+            waiting = {rank for rank in waiting if rendezvous.read(f"left-{rank}.json") is None}
             time.sleep(POLL_SECONDS)

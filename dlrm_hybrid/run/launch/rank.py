@@ -1,6 +1,6 @@
 """A rank that a launcher has started: no parent listens to it, so it says itself how it ended.
 
-What it has counted goes to the leader over the board. The leader, the worker of trainer 0 with
+What it has counted goes to the leader through the store. The leader, the worker of trainer 0 with
 tables, shows the run in its terminal, keeps the record and writes the summary.
 """
 
@@ -15,9 +15,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
-from dlrm_hybrid.comm.meeting import StoreRendezvous
-from dlrm_hybrid.comm.rendezvous import await_text
-from dlrm_hybrid.comm.store_board import StoreBoard
+from dlrm_hybrid.comm.rendezvous import Rendezvous
 from dlrm_hybrid.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run import folder as run_folder
@@ -55,13 +53,13 @@ class Part:
         launch: its place among the processes.
         request: the run; the network of its configuration is this machine's.
         task: which rank, and where its files are.
-        board: where ranks leave texts for each other.
+        rendezvous: where ranks leave texts for each other.
     """
 
     launch: Launch
     request: Request
     task: TrainTask
-    board: StoreBoard
+    rendezvous: Rendezvous
 
     @property
     def topology(self) -> Topology:
@@ -91,7 +89,7 @@ def take_part(part: Part, view: TrainingView) -> int:
         log_folder=part.request.folder / "log",
     )
     machine = {"node": part.launch.node, "cores": len(os.sched_getaffinity(0))}
-    part.board.put(f"machine-{rank.index}.json", json.dumps(machine))
+    part.rendezvous.put(f"machine-{rank.index}.json", json.dumps(machine))
     told: list[Event] = []
     with _logged(rank):
         end = _train(part, rank, told, view)
@@ -99,24 +97,24 @@ def take_part(part: Part, view: TrainingView) -> int:
     if part.leads:
         return _close(part, end, told, view)
     if end.exit_code == ExitCode.DONE:
-        part.board.put(_told(rank.index), told[0].to_json())
+        part.rendezvous.put(_told(rank.index), told[0].to_json())
     elif is_news and end.exit_code not in TOGETHER:
         raise RunFailedError(f"{rank.name} (rank {rank.index}): {end.message}", end.exit_code)
     return end.exit_code
 
 
-def tell_failure(board: StoreBoard, exit_code: int, message: str) -> None:
+def tell_failure(rendezvous: Rendezvous, exit_code: int, message: str) -> None:
     """Let the other ranks know why the run cannot go on; and those to come, if it never can."""
     with suppress(DlrmError):
-        board.fail(exit_code, message)
+        rendezvous.fail(exit_code, message)
         if exit_code in FOR_GOOD:
-            board.for_all_attempts().fail(exit_code, message)
+            rendezvous.for_all_attempts().fail(exit_code, message)
 
 
 def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Ending:
     stop = StopRequest()
     stop.install()
-    rendezvous = StoreRendezvous(replace(part.board, check=stop.check))
+    rendezvous = replace(part.rendezvous, check=stop.check)
     with view.live() as show:
 
         def report(event: Event) -> None:
@@ -127,7 +125,9 @@ def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> End
         request = part.request
         return ending(
             rank,
-            lambda: be_rank(part.task, request.values, request.config, rendezvous, report, stop),
+            lambda: be_rank(
+                part.task, request.values, request.config, lambda: rendezvous, report, stop
+            ),
         )
 
 
@@ -137,18 +137,18 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
     A rank with a reason of its own tells the others, which only see that it is gone. One that was
     killed tells nothing.
     """
-    board = part.board
+    rendezvous = part.rendezvous
     if end.exit_code == ExitCode.DONE:
         return end, False
     if end.lost is None:
-        tell_failure(board, end.exit_code, end.message)
+        tell_failure(rendezvous, end.exit_code, end.message)
         return end, True
     first, cause = end.lost.ranks[0], end.lost.cause
     try:
-        board.put(_lost(part.launch.rank), json.dumps(asdict(end.lost)))
+        rendezvous.put(_lost(part.launch.rank), json.dumps(asdict(end.lost)))
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
-            failure = board.failure()
+            failure = rendezvous.failure()
             if failure is not None:
                 return Ending(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
@@ -164,17 +164,17 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
 
 def _failures(part: Part) -> dict[int, PeerFailure]:
     """What ranks have reported of others that they miss, by number."""
-    texts = {rank: part.board.read(_lost(rank)) for rank in range(part.launch.size)}
+    texts = {rank: part.rendezvous.read(_lost(rank)) for rank in range(part.launch.size)}
     return {rank: PeerFailure.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
 def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> int:
     """The leader's last work: what all ranks have counted, the summary and the result."""
-    request, board = part.request, part.board
+    request, rendezvous = part.request, part.rendezvous
     if end.exit_code == ExitCode.DONE:
         others = [rank for rank in range(part.launch.size) if rank != part.launch.rank]
         seconds = request.config.network.patience_seconds
-        told += [from_json(await_text(board, _told(rank), seconds)) for rank in others]
+        told += [from_json(rendezvous.wait(_told(rank), seconds)) for rank in others]
         told.sort(key=lambda event: event.values["rank"])
         run_folder.append_events(request.folder, told)
     close(request, Outcome(end.exit_code, end.message), _cores(part), view)
@@ -186,7 +186,7 @@ def _cores(part: Part) -> int:
     cores: dict[str, int] = {}
     with suppress(DlrmError):
         for rank in range(part.launch.size):
-            text = part.board.read(f"machine-{rank}.json")
+            text = part.rendezvous.read(f"machine-{rank}.json")
             if text is not None:
                 machine = json.loads(text)
                 cores[machine["node"]] = machine["cores"]

@@ -18,9 +18,9 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.reshard import remembered
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.comm.meeting import FolderRendezvous, Rendezvous
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.rendezvous import Board
+from dlrm_hybrid.comm.process_group import GroupOptions
+from dlrm_hybrid.comm.rendezvous import Rendezvous, share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.strangers import Strangers
@@ -109,15 +109,15 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     task = TrainTask(**json.loads(argument))
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
-    rendezvous = FolderRendezvous(Path(task.rendezvous), task.attempt)
-    be_rank(task, values, validate(values), rendezvous, report, stop)
+    folder = Path(task.rendezvous)
+    be_rank(task, values, validate(values), lambda: share_folder(folder), report, stop)
 
 
 def be_rank(
     task: TrainTask,
     values: Mapping[str, Any],
     config: Config,
-    rendezvous: Rendezvous,
+    rendezvous: Callable[[], Rendezvous],
     report: Report,
     stop: StopRequest,
 ) -> None:
@@ -127,7 +127,7 @@ def be_rank(
         task: which one, and where its files are.
         values: configuration of the run.
         config: the same, typed; what it says of the network is this machine's own.
-        rendezvous: where it meets the others, if there are any.
+        rendezvous: opens that with the others, if there are any.
         report: gets events.
         stop: stop request of signals.
     """
@@ -145,7 +145,7 @@ def be_rank(
         names=dict(enumerate(build.rank_names(config))),
     )
     if build.many_processes(config):
-        _be_one_of_many(job, rendezvous, report, stop)
+        _be_one_of_many(job, rendezvous(), report, stop)
     else:
         engine = build_engine.engine(config, shards, plan.steps, job.clock)
         meter = RankMeter(
@@ -160,7 +160,7 @@ def be_rank(
 
 def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:
     with (
-        _world_channel(job, rendezvous.board) as (channel, inner),
+        _world_channel(job, rendezvous) as (channel, inner),
         sampled(build_world.address(job.config), build.link_rate(job.config)) as interface,
     ):
         meter = RankMeter(
@@ -172,10 +172,15 @@ def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: Sto
             if isinstance(role, ServerRole):
                 _serve(job, role.index, channel, meter)
                 return
-            meeting = rendezvous.meeting(inner)
+            group = GroupOptions(
+                rendezvous=rendezvous,
+                lost_peer=inner.lost_peer,
+                address=build_world.address(job.config),
+                deadline_seconds=job.config.network.patience_seconds,
+            )
             with (
                 build_worker.worker_rank(
-                    job.config, job.layout, job.shards, channel, meeting, meter
+                    job.config, job.layout, job.shards, channel, group, meter
                 ) as worker,
                 _at_end(lambda: _leave_servers(job, channel, worker.step)),
             ):
@@ -195,7 +200,7 @@ def _at_end(act: Callable[[], None]) -> Generator[None, None, None]:
 
 @contextmanager
 def _world_channel(
-    job: _Job, board: Board
+    job: _Job, rendezvous: Rendezvous
 ) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
     """The rank's end of the network, and who notices there when a rank goes.
 
@@ -210,7 +215,7 @@ def _world_channel(
         close_seconds=network.patience_seconds,
         silence_seconds=network.patience_seconds,
     )
-    inner = open_zmq_channel(board, task.rank, len(job.names), task.attempt, options, print)
+    inner = open_zmq_channel(rendezvous, task.rank, len(job.names), task.attempt, options, print)
     try:
         with _at_end(inner.close):
             yield MeteredChannel(inner, Counters(), job.clock), inner
