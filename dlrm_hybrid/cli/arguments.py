@@ -1,4 +1,4 @@
-"""What stands after the verb: flags, overrides, and what was probably meant by anything else."""
+"""What follows the verb: flags, overrides, and what was probably meant by anything else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The verb `evaluate`: score a checkpoint on the rows it was trained on, or on others.
 
-A checkpoint may be somebody else's: nothing in its configuration decides where anything is written.
+A checkpoint may come from anyone: nothing in its configuration decides where anything is written.
 """
 
 from __future__ import annotations

@@ -139,17 +139,17 @@ def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
 
     Args:
         verb: of the program.
-        overrides: of the command line; those of keys that do not exist are somebody else's.
+        overrides: of the command line; those of unknown keys are left out.
     """
-    told: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for text in overrides:
         name = text.lstrip("+~").partition("=")[0].partition("@")[0]
         readers = [f"`{one}`" for one in VERBS if _reads(one, name)]
         if readers and f"`{verb}`" not in readers:
             *others, last = readers
             do = f"{', '.join(others)} and {last} do" if others else f"{last} does"
-            told[text] = f"{name}: `{verb}` does not read it; {do}"
-    return told
+            messages[text] = f"{name}: `{verb}` does not read it; {do}"
+    return messages
 
 
 def _reads(verb: str, name: str) -> bool:

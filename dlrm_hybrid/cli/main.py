@@ -1,6 +1,6 @@
 """From the command line to a verb, and from what it raises to an exit code.
 
-Nothing here, nor what it imports at once, imports torch: help and faults are told in a moment.
+Nothing here, nor what it imports at once, imports torch: help and faults are printed at once.
 """
 
 from __future__ import annotations
@@ -105,15 +105,17 @@ def _run_launched(launch: Launch, given: Arguments) -> int:
 
 def _refuse_unread(verb: str, given: Arguments) -> None:
     """Keys that mean nothing to the verb: a fault, or a remark where a run's may be given."""
-    told = unread(verb, given.overrides)
+    unread_keys = unread(verb, given.overrides)
     if verb not in TAKE_A_RUN:
-        given.faults += told.values()
+        given.faults += unread_keys.values()
         return
     if verb == "evaluate":  # it compares what `train` reads with its checkpoint
         others = unread("train", given.overrides)
-        told = {one: text for one, text in told.items() if one in others or _is_hydras(one)}
-    if told:
-        print(printable(f"not read by `{verb}`: {' '.join(told)}"), file=sys.stderr)
+        unread_keys = {
+            one: text for one, text in unread_keys.items() if one in others or _is_hydras(one)
+        }
+    if unread_keys:
+        print(printable(f"not read by `{verb}`: {' '.join(unread_keys)}"), file=sys.stderr)
 
 
 def _is_hydras(override: str) -> bool:
@@ -248,8 +250,8 @@ def _tell(error: DlrmError, title: str = "") -> int:
 
 def _unknown_verb(verb: str, arguments: Sequence[str]) -> str:
     if verb == OLD_BENCH:
-        told = dict(text.split("=", 1) for text in arguments if "=" in text)
-        script = f"scripts/benchmarks/{told.get('bench.what', 'step')}.py"
+        given = dict(text.split("=", 1) for text in arguments if "=" in text)
+        script = f"scripts/benchmarks/{given.get('bench.what', 'step')}.py"
         flags = [text.replace("bench.", "--") for text in arguments if text.startswith(OLD_FLAGS)]
         command = printable(shlex.join(["python", script, *flags]))
         return f"{verb}: benchmarks are scripts now; run {command}"

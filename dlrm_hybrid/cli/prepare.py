@@ -34,7 +34,7 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
     rows = shards.manifest.rows
     with terminal.counter("check", "rows") as show:
         verify(shards, lambda done: show(done, rows))
-    told = f"{folder}: {rows:,} rows, all checksums and values are valid"
+    valid = f"{folder}: {rows:,} rows, all checksums and values are valid"
     raw = build.raw_paths(config)
     sources = shards.manifest.sources
     if raw and len(raw) != len(sources):
@@ -44,7 +44,7 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
             raise DataError(
                 f"{path}: differs from the file that {folder} was prepared from (data.raw)"
             )
-    terminal.line(f"{told}; the raw files match" if raw else told)
+    terminal.line(f"{valid}; the raw files match" if raw else valid)
     return ExitCode.DONE
 
 

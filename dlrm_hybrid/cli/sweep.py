@@ -27,7 +27,7 @@ class Sweep:
     Attributes:
         folder: above those of all jobs.
         keys: what differs between jobs.
-        terminal: for what is to be said.
+        terminal: for progress and results.
     """
 
     folder: Path

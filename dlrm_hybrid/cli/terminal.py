@@ -62,7 +62,7 @@ class Terminal:
 
     def table(self, table: Table) -> None:
         """Print a table."""
-        # A figure cut short says nothing: a table too wide for the terminal goes beyond its edge.
+        # A truncated figure is useless: a table too wide for the terminal runs past its edge.
         unlimited = self.console.options.update(width=MAX_WIDTH)
         self.console.print(Segments(self.console.render(table.rich(), unlimited)))
 
@@ -122,8 +122,8 @@ class Terminal:
 class Eta:
     """The time to the end, at the speed of the last seconds.
 
-    What lies before the first look, such as a start, a first step or steps of an earlier attempt,
-    says nothing about the speed. Work that begins anew, as another stage, is measured anew.
+    Time before the first update, such as a start, a first step or steps of an earlier attempt,
+    does not count. Work that starts over, as another stage, is measured from its start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -194,7 +194,7 @@ class _RichBar:
 
 
 class _Counter:
-    """What is done in a second, since the stage or file began or a late bar was first told."""
+    """What is done in a second, since the stage or file began or a late bar was first updated."""
 
     def __init__(
         self, bar: Bar, clock: Callable[[], float], unit: str, begun: tuple[float, float] | None

@@ -1,7 +1,7 @@
 """From YAML files and overrides to plain values: the only place that composes by Hydra.
 
 Hydra composes and does nothing else here: its launchers, sweepers, callbacks and logging are never
-made. It stops at the first fault, so faulty overrides are found one by one and all faults are told.
+made. It stops at the first fault, so faulty overrides are found one by one and all are listed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def job_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Job:
 
     Args:
         overrides: of the command line.
-        faults: of the command line, to be told with all others.
+        faults: of the command line, to be listed with all others.
 
     Raises:
         ConfigError: with all faults.
@@ -125,21 +125,21 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     given = [points_of(one) for one in overrides if one not in wrong]
     with _composing():
         tree, more = _sift([text for one in given if not one.is_swept for text in one.overrides])
-    told = [*faults, *wrong.values(), *more.values()]
+    found = [*faults, *wrong.values(), *more.values()]
     params, bad = _params(tree)
     own = [] if bad else [points_of(text) for text in params]
     # What is typed replaces what conf/ sweeps.
     points = list({one.key: one for one in (*own, *given)}.values())
     size = math.prod(len(one.overrides) for one in points)
     if size > MOST_JOBS:
-        told.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
+        found.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
     for point in _each_value_once(points) if size <= MOST_JOBS else ():
         try:
             _composed(point, ())
         except ConfigError as error:
-            told += _lines(error)
-    if told:
-        raise ConfigError(faults_text(told))
+            found += _lines(error)
+    if found:
+        raise ConfigError(faults_text(found))
     keys = tuple(one.key.lstrip("+") for one in points if one.is_swept or one in own)
     jobs = tuple(itertools.product(*(one.overrides for one in points)))
     return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys)
@@ -180,8 +180,8 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
     """
     with _composing():
         config = _compose(overrides).config
-    whole = which == "all"
-    names = [str(key) for key in config if whole or (key == "hydra") == (which == "hydra")]
+    is_all = which == "all"
+    names = [str(key) for key in config if is_all or (key == "hydra") == (which == "hydra")]
     try:
         part: Any = OmegaConf.masked_copy(config, names)
         if package not in (None, "_global_"):
@@ -209,11 +209,11 @@ def _composed(overrides: Sequence[str], faults: Sequence[str]) -> _Tree:
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
         values, unread = _without_unread(tree.values)
-        told = [*faults, *wrong.values(), *unread, *_params(tree)[1]]
+        found = [*faults, *wrong.values(), *unread, *_params(tree)[1]]
         keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
-        told += all_faults(values, lambda: _without_values(overrides, wrong), keys)
-    if told:
-        raise ConfigError(faults_text(told))
+        found += all_faults(values, lambda: _without_values(overrides, wrong), keys)
+    if found:
+        raise ConfigError(faults_text(found))
     return replace(tree, values=values)
 
 
@@ -241,7 +241,7 @@ def _composing() -> Generator[None, None, None]:
 
 
 def _compose(overrides: Sequence[str]) -> _Tree:
-    """The values and Hydra's own settings; only `ALLOWED` of those may be what somebody has set."""
+    """The values and Hydra's own settings; only `ALLOWED` of those may be set by overrides."""
     config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
     changed = _changed(_settings(config), _own_settings())
     if changed:
@@ -276,7 +276,7 @@ def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Null for the sections of `gradient` that nobody reads, and the faults of those set there."""
+    """Null for parts of `gradient` that its method does not read, and their faults."""
     if not isinstance(values.get("gradient"), Mapping):
         return values, []
     given = cast("Mapping[str, Any]", values["gradient"])

@@ -34,7 +34,7 @@ def section_reader(key: str) -> str | None:
 def unread_sections(
     gradient: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Null for every section that nobody reads, and a fault for each value that was set there.
+    """Null for every section that the method does not read, and a fault for each value set there.
 
     Args:
         gradient: the section `gradient` of a configuration, not yet validated.
@@ -158,7 +158,7 @@ def _leader(config: Config) -> Iterator[str]:
 
 
 def _residual(config: Config) -> Iterator[str]:
-    """Faults of thresholds, of what waits in a residual, and of what is pulled in its place."""
+    """Faults of thresholds, of residuals, and of what is pulled."""
     gradient = config.gradient
     if gradient.staggered and gradient.renewal != "fixed":
         yield "gradient.staggered = True: only applies to gradient.renewal=fixed"

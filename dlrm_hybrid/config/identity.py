@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from dlrm_hybrid.compress.gradient.methods import methods
 
-# What changes nothing that a run's summary says; `bench` stands in runs of older versions.
+# What changes nothing that a run's summary says; `bench` is in runs of older versions.
 WITHOUT_EFFECT = (
     *("name", "skip_completed", "prepare", "evaluate", "telemetry", "report", "bench", "doctor"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
@@ -17,7 +17,7 @@ WITHOUT_EFFECT = (
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
     "data.parquet",
 )
-# What may differ between a run and the one that goes on from its checkpoint.
+# What may differ between a run and the one that resumes from its checkpoint.
 FREE = (
     *WITHOUT_EFFECT,
     "checkpoint.resume",
@@ -29,7 +29,7 @@ FREE = (
     "parallel.world",
     "sync.check_every",
 )
-# A new run from an old checkpoint may also be longer, learn at another rate, be spread otherwise.
+# A new run from an old checkpoint may also differ in length, learning rate and partitioning.
 FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
@@ -80,12 +80,12 @@ def same_results(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool) -> list[str]:
-    """One line for each key that forbids going on from a checkpoint.
+    """One line for each key that forbids resuming from a checkpoint.
 
     Args:
         saved: the values the checkpoint was made with.
         now: the values of this run.
-        new_run: a run folder of its own; False to go on in the old one.
+        new_run: a run folder of its own; False to resume in the old one.
     """
     before, after = _without(saved, FREE), _without(now, FREE)
     fixed = FIXED_IN_A_NEW_RUN
@@ -124,12 +124,12 @@ def evaluated(
 ) -> tuple[dict[str, Any], list[str]]:
     """What a checkpoint is scored with, and a line for each key that contradicts it.
 
-    Of a command line only what somebody has written there counts, not what it leaves as it is.
+    Of a command line only what was typed there counts, not what it leaves at its default.
 
     Args:
         saved: the values the checkpoint was made with.
         now: the values of the command line.
-        given: keys and sections that stand on it.
+        given: keys and sections on it.
     """
     before, after = (_without(one, OF_OTHER_COMMANDS) for one in (saved, now))
     taken = tuple(

@@ -1,7 +1,7 @@
 """Types and bounds of every configuration key.
 
 A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
-together is said in `rules.py`. What compressors read is beside them, in
+together is checked in `rules.py`. What compressors read is beside them, in
 compress/gradient/methods/ and compress/activation/methods.py.
 """
 
@@ -68,7 +68,7 @@ class ModelConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the model is spread over trainers, pipeline stages and parameter servers."""
+    """How the model is partitioned over trainers, pipeline stages and parameter servers."""
 
     name: Literal["single", "hybrid"]
     trainers: Annotated[int, Field(ge=1, le=1024)]

@@ -51,7 +51,7 @@ def all_faults(
     """Every fault of type, range and combination, one line each.
 
     Rules between keys want keys that are right alone. So where some are not, these get the values
-    of `defaults`, and what rules say of them is not told.
+    of `defaults`, and what rules say of them is left out.
 
     Args:
         values: of all keys.
@@ -72,12 +72,12 @@ def all_faults(
             config = _typed(_repaired(values, defaults(), wrong))
         except ValidationError:
             return faults
-    told = (fault for rule in RULES for fault in rule(config))
-    return [*faults, *(fault for fault in told if not any(_names(fault, key) for key in wrong))]
+    found = (fault for rule in RULES for fault in rule(config))
+    return [*faults, *(fault for fault in found if not any(_names(fault, key) for key in wrong))]
 
 
 def _typed(values: Mapping[str, Any]) -> Config:
-    # By way of JSON: there a list is a tuple and a mapping a section, and strict stays strict.
+    # By way of JSON: there a list is a tuple and a mapping a section, in strict mode too.
     return _adapter().validate_json(json.dumps(values))
 
 
@@ -126,7 +126,7 @@ def faults_text(faults: Sequence[str]) -> str:
 
 
 def _line(fault: str) -> str:
-    """A fault as one printable line: what somebody has typed may hold anything."""
+    """A fault as one printable line: what was typed may hold anything."""
     text = printable(fault).replace("\n", "\\n")
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
@@ -149,8 +149,8 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
             wanted = PATTERNS.get(fault.get("ctx", {}).get("pattern", ""))
             message = wanted or PYDANTIC.get(fault["msg"]) or _MUST.sub("must", fault["msg"])
             messages.setdefault(f"{key} = {shown(fault['input'])}", []).append(message)
-    for head, told in messages.items():
-        yield f"{head}: {', or '.join(told)}"
+    for head, several in messages.items():
+        yield f"{head}: {', or '.join(several)}"
 
 
 def _is_inside(one: ErrorDetails, other: ErrorDetails) -> bool:

@@ -54,7 +54,7 @@ def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[Check]:
     """All checks, cheapest first.
 
     Args:
-        folder: where runs and data would lie.
+        folder: where runs and data would be.
         rows: calls `check_rows`.
     """
     probes: dict[str, Callable[[], Finding]] = {
@@ -162,7 +162,7 @@ def _torch() -> Finding:
 
 
 def _fbgemm() -> Finding:
-    """Look up and learn one row with the operators that training uses."""
+    """Look up and update one row with the operators that training uses."""
     import torch
 
     from dlrm_hybrid.model.embeddings import (
@@ -251,7 +251,7 @@ def _latency() -> Finding:
 
 
 def _emulated(plan: Plan, text: str) -> Finding:
-    """What is said of a network that works, or why it does not: training works without."""
+    """The text for a network that works, or why it does not: training works without."""
     try:
         with open_network(plan) as network:
             return Level.OK, text.format(share=network.echo_share)

@@ -114,17 +114,17 @@ def panels(
     """
     figure = Figure(figsize=size_inches, layout="constrained")
     grid = figure.add_gridspec(len(heights), len(texts) // len(heights), height_ratios=heights)
-    placed = [figure.add_subplot(cell) for cell in grid]  # pyright: ignore[reportUnknownVariableType]
-    for axes, text in zip(placed, texts, strict=True):
+    every = [figure.add_subplot(cell) for cell in grid]  # pyright: ignore[reportUnknownVariableType]
+    for axes, text in zip(every, texts, strict=True):
         axes.set_xlabel(text.x)
         axes.set_ylabel(text.y)
         axes.xaxis.set_major_formatter(ticks(text.x_unit))
         axes.ticklabel_format(axis="y", style="plain", useOffset=False)
-    return figure, placed
+    return figure, every
 
 
 def logarithmic(axis: Axis, unit: str = "") -> None:
-    """A scale of powers of ten as it stands, with ticks at 1, 2, 5, 10 as far as there is room."""
+    """Ticks of a logarithmic scale, at 1, 2, 5, 10 as far as there is room."""
     low, high = axis.get_view_interval()
     subs = (1.0, 2.0, 5.0) if high < CROWDED * low else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=8))

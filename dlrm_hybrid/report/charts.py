@@ -27,10 +27,10 @@ from dlrm_hybrid.report.curves import Band, Curve
 from dlrm_hybrid.report.measures import nonzero
 
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
-OUTLIER = 3.0  # times the median of all points; a run that diverges leaves the picture
+OUTLIER = 3.0  # times the median of all points; higher points of a diverging run are cut off
 WIDE_RANGE = 5.0  # the largest over the smallest value: more than that is drawn in powers of ten
 KEY_COLUMNS = 2
-SHORT_NAME = 12  # letters; names of that length stand in one column more
+SHORT_NAME = 12  # letters; names up to this length get one more column
 MAX_LABELS = 12  # points; of more the names would cover each other
 LABEL_POINTS, POINTS_PER_INCH = 11.0, 72.0
 CLOSER = 4  # bars shorter than the longest by that factor are drawn once more, larger
@@ -62,7 +62,7 @@ def losses(drawn: Sequence[Line], text: AxesText, *, above_zero: bool) -> Figure
     Args:
         drawn: the runs.
         text: of the axes.
-        above_zero: no x is 0, so they stand in powers of ten where a run ends far before another.
+        above_zero: no x is 0, so the axis is logarithmic where one run ends far before another.
     """
     with drawing():
         figure, axes = _one(HEIGHT_INCHES, text)
@@ -109,7 +109,7 @@ def shares(drawn: Sequence[Line], text: AxesText, *, with_key: bool) -> Figure:
 
 
 def points(
-    places: Sequence[tuple[float, float]],
+    positions: Sequence[tuple[float, float]],
     labels: Sequence[str],
     styles: Sequence[Style],
     text: AxesText,
@@ -117,27 +117,29 @@ def points(
     """A point for each run with its label beside it, x in powers of ten."""
     with drawing():
         figure, axes = _one(HEIGHT_INCHES, text)
-        for (x, y), label, style in zip(places, labels, styles, strict=True):
+        for (x, y), label, style in zip(positions, labels, styles, strict=True):
             axes.plot([x], [y], style.marker, color=style.color, markersize=9, label=label)
         axes.set_xscale("log")
         axes.margins(x=0.15, y=0.15)
         logarithmic(axes.xaxis, text.x_unit)
         # Steps of 2.5 have a digit more: ticks that change with the layout would cut off the title.
         axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-        if len(places) <= MAX_LABELS:
-            _label(figure, axes, places, labels)
+        if len(positions) <= MAX_LABELS:
+            _label(figure, axes, positions, labels)
         return figure
 
 
 def _label(
     figure: Figure,
     axes: Axes,
-    places: Sequence[tuple[float, float]],
+    positions: Sequence[tuple[float, float]],
     labels: Sequence[str],
 ) -> None:
     """Names beside points: towards the middle, each below the one above it on the same side."""
     figure.draw_without_rendering()  # only now it is known where the points are
-    at = [axes.transData.transform(place) * POINTS_PER_INCH / figure.dpi for place in places]
+    at = [
+        axes.transData.transform(position) * POINTS_PER_INCH / figure.dpi for position in positions
+    ]
     middle = axes.bbox.x0 + axes.bbox.width / 2
     middle *= POINTS_PER_INCH / figure.dpi
     lowest = {True: float("inf"), False: float("inf")}
@@ -147,7 +149,7 @@ def _label(
         lowest[is_left] = y
         axes.annotate(
             labels[number],
-            places[number],
+            positions[number],
             (8 if is_left else -8, y - at[number][1]),
             textcoords="offset points",
             ha="left" if is_left else "right",
@@ -157,7 +159,7 @@ def _label(
 
 
 def stacked(parts: pd.DataFrame, x_text: str) -> Figure:
-    """A horizontal bar for each row, from one part to the next; its sum stands at its end.
+    """A horizontal bar for each row, its parts stacked, with its sum at the end.
 
     Args:
         parts: a column for each part; one that is 0 everywhere is left out.
@@ -217,9 +219,9 @@ def _bars(axes: Axes, parts: pd.DataFrame) -> None:
         color, rows = part_color(number, str(name)), range(len(parts))
         axes.barh(rows, lengths, left=ends, color=color, label=str(name), height=0.42)
         ends = ends + lengths
-    for place, (label, end) in enumerate(ends.items()):
-        axes.text(0.0, place - 0.26, f" {label}", va="bottom", fontsize=10)
-        axes.text(end, place, f" {tick(end)}", va="center", fontsize=10)
+    for row, (label, end) in enumerate(ends.items()):
+        axes.text(0.0, row - 0.26, f" {label}", va="bottom", fontsize=10)
+        axes.text(end, row, f" {tick(end)}", va="center", fontsize=10)
     axes.set_yticks([])
     axes.set_ylim(len(parts) - 0.6, -0.75)
     axes.margins(x=0.14)

@@ -14,7 +14,7 @@ HOW = ("skip_completed", "checkpoint.resume")  # how a run was started, not what
 
 
 def varying(overrides: Sequence[Sequence[str]]) -> dict[str, list[str | None]]:
-    """Keys that do not stand on every command line with the same value, in order of appearance.
+    """Keys whose value differs between command lines, in order of appearance.
 
     Args:
         overrides: of each run, as `key=value`; a `+` before the key counts for nothing.
@@ -55,8 +55,8 @@ def _with_overrides(names: Sequence[str], overrides: Sequence[Sequence[str]]) ->
     ends = short(list(changed))
     texts: list[str] = []
     for index, name in enumerate(names):
-        said = [f"{ends[key]}={column[index]}" for key, column in changed.items() if column[index]]
-        texts.append(" ".join([name, *said] if len(set(names)) > 1 or not said else said))
+        shown = [f"{ends[key]}={column[index]}" for key, column in changed.items() if column[index]]
+        texts.append(" ".join([name, *shown] if len(set(names)) > 1 or not shown else shown))
     return texts
 
 

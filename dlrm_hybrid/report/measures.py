@@ -35,7 +35,7 @@ class Measure:
     show: Callable[[float], str]
 
 
-def whole(value: float) -> str:
+def integer(value: float) -> str:
     """1,234."""
     return f"{value:,.0f}"
 
@@ -55,10 +55,10 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
-def mean_spread(values: Sequence[float], places: int, sign: str = "") -> str:
+def mean_spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
     """Mean and, of several, the sample's standard deviation."""
-    text = f"{mean(values):{sign}z.{places}f}"
-    return f"{text} ± {stdev(values):.{places}f}" if len(values) > 1 else text
+    text = f"{mean(values):{sign}z.{decimals}f}"
+    return f"{text} ± {stdev(values):.{decimals}f}" if len(values) > 1 else text
 
 
 def dense_ratio(summary: Summary) -> float | None:
@@ -71,7 +71,7 @@ def _at(section: str, name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary[section][name]
 
 
-STEPS = Measure("steps", "steps", lambda summary: summary["steps"], whole)
+STEPS = Measure("steps", "steps", lambda summary: summary["steps"], integer)
 TRAIN_LOSS = Measure("train_loss", "training loss", _at("train", "loss"), score)
 TEST_LOSS = Measure("test_loss", "test log-loss", _at("test", "loss"), score)
 AUC = Measure("test_auc", "AUC", _at("test", "auc"), score)

@@ -76,7 +76,7 @@ class Document:
 
 
 def build_report(runs: Sequence[Run], subtitle: str) -> Document:
-    """Everything there is to tell of these runs.
+    """Build all sections of the report of these runs.
 
     Args:
         runs: at least one.
@@ -193,7 +193,7 @@ def markdown(document: Document, pictures: str | None) -> str:
 
     Args:
         document: of the report.
-        pictures: the folder of their files, from where the page lies; None leaves them out.
+        pictures: the folder of their files, relative to the page; None leaves them out.
     """
     parts = [f"# {document.title}\n\n{document.subtitle}\n\n{document.trained}\n"]
     parts += [

@@ -37,7 +37,7 @@ class Picture:
         title: of the picture.
         figure: the picture.
         caption: what there is to know.
-        has_key: its lines are the runs, in their colours; which is which is told beside it.
+        has_key: its lines are the runs, in their colours; named beside it.
     """
 
     title: str
@@ -80,7 +80,7 @@ def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     figure = charts.stacked(counted, BYTES.title)
     yield Picture("Bytes by class", figure, caption, has_key=False)
     shares = counted.div(counted.sum(axis="columns") / 100, axis="index")
-    caption = "The same bytes, each run's whole as 100 %."
+    caption = "The same bytes, scaled to 100 % for each run."
     figure = charts.stacked(shares, "% of the bytes of each run")
     yield Picture("Shares of the classes", figure, caption, has_key=False)
 
@@ -94,9 +94,9 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
         and (loss := TEST_LOSS.pick(run.summary)) is not None
     ]
     if len(scored) > 1:
-        places = [(num_bytes, loss) for num_bytes, loss, *_ in scored]
+        positions = [(num_bytes, loss) for num_bytes, loss, *_ in scored]
         figure = charts.points(
-            places,
+            positions,
             [label for *_, label, _ in scored],
             [drawn for *_, drawn in scored],
             AxesText(BYTES.title, TEST_LOSS.title, "B"),
@@ -110,7 +110,7 @@ def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture
     spent = span_bars(runs, labels)
     if not spent.empty:
         figure = charts.stacked(spent, "µs per sample")
-        caption = "Wall time of training steps for each sample of the whole world."
+        caption = "Wall time of training steps per sample of all trainers."
         yield Picture("Time by span", figure, caption, has_key=False)
 
 

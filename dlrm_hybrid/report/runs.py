@@ -20,7 +20,7 @@ from dlrm_hybrid.telemetry.summary import SUMMARY_FILE, UNFINISHED, summarise
 from dlrm_hybrid.types import ConfigError, DataError, printable
 
 MOST = 1e24  # of what is measured, and may be drawn
-MOST_GIVEN = sys.float_info.max  # of what somebody has configured
+MOST_GIVEN = sys.float_info.max  # of configured values
 UNKNOWN = "unknown"
 STATUS_CHARACTERS = 40
 
@@ -39,20 +39,20 @@ def plain(value: Any, most: float = MOST) -> Any:
     return value
 
 
-def read_summary(told: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a summary has, None where `told` says nothing of it or something else.
+def read_summary(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All figures of a summary, None where `given` lacks them or has something else.
 
     Args:
-        told: the content of `summary.json`, through `plain`.
+        given: the content of `summary.json`, through `plain`.
     """
-    summary = _like(told, summarise([], UNKNOWN, 1))
-    status = told.get("status")
+    summary = _like(given, summarise([], UNKNOWN, 1))
+    status = given.get("status")
     summary["status"] = status[:STATUS_CHARACTERS] if isinstance(status, str) else UNKNOWN
-    network, network_told = summary["network"], _mapping(told.get("network"))
-    network["by_class"] = _entries(network_told.get("by_class"), _tally)
-    shares = _entries(network_told.get("utilization_by_rank"), _number)
+    network, network_given = summary["network"], _mapping(given.get("network"))
+    network["by_class"] = _entries(network_given.get("by_class"), _tally)
+    shares = _entries(network_given.get("utilization_by_rank"), _number)
     network["utilization_by_rank"] = shares or None
-    summary["roles"] = _entries(told.get("roles"), _role)
+    summary["roles"] = _entries(given.get("roles"), _role)
     return summary
 
 
@@ -89,15 +89,15 @@ def _tally(value: Any) -> dict[str, Any] | None:
 
 
 def _role(value: Any) -> dict[str, Any] | None:
-    told = _mapping(value)
-    if not isinstance(told.get("role"), str):
+    given = _mapping(value)
+    if not isinstance(given.get("role"), str):
         return None
-    spans = _entries(told.get("seconds_by_span"), _number)
-    phases = _entries(told.get("seconds_by_phase"), _number)
+    spans = _entries(given.get("seconds_by_span"), _number)
+    phases = _entries(given.get("seconds_by_phase"), _number)
     figures = ("cpu_utilization", "bytes_sent", "bytes_received")
     return {
-        **told,
-        **{name: _number(told.get(name)) for name in figures},
+        **given,
+        **{name: _number(given.get(name)) for name in figures},
         "seconds_by_span": spans if all(span in spans for span in Span) else {},
         "seconds_by_phase": phases if "train" in phases else None,
     }
@@ -114,10 +114,10 @@ class Run:
     Attributes:
         folder: where it is.
         config: the whole configuration, resolved.
-        overrides: what stood on the command line.
-        environment: commit, versions, processor; empty if nobody wrote it.
+        overrides: of the command line.
+        environment: commit, versions, processor; empty if it was not written.
         summary: `summary.json`; made from the events, with the status `unfinished`, where a run
-            is going on or was killed.
+            is still training or was killed.
         events: all on record, in order.
         remarks: what was left out, since it could not be read.
     """
@@ -183,15 +183,15 @@ def read_run(folder: Path) -> Run:
     environment = _object(folder, "environment.json", remarks) or {}
     cores = environment.get("cores")
     environment["cores"] = cores if isinstance(cores, int) and 0 < cores < 2**20 else 1
-    told = _object(folder, SUMMARY_FILE, remarks)
-    if told is None:
-        told = plain(summarise(record, UNFINISHED, cores=environment["cores"]))
+    given = _object(folder, SUMMARY_FILE, remarks)
+    if given is None:
+        given = plain(summarise(record, UNFINISHED, cores=environment["cores"]))
     return Run(
         folder=folder,
         config=config,
         overrides=_overrides(folder / "overrides.yaml", remarks),
         environment=environment,
-        summary=read_summary(told),
+        summary=read_summary(given),
         events=tuple(record),
         remarks=tuple(printable(remark) for remark in remarks),
     )

@@ -99,7 +99,7 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 
 def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Where the runs are, when, on what and with which words they were started."""
+    """Where the runs are, when, on what and with which overrides they were started."""
     remarks = any(run.remarks for run in runs)
     columns = ("run", "folder", "started", "commit", "restarts", "overrides")
     return Table(
@@ -137,9 +137,9 @@ def microseconds_by_role(summary: Summary) -> pd.DataFrame:
     """
     samples = (summary["samples_per_second"] or 0.0) * (summary["seconds"] or 0.0)
     ranks = [
-        {"role": role_of(told["role"]), **told["seconds_by_span"]}
-        for told in summary["roles"].values()
-        if samples and SPANS[0] in (told["seconds_by_span"] or ())  # older runs have phases there
+        {"role": role_of(rank["role"]), **rank["seconds_by_span"]}
+        for rank in summary["roles"].values()
+        if samples and SPANS[0] in (rank["seconds_by_span"] or ())  # older runs have phases there
     ]
     if not ranks:
         return pd.DataFrame(columns=SPANS, dtype=float)

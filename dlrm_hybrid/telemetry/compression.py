@@ -49,13 +49,13 @@ def values_of(counts: Counts) -> dict[str, Any]:
     }
 
 
-def density(said: Iterable[Mapping[str, Any]], prefix: str) -> float | None:
+def density(several: Iterable[Mapping[str, Any]], prefix: str) -> float | None:
     """Share of the elements sent over several events' values, of the names with this prefix."""
     tallies = [
-        tally for values in said for name, tally in values.items() if name.startswith(prefix)
+        tally for values in several for name, tally in values.items() if name.startswith(prefix)
     ]
     return _ratio(sum(one["sent"] for one in tallies), sum(one["elements"] for one in tallies))
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, total: float) -> float | None:
+    return part / total if total else None

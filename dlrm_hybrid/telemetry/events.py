@@ -68,7 +68,7 @@ class Event:
                 interval), lr, samples_per_step, and timed_rows, timed_seconds, timed_cpu_seconds
                 and seconds_by_span (see `spans.Span`) of the training steps in it that belong to no
                 warm-up, as the leader sees them; sent_bytes by all ranks, dense_equivalent_bytes of
-                these, and sent_rows, learned from meanwhile: null where nothing is counted.
+                these, and sent_rows, trained on meanwhile: null where nothing is counted.
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, seconds and the test scores.
@@ -141,10 +141,10 @@ def check(path: Path) -> tuple[list[Event], list[str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of a file, with their numbers."""
+    """The complete lines of a file, with their numbers."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            # A run that goes on may write its rest meanwhile: that would come as a line too.
+            # A running process may write its rest meanwhile: that would be read as a line too.
             if not line.endswith(b"\n"):
                 return
             yield number, line
@@ -153,7 +153,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event]:
     """The events of a run as it was when the checkpoint of `step` was written.
 
-    What came later is lived through again after resuming, so its rows would stand twice. So would
+    What came later is repeated after resuming, so its rows would be recorded twice. So would
     an evaluation at `step` itself that was made after saving: each rank goes by what the checkpoint
     knows, and all must evaluate, or none. That an attempt was made stays true.
 
@@ -171,7 +171,7 @@ def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event
 
 
 def _with_phases(value: Any) -> Any:
-    """The type of what is told by phase; none of `PHASES` may be missing."""
+    """The type of values by phase; none of `PHASES` may be missing."""
 
     def check(by_phase: dict[str, Any]) -> dict[str, Any]:
         if missing := [phase.value for phase in PHASES if phase not in by_phase]:

@@ -14,12 +14,12 @@ class Interval:
     """Sums since the last point of the loss curve; a checkpoint keeps them for the next point.
 
     Attributes:
-        rows: learned from, as far as this process knows; so are the next two.
+        rows: trained on, as far as this process knows; so are the next two.
         loss_sum: over the rows.
         correct: of the rows.
         sent_bytes: by all ranks, where they are counted; known when workers meet.
         dense_equivalent_bytes: of these.
-        sent_rows: learned from while these were sent.
+        sent_rows: trained on while these were sent.
         compression: what it let through.
     """
 

@@ -1,8 +1,8 @@
 """Scores of click predictions, summed up batch by batch.
 
-The AUC comes from a histogram of the logits. Its bins are runs of neighbouring float32 numbers,
+The AUC comes from a histogram of the logits. Its bins are contiguous ranges of float32 numbers,
 2**shift of them each; shift is the smallest that leaves at most `max_bins` bins in use. So up to
-that many different logits the AUC is exact, however close they lie, and it never depends on the
+that many different logits the AUC is exact, however close they are, and it never depends on the
 order of the rows or on who counted them.
 
 Shapes: B rows of a batch, N rows counted at once, K bins in use.
@@ -100,7 +100,7 @@ class BinaryMetrics:
 
 @dataclass(frozen=True, slots=True)
 class _Bins:
-    """A histogram: keys in rising order, each once, and how many rows have it."""
+    """A histogram: keys in increasing order, each once, and how many rows have it."""
 
     key_K: npt.NDArray[np.uint32]
     rows_K: npt.NDArray[np.int64]

@@ -47,12 +47,12 @@ class RankMeter:
     """Clock and counters of one rank.
 
     Attributes:
-        on_phase: told the counters of every phase that begins; None where nothing travels.
+        on_phase: gets the counters of every phase that begins; None where nothing is sent.
         clock: of the rank's spans, in `time.perf_counter`; counts while it trains.
         interface: the rank's, if it has one of its own.
-        uncounted: classes of traffic that are not told of, because nobody sees them.
+        uncounted: classes of traffic left out, since they are not counted.
         step: training steps done, over all attempts.
-        versions: what servers here have told in this attempt; None where there are none.
+        versions: what servers here have published in this attempt; None where there are none.
     """
 
     on_phase: Callable[[Counters], None] | None

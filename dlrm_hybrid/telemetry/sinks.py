@@ -104,7 +104,7 @@ class TensorBoard:
         with self._writing():
             self._writer = EventFileWriter(str(folder))
         if first_samples:
-            # Tells TensorBoard to forget what a killed attempt wrote beyond the checkpoint.
+            # Makes TensorBoard discard what a killed attempt wrote after the checkpoint.
             session = EVENT_PB2.SessionLog(status=EVENT_PB2.SessionLog.START)
             self._writer.add_event(EVENT_PB2.Event(step=first_samples + 1, session_log=session))
 

@@ -32,7 +32,7 @@ NETWORK_UNMEASURED: dict[str, Any] = {
 
 SERVERS = "servers"
 
-Told = Mapping[str, Any]
+RankValues = Mapping[str, Any]
 """Values of one `rank` event."""
 
 
@@ -44,14 +44,14 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     end. `train.loss` and `train.accuracy` are means over the last tenth of the steps.
 
     Args:
-        events: all of them in order.
+        events: all, in order.
         status: complete, failed, diverged, preempted or interrupted.
         cores: of the machine, for the utilisation of the whole run.
     """
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]
-    told = [event.values for event in record if event.kind is Kind.RANK]
-    ranks = told or _leader(record, points)
+    reported = [event.values for event in record if event.kind is Kind.RANK]
+    ranks = reported or _leader(record, points)
     compressed = [event.values["of"] for event in record if event.kind is Kind.COMPRESSION]
     attempts = _attempts(record)
     rows, seconds, _ = _timed(points)
@@ -70,7 +70,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
         "test": _test_scores(record),
-        "network": {**world_network(ranks, _told_rows(attempts)), **world_strangers(ranks)},
+        "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
         "cpu": world_cpu(ranks, cores),
         "roles": world_roles(ranks),
         "compression": {
@@ -118,8 +118,8 @@ def _attempts(record: Sequence[Event]) -> list[list[Event]]:
     return parts
 
 
-def _told_rows(attempts: Iterable[Sequence[Event]]) -> int:
-    """Learned from while ranks counted what they told: in the attempts that came to an end."""
+def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
+    """Rows trained on while ranks counted traffic: in attempts that finished."""
     rows = 0
     for attempt in attempts:
         steps = [one.values["timed_steps"] for one in attempt if one.kind is Kind.RANK]
@@ -151,8 +151,8 @@ def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
     return {name: scores[-1][source] if scores else None for name, source in names.items()}
 
 
-def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[Told]:
-    """Where no rank has told anything: what the events say of the one that wrote them."""
+def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:
+    """Where no rank has reported: what the events say of the rank that wrote them."""
     started = [event.values for event in record if event.kind is Kind.STARTED]
     if not started:
         return []
@@ -177,14 +177,14 @@ def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[Told]:
     ]
 
 
-def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
+def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
     """What was sent while training, every message counted once, by its sender.
 
-    None where nothing travels, or nobody has told. A class that is not counted is missing; sums
-    over all classes are None then.
+    None where nothing is sent, or no rank has reported. A class that is not counted is missing;
+    sums over all classes are None then.
 
     Args:
-        ranks: what they told.
+        ranks: their reports.
         rows: trained on in that time.
     """
     ranks = [rank for rank in ranks if rank["traffic"] is not None]
@@ -218,20 +218,20 @@ def world_network(ranks: Sequence[Told], rows: int) -> dict[str, Any]:
     }
 
 
-def world_strangers(ranks: Sequence[Told]) -> dict[str, int | None]:
-    """How much came from outside the run and was refused; None where nobody listens."""
-    counts = [told for rank in ranks if (told := rank.get("strangers")) is not None]
+def world_unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
+    """What was rejected from outside the run; None where no rank listens."""
+    counts = [reported for rank in ranks if (reported := rank.get("strangers")) is not None]
     return {
-        name: sum(told[name] for told in counts) if counts else None
+        name: sum(reported[name] for reported in counts) if counts else None
         for name in ("foreign_messages", "refused_connections")
     }
 
 
-def world_cpu(ranks: Sequence[Told], cores: int) -> dict[str, float | None]:
+def world_cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None]:
     """CPU seconds of all ranks while training, and their share of what they could have had.
 
     Args:
-        ranks: what they told.
+        ranks: their reports.
         cores: of the machines.
     """
     cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
@@ -243,7 +243,7 @@ def world_cpu(ranks: Sequence[Told], cores: int) -> dict[str, float | None]:
     }
 
 
-def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
+def world_roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
     """Each rank's part; of several attempts the last one's."""
     return {
         str(rank["rank"]): {
@@ -263,10 +263,10 @@ def world_roles(ranks: Sequence[Told]) -> dict[str, Any]:
 
 def role_of(name: str) -> str:
     """`stage 1` of worker-0.1 and of worker-3.1; all servers are one role, so is a lone worker."""
-    kind, _, place = name.partition("-")
+    kind, _, position = name.partition("-")
     if kind == "server":
         return SERVERS
-    return f"stage {place.partition('.')[2]}" if "." in place else "worker"
+    return f"stage {position.partition('.')[2]}" if "." in position else "worker"
 
 
 def role_order(role: str) -> tuple[bool, str]:
@@ -274,23 +274,23 @@ def role_order(role: str) -> tuple[bool, str]:
     return role == SERVERS, role
 
 
-def _interface_bytes(rank: Told) -> dict[str, Any]:
-    told: Told = rank.get("interface") or {}
-    return {f"interface_bytes_{way}": told.get(f"{way}_bytes") for way in ("sent", "received")}
+def _interface_bytes(rank: RankValues) -> dict[str, Any]:
+    reported: RankValues = rank.get("interface") or {}
+    return {f"interface_bytes_{way}": reported.get(f"{way}_bytes") for way in ("sent", "received")}
 
 
-def _all_bytes(tallies: Told | None, phase: str) -> int | None:
+def _all_bytes(tallies: RankValues | None, phase: str) -> int | None:
     """Of all classes of traffic in one direction; None where one is not counted, or all."""
     if tallies is None or len(tallies[phase]) < len(Traffic):
         return None
     return sum(one["bytes"] for one in tallies[phase].values())
 
 
-def _pull_density(ranks: Sequence[Told]) -> float | None:
+def _pull_density(ranks: Sequence[RankValues]) -> float | None:
     """Share of the weights that a version changes; of all versions, those of warm-up too."""
-    versions: list[Told] = [rank["versions"] for rank in ranks if rank.get("versions")]
-    told, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
-    return _share(told, elements)
+    versions: list[RankValues] = [rank["versions"] for rank in ranks if rank.get("versions")]
+    published, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
+    return _share(published, elements)
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -306,18 +306,18 @@ def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     acknowledgements, and what was sent twice.
 
     Args:
-        ranks: what they told, of all attempts.
+        ranks: their reports, of all attempts.
     """
-    told = [(rank["rank"], one) for rank in ranks if (one := rank.get("interface")) is not None]
-    if not told:
+    reported = [(rank["rank"], one) for rank in ranks if (one := rank.get("interface")) is not None]
+    if not reported:
         return dict(INTERFACES_UNMEASURED)
     owners: dict[str, int] = {}  # of several ranks with one interface the first speaks for it
-    for rank, one in told:
+    for rank, one in reported:
         owners[one["address"]] = min(rank, owners.get(one["address"], rank))
-    by_rank: dict[int, list[Told]] = {}
-    for rank, one in sorted(told, key=lambda pair: pair[0]):
+    by_rank: dict[int, list[RankValues]] = {}
+    for rank, one in sorted(reported, key=lambda pair: pair[0]):
         by_rank.setdefault(rank, []).append(one)
-    rates = [one["rate_bits_per_second"] for _, one in told]
+    rates = [one["rate_bits_per_second"] for _, one in reported]
     shares = {
         rank: share
         for rank, several in by_rank.items()
@@ -335,12 +335,14 @@ def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ),
         "rate_bits_per_second": rates[-1],
         "interface_bytes": sum(
-            one["sent_bytes"] for rank, one in told if owners[one["address"]] == rank
+            one["sent_bytes"] for rank, one in reported if owners[one["address"]] == rank
         ),
     }
 
 
-def _line_share(several: Sequence[Told], num_bytes: Callable[[Told], float]) -> float | None:
+def _line_share(
+    several: Sequence[RankValues], num_bytes: Callable[[RankValues], float]
+) -> float | None:
     """The time that bytes of one rank's attempts take on its link, as a share of training."""
     line_seconds = sum(8 * num_bytes(one) / one["rate_bits_per_second"] for one in several)
     return _share(line_seconds, sum(one["seconds"] for one in several))

@@ -34,8 +34,8 @@ class Tally:
 
     Attributes:
         messages: how many.
-        num_bytes: that travelled.
-        dense_equivalent_bytes: that would have travelled as plain float32.
+        num_bytes: that were sent.
+        dense_equivalent_bytes: of the same messages as plain float32.
     """
 
     messages: int = 0
@@ -49,7 +49,7 @@ class Versions:
 
     Attributes:
         elements: weights of them.
-        told: of these, the weights that pulls say; the others have not changed.
+        told: of these, the weights that pulls send; the others have not changed.
     """
 
     elements: int = 0
