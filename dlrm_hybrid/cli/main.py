@@ -186,7 +186,7 @@ class _Jobs:
 
     def _run(self, job: compose.Job) -> int:
         from dlrm_hybrid.config.validate import validate
-        from dlrm_hybrid.run.supervisor import warm_up
+        from dlrm_hybrid.run.running import ensure_forkserver
 
         config = validate(job.values)
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
@@ -196,7 +196,7 @@ class _Jobs:
             return ExitCode.DONE
         if self.verb in RANKED:
             # Its imports take seconds, and this process has some of its own to make.
-            warm_up([RANK_MODULE])
+            ensure_forkserver([RANK_MODULE])
         if self.launch is not None:
             import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
         return _function(self.verb)(request)

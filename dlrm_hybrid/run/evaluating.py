@@ -99,7 +99,7 @@ def prepare_evaluation(request: Request, path: Path, display: Display) -> Evalua
     shards = open_shards(rows, build.semantics(config))
     evaluation = Evaluation(checkpoint, facts, values, config, rows, shards)
     if not evaluation.trained_on:
-        if not _asks_for_rows(given):
+        if not ("data.prepared" in given or _describes_rows(given)):
             asked = shlex.quote(override_text("data.prepared", str(rows)))
             raise DataError(
                 f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
@@ -107,10 +107,6 @@ def prepare_evaluation(request: Request, path: Path, display: Display) -> Evalua
             )
         _check_vocabulary(evaluation)
     return evaluation
-
-
-def _asks_for_rows(given: Sequence[str]) -> bool:
-    return "data.prepared" in given or _describes_rows(given)
 
 
 def _describes_rows(given: Sequence[str]) -> bool:

@@ -5,7 +5,6 @@ Free of torch: what is wrong is reported at once, and no run folder remains.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,9 +97,3 @@ def thread_remark(config: Config, cores: int, load: float) -> str | None:
         f"threads={config.threads}: {each} {reason} wait for each other at every matrix product, "
         "which has slowed training up to 19 times; threads=1 is safe"
     )
-
-
-def remarks(config: Config) -> list[str]:
-    """Everything to be said on this machine, now."""
-    found = thread_remark(config, len(os.sched_getaffinity(0)), os.getloadavg()[0])
-    return [] if found is None else [found]

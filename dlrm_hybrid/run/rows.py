@@ -55,7 +55,9 @@ def prepared_rows(config: Config, display: Display, command: Command) -> Path:
     if raw and not _are_gone(raw, folder, display):
         _prepare(config, raw, command, display)
         return folder
-    fix = command.with_(_raw_override(_raw_names(folder)), "prepare.overwrite=true")
+    names = _raw_names(folder)
+    raw_files = override_text("data.raw", names[0] if len(names) == 1 else names)
+    fix = command.with_(raw_files, "prepare.overwrite=true")
     advice = f"to replace it, with data.raw naming the raw files:\n  {fix}"
     options = replace(build.prepare_options(config, advice), overwrite=False)
     if folders.current(folder, None, options, display.line) is None:
@@ -90,10 +92,6 @@ def _raw_names(folder: Path) -> list[str]:
         return [source.stamp.name for source in read_manifest(folder).sources]
     except DataError:
         return ["train.txt"]
-
-
-def _raw_override(names: Sequence[str]) -> str:
-    return override_text("data.raw", names[0] if len(names) == 1 else names)
 
 
 def _generate(config: Config, display: Display, path: Path) -> None:

@@ -159,12 +159,13 @@ def forkserver_errors() -> str:
 
 
 def ensure_forkserver(modules: Sequence[str] = ()) -> None:
-    """Let the forkserver begin with its imports, unless it is there.
+    """Let the forkserver begin with its imports, unless it is there; ranks are started from it.
 
-    Neither it nor a rank that has no handlers yet sees the signals of a person or a scheduler.
+    What ranks are to find in their environment must be there already. Neither the forkserver nor a
+    rank that has no handlers yet sees the signals of a person or a scheduler.
 
     Args:
-        modules: what it imports besides.
+        modules: what it imports besides, those of the entries of ranks.
 
     Raises:
         ResourceError: there is no room for its socket.

@@ -22,11 +22,10 @@ from dlrm_hybrid.run.running import (
     Forwarder,
     Running,
     end,
-    ensure_forkserver,
     forkserver_errors,
     start,
 )
-from dlrm_hybrid.telemetry.events import Event, Kind, from_json
+from dlrm_hybrid.telemetry.events import Kind, from_json
 from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
@@ -49,17 +48,6 @@ class Outcome:
     exit_code: int
     message: str
     lost: bool = False
-
-
-def warm_up(modules: Sequence[str]) -> None:
-    """Let the forkserver begin with its imports now; ranks are started from it later.
-
-    What ranks are to find in their environment must be there already.
-
-    Args:
-        modules: what it imports besides, those of the entries of ranks.
-    """
-    ensure_forkserver(modules)
 
 
 def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
@@ -140,8 +128,10 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
                 continue
             if message == READY:
                 forwarder.ready(one)
+            elif (event := from_json(message)).kind is Kind.FAILED:
+                one.failure = event
             else:
-                _take(one, from_json(message), report)
+                report(event)
     if failed and forwarder.in_haste:
         return Outcome(ExitCode.INTERRUPTED, "killed by a second Ctrl-C")
     return _failure(failed, running) if failed else Outcome(ExitCode.DONE, "")
@@ -168,13 +158,6 @@ def _blame(one: Running) -> int:
     if one.failure is None:
         return 0 if code is not None and code < 0 else 1
     return 2 if one.peer_failure is None else 3
-
-
-def _take(one: Running, event: Event, report: Report) -> None:
-    if event.kind is Kind.FAILED:
-        one.failure = event
-    else:
-        report(event)
 
 
 def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:

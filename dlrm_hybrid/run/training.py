@@ -21,7 +21,7 @@ from dlrm_hybrid.output import TERMINAL_LOG, log_losses
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
-from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows, remarks, require_memory
+from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows, require_memory, thread_remark
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.restarts import Namespaces, RestartBudget, RestartLoop
 from dlrm_hybrid.run.running import Forwarder
@@ -65,7 +65,8 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
         require_memory(request.config, rows)
         with _rank_namespaces(request.config, display) as namespaces:
             run_folder.write_facts(request)
-            for remark in remarks(request.config):
+            cores = len(os.sched_getaffinity(0))
+            if remark := thread_remark(request.config, cores, os.getloadavg()[0]):
                 display.line(remark)
             _compile(request.config, display)
             display.line(f"run folder {request.folder}")
@@ -73,7 +74,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             # A signal while the summary is made changes nothing: all that it could save is there.
             with Forwarder() as forwarder:
                 outcome = _run_ranks(request, rows, namespaces, display, view, forwarder)
-                close(request, outcome, len(os.sched_getaffinity(0)), view)
+                close(request, outcome, cores, view)
     if forwarder.received:
         raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
     return ExitCode.DONE

@@ -308,8 +308,8 @@ def test_a_signal_to_every_process_is_one_to_the_supervisor(
 
 WARMS_UP = """
 import signal
-from dlrm_hybrid.run.supervisor import warm_up
-warm_up([])
+from dlrm_hybrid.run.running import ensure_forkserver
+ensure_forkserver([])
 signal.pause()
 """
 SLOW_IMPORT = """
@@ -344,8 +344,9 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
         "from dlrm_hybrid.run.running import Forwarder\n"
-        "from dlrm_hybrid.run.supervisor import run_attempts, warm_up\n"
-        "warm_up([])\n"
+        "from dlrm_hybrid.run.running import ensure_forkserver\n"
+        "from dlrm_hybrid.run.supervisor import run_attempts\n"
+        "ensure_forkserver([])\n"
         "pid = forkserver._forkserver._forkserver_pid\n"
         "threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()  # amid its imports\n"
         "lost = []\n"

@@ -79,7 +79,7 @@ def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> 
     for one in contributions[1:]:
         others_Q = scales_of(one)
         if others_Q.size != largest_Q.size:
-            raise _fault(f"{others_Q.size} scales, and {largest_Q.size} of another trainer")
+            raise round_fault(f"{others_Q.size} scales, and {largest_Q.size} of another trainer")
         largest_Q = np.maximum(largest_Q, others_Q)
     return (dense(0, largest_Q),)
 
@@ -115,33 +115,34 @@ def together(
         agreed = reduce(op, [one.value for one in rounds], step, count)
 
 
+def round_fault(reason: str) -> SectionError:
+    """The error for sections that are not what a round takes or gives."""
+    return SectionError(0, Encoding.DENSE, reason)
+
+
 def counts_of(sections: Sections) -> list[Int32s]:
     """Read lists of numbers of 0 or more, one in each section; raises SectionError."""
     if not sections:
-        raise _fault("0 sections, expected lists of numbers")
+        raise round_fault("0 sections, expected lists of numbers")
     return [_counts_of(section) for section in sections]
 
 
 def scales_of(sections: Sections) -> Float32s:
     """Read the one list of finite scales of 0 or more; raises SectionError."""
     if len(sections) != 1 or sections[0].dtype is not Dtype.FLOAT32:
-        raise _fault(f"{len(sections)} sections, expected one of float32")
+        raise round_fault(f"{len(sections)} sections, expected one of float32")
     if sections[0].encoding is not Encoding.DENSE:
-        raise _fault(f"{sections[0].encoding.name} is not dense")
+        raise round_fault(f"{sections[0].encoding.name} is not dense")
     scales_Q: Float32s = array_of(sections[0])
     if not (np.isfinite(scales_Q) & (scales_Q >= 0)).all():
-        raise _fault("a scale is negative or not finite")
+        raise round_fault("a scale is negative or not finite")
     return scales_Q
 
 
 def _counts_of(section: Section) -> Int32s:
     if section.encoding is not Encoding.DENSE or section.dtype is not Dtype.INT32:
-        raise _fault(f"{section.encoding.name} {section.dtype.name.lower()} are no numbers")
+        raise round_fault(f"{section.encoding.name} {section.dtype.name.lower()} are no numbers")
     numbers_L: Int32s = array_of(section)
     if (numbers_L < 0).any():
-        raise _fault("a number is negative")
+        raise round_fault("a number is negative")
     return numbers_L
-
-
-def _fault(reason: str) -> SectionError:
-    return SectionError(0, Encoding.DENSE, reason)

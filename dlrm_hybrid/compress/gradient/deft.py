@@ -21,14 +21,19 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
-from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections, counts_of
+from dlrm_hybrid.compress.gradient.collective import (
+    Collective,
+    Op,
+    Sections,
+    counts_of,
+    round_fault,
+)
 from dlrm_hybrid.compress.gradient.compressor import Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int64s
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
-from dlrm_hybrid.wire.section import Encoding, SectionError
 
 Float64s = NDArray[np.float64]
 
@@ -72,7 +77,7 @@ class Deft(Selector):
         ends = np.array([(part.start, part.stop) for part, _ in own], np.int32).reshape(-1, 2)
         counts = np.diff(np.searchsorted(agreed_K, ends)).ravel()
         if counts.tolist() != [chosen_K.size for chosen_K in chosen]:
-            raise _fault(f"others chose from the fragments of trainer {self.trainer}")
+            raise round_fault(f"others chose from the fragments of trainer {self.trainer}")
         return Indices.of_flat(x.layout, agreed_K)
 
     def _ks(self, x: Accumulated) -> Int64s:
@@ -92,13 +97,13 @@ class Deft(Selector):
         """The fragments of this trainer, and how many elements to select from each."""
         sizes_L = sizes_of(self.fragments)
         if len(plan) != 1 + self.is_exact:
-            raise _fault(f"{len(plan)} sections are no allocation")
+            raise round_fault(f"{len(plan)} sections are no allocation")
         lists = counts_of(plan)
         if any(numbers_L.size != sizes_L.size for numbers_L in lists):
-            raise _fault(f"an allocation of other than {sizes_L.size} fragments")
+            raise round_fault(f"an allocation of other than {sizes_L.size} fragments")
         ks_L = lists[1] if self.is_exact else self._ks(x)
         if lists[0].max(initial=0) >= self.trainers or (ks_L > sizes_L).any():
-            raise _fault("an allocation to an unknown trainer, or of more than there is")
+            raise round_fault("an allocation to an unknown trainer, or of more than there is")
         owned = np.flatnonzero(lists[0] == self.trainer).tolist()
         return [(self.fragments[fragment], int(ks_L[fragment])) for fragment in owned]
 
@@ -117,10 +122,6 @@ def norms_of(values_N: Float32s, fragments: Sequence[slice], ops: Ops) -> Float6
 def choose(values_N: Float32s, own: Sequence[tuple[slice, int]], ops: Ops) -> list[Int32s]:
     """Indices of the k largest elements of each fragment, int32, increasing in each."""
     return [largest(values_N[fragment], k, ops) + np.int32(fragment.start) for fragment, k in own]
-
-
-def _fault(reason: str) -> SectionError:
-    return SectionError(0, Encoding.DENSE, reason)
 
 
 def partition(counts: Sequence[int], trainers: int) -> list[slice]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
-from dlrm_hybrid.compress.gradient.collective import Collective, Op, scales_of
+from dlrm_hybrid.compress.gradient.collective import Collective, Op, round_fault, scales_of
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, all_sent
 from dlrm_hybrid.compress.gradient.layout import Float32s, Layout
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
@@ -32,7 +32,6 @@ from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Encoding as WireEncoding
-from dlrm_hybrid.wire.section import SectionError
 from dlrm_hybrid.wire.ternary import ternary
 
 CODES = {"bits": WireEncoding.TERNARY, "trits": WireEncoding.TRITS}
@@ -89,8 +88,7 @@ class TernGrad(Compressor):
             own_Q = scales_Q
             scales_Q = scales_of((yield Collective(Op.MAX, (dense(0, own_Q),))))
             if scales_Q.size != own_Q.size or (scales_Q < own_Q).any():
-                reason = f"{scales_Q.size} scales do not serve {own_Q.size} tensors"
-                raise SectionError(0, WireEncoding.DENSE, reason)
+                raise round_fault(f"{scales_Q.size} scales do not serve {own_Q.size} tensors")
         self._steps += 1
         sections = {spec.name: dense(spec.id, arrays[spec.name]) for spec in self.layout.specs}
         for spec, limit, scale in zip(self._ternary, limits, scales_Q.tolist(), strict=True):

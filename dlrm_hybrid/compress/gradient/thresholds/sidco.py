@@ -85,25 +85,22 @@ class Sidco(ThresholdRule):
                 ratio = (density / self.settings.first_density) ** (1 / (stages - 1))
                 for stage in range(stages - 1):
                     rest_K = _exceeding(rest_K, tau, ops) if stage else rest_K
-                    tau += self._later(rest_K, tau, ratio, ops)
+                    mean, variance = _moments(rest_K, tau, rest_K.size, ops)
+                    tau += self._fit(mean, variance, ratio)
             yield stages, tau, 0 if isnan(tau) else ops.compact(rest_K, tau).size
 
     def _first(self, values_N: Float32s, nonzero: int, ratio: float, ops: Ops) -> float:
         mean, variance = _moments(values_N, 0.0, nonzero, ops)
-        if isnan(variance):
-            return nan
-        if self.settings.distribution == "gamma":
+        if self.settings.distribution == "gamma" and not isnan(variance):
             logs = np.log(np.abs(values_N[values_N != 0]), dtype=np.float64)
             return gamma(
                 mean, float(logs.sum()) / nonzero, ratio, is_exact=self.settings.gamma == "exact"
             )
         return self._fit(mean, variance, ratio)
 
-    def _later(self, rest_K: Float32s, tau: float, ratio: float, ops: Ops) -> float:
-        mean, variance = _moments(rest_K, tau, rest_K.size, ops)
-        return nan if isnan(variance) else self._fit(mean, variance, ratio)
-
     def _fit(self, mean: float, variance: float, ratio: float) -> float:
+        if isnan(variance):
+            return nan
         if self.settings.distribution == "exponential":
             return exponential(mean, ratio)
         return pareto(mean, variance, ratio)
