@@ -35,7 +35,7 @@ class MeteredChannel(Channel):
     Args:
         inner: the channel that does the work.
         counters: get what is sent and received.
-        clock: told when it sends and when it waits.
+        clock: measures sending and waiting.
 
     Attributes:
         counters: put others in their place when the phase changes.

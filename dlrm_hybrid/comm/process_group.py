@@ -57,7 +57,7 @@ def process_group(
         rank: of this process in the run; one of `members`.
         options: the same for all.
         count: told of every collective.
-        clock: told when this member waits for one.
+        clock: measures how long this member waits for one.
 
     Raises:
         DeadlineError: members did not come, or a collective took too long.

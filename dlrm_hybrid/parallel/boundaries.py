@@ -111,7 +111,7 @@ class Boundaries:
         self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:
-        """Tell the stage before that its activations have come; nothing goes back through them."""
+        """Confirm to the stage before that its activations have come; no gradient will follow."""
         if not self._part.is_first:
             del self._received[batch, EVALUATION]
             self._send(self.port.rank - 1, Kind.RECEIVED, self._before(batch, EVALUATION))

@@ -22,7 +22,7 @@ class ProcessRunner:
     Attributes:
         mailbox: of its frames.
         patience_seconds: how long to wait for a frame.
-        clock: told when the program computes.
+        clock: measures when the program computes.
     """
 
     mailbox: Mailbox
@@ -60,7 +60,7 @@ class InProcessRunner:
     Attributes:
         mailboxes: of every worker, by rank.
         servers: channel and handler of every server.
-        clock: told when programs compute.
+        clock: measures when programs compute.
     """
 
     mailboxes: Mapping[int, Mailbox]

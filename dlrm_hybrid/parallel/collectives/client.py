@@ -22,7 +22,7 @@ class CollectiveClient:
 
     Args:
         port: of the worker.
-        clock: told when it encodes.
+        clock: measures encoding.
     """
 
     def __init__(self, port: Port, clock: SpanClock) -> None:

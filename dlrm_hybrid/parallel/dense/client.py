@@ -81,7 +81,7 @@ class ServerClient(Client):
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
         options: how it follows the servers.
         compressor: made for those of `tensors` that are of this stage.
-        clock: told when gradients are encoded, and versions decoded and applied.
+        clock: measures encoding of gradients, decoding and applying of versions.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class LocalClient(Client):
     Args:
         weights: this stage's parameters by name, updated in place.
         optimizer: with its learning rates.
-        clock: told when weights are updated.
+        clock: measures updates of weights.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class ParameterServer:
         tensors: all dense tensors of the model; those of this server are taken.
         values: initial value of every dense tensor by name, float32.
         options: how versions are made and published.
-        clock: told when gradients are decoded and versions encoded.
+        clock: measures decoding of gradients and encoding of versions.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class LocalTables(Tables):
     Args:
         embeddings: the tables.
         trainers: that share them.
-        clock: told of the time they take.
+        clock: measures the time they take.
     """
 
     def __init__(self, embeddings: EmbeddingTables, trainers: int, clock: SpanClock) -> None:

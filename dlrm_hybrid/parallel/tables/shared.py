@@ -68,7 +68,7 @@ class JointTables:
 
     Args:
         look_up: all of their ids, or each id of a trainer once.
-        clock: told of the time it takes.
+        clock: measures the time it takes.
     """
 
     def __init__(self, look_up: Lookup, clock: SpanClock) -> None:
