@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass, field
+from typing import final
 
-from dlrm_hybrid.comm.channel import check_outgoing
+from typing_extensions import override
+
+from dlrm_hybrid.comm.channel import Channel, check_outgoing
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, decode, encode
 
@@ -20,23 +23,29 @@ class _Lost:
 _Queue = queue.SimpleQueue[bytes | bytearray | _Lost]
 
 
-@dataclass(slots=True)
-class InProcessChannel:
+@final
+@dataclass(frozen=True, slots=True)
+class InProcessChannel(Channel):
     """One rank's end; ranks may be threads, or take turns in one.
 
     What was sent lies in the receiver's queue already, so `close` has nothing to wait for.
     """
 
-    rank: int
+    _rank: int
     _queues: tuple[_Queue, ...] = field(repr=False)
 
+    @property
+    @override
+    def rank(self) -> int:
+        return self._rank
+
+    @override
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        """See `Channel`."""
         check_outgoing(self.rank, len(self._queues), to, frame)
         self._queues[to].put(encode(frame))
 
+    @override
     def receive(self, deadline_seconds: float) -> Frame:
-        """See `Channel`."""
         try:
             if deadline_seconds > 0:
                 got = self._queues[self.rank].get(timeout=deadline_seconds)
@@ -50,11 +59,12 @@ class InProcessChannel:
             raise PeerLostError(got.rank, "it was abandoned")
         return decode(got)
 
+    @override
     def close(self) -> None:
-        """See `Channel`."""
+        pass
 
+    @override
     def abandon(self) -> None:
-        """See `Channel`."""
         for rank, one in enumerate(self._queues):
             if rank != self.rank:
                 one.put(_Lost(self.rank))

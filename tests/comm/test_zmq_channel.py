@@ -353,12 +353,12 @@ def test_messages_of_strangers_are_dropped_counted_and_told_once(
         assert channel.receive(DEADLINE_SECONDS).number == 5
         until = time.monotonic() + DEADLINE_SECONDS
         many = len(foreign(strangers[0]))
-        while channel.strangers.foreign_messages < many and time.monotonic() < until:
+        while channel.unknown_peers.foreign_messages < many and time.monotonic() < until:
             with pytest.raises(DeadlineError):
                 channel.receive(0.05)
         channel.send(1, frame(0, 6), 0)
         channel.close()
-        return channel.strangers.foreign_messages
+        return channel.unknown_peers.foreign_messages
 
     def opened(index: int) -> Channel:
         return open_zmq(tmp_path, index, 2, told.append if index == 0 else errors.append)
@@ -382,7 +382,7 @@ def test_no_frame_gets_in_without_the_keys_of_the_run(
         assert isinstance(channel, ZmqChannel)
         if channel.rank == 0:
             until = time.monotonic() + DEADLINE_SECONDS
-            strangers_seen = channel.strangers
+            strangers_seen = channel.unknown_peers
             # Keys are looked at while it receives.
             while not strangers_seen.foreign_messages and time.monotonic() < until:
                 with pytest.raises(DeadlineError):

@@ -9,19 +9,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from threading import Thread
 
 from dlrm_hybrid.comm.netem import namespaces
 from dlrm_hybrid.comm.netem.plan import Plan
-from dlrm_hybrid.comm.netem.probe import fastest_echo_seconds
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.types import ResourceError
 
 TOOL_SECONDS = 30.0
+ECHO_REPEATS = 5
+ECHO_PAUSE_SECONDS = 0.005  # the links' buckets are full again
+ECHO_PATIENCE_SECONDS = 10.0
+CHUNK_BYTES = 1 << 20
 # Where these tools are on systems that keep them from the search path of ordinary users.
 TOOL_FOLDERS = ("/usr/sbin", "/sbin")
 
@@ -58,7 +64,7 @@ def hold(plan: Plan, connection: Connection, parent: int) -> None:
         first = () if held.user is None else (held.user,)
         answer = {
             "hosts": [[*first, host] for host in held.hosts],
-            "echo_seconds": fastest_echo_seconds(
+            "echo_seconds": _fastest_echo_seconds(
                 plan, lambda host: namespaces.enter(held.hosts[host])
             ),
         }
@@ -143,3 +149,63 @@ def _batch(tool: str, lines: Sequence[str]) -> None:
     if done.returncode:
         said = " ".join(done.stderr.split())
         raise ResourceError(f"network=emulated: {tool} cannot make the network: {said}")
+
+
+def _fastest_echo_seconds(plan: Plan, enter_host: Callable[[int], None]) -> float:
+    """The least of a few times that a message took from host 1 to host 0 and back.
+
+    What hinders it makes it slower; a link that is not shaped makes it faster.
+
+    Args:
+        plan: of the network.
+        enter_host: moves this thread into a host.
+
+    Raises:
+        OSError: the hosts do not reach each other.
+    """
+    patience_seconds = ECHO_PATIENCE_SECONDS + 10 * plan.echo_seconds
+    enter_host(0)
+    with socket.create_server((str(plan.address(0)), 0)) as listener:
+        listener.settimeout(patience_seconds)
+        enter_host(1)  # a socket stays where it was made
+        near = socket.create_connection(listener.getsockname(), patience_seconds)
+        far, _ = listener.accept()
+    with near, far:
+        for one in (near, far):
+            one.settimeout(patience_seconds)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        echoing = Thread(target=_echo, args=(far, plan.echo_bytes))
+        echoing.start()
+        try:
+            return min(_round_trip_seconds(near, plan.echo_bytes) for _ in range(ECHO_REPEATS))
+        finally:
+            near.close()
+            echoing.join()
+
+
+def _round_trip_seconds(connection: socket.socket, num_bytes: int) -> float:
+    time.sleep(ECHO_PAUSE_SECONDS)
+    start = time.perf_counter()
+    connection.sendall(bytes(num_bytes))
+    if not _take(connection, num_bytes):
+        raise ConnectionError("the connection between two emulated hosts ended")
+    return time.perf_counter() - start
+
+
+def _echo(connection: socket.socket, num_bytes: int) -> None:
+    """Send back each message of so many bytes as soon as it has come as a whole."""
+    try:
+        while _take(connection, num_bytes):
+            connection.sendall(bytes(num_bytes))
+    except OSError:
+        connection.close()  # the other end sees it
+
+
+def _take(connection: socket.socket, num_bytes: int) -> bool:
+    """Read so many bytes; False if the other end closes before."""
+    while num_bytes:
+        data = connection.recv(min(num_bytes, CHUNK_BYTES))
+        if not data:
+            return False
+        num_bytes -= len(data)
+    return True

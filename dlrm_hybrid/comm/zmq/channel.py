@@ -7,20 +7,31 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import final
 
-from dlrm_hybrid.comm.channel import check_outgoing
+from typing_extensions import override
+
+from dlrm_hybrid.comm.channel import Channel, check_outgoing
 from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
-from dlrm_hybrid.comm.zmq.happenings import Answer, Change, Changed, Happening, Message, Refused
-from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, Word
-from dlrm_hybrid.comm.zmq.sockets import MAX_MESSAGE_BYTES, Sockets, listen
-from dlrm_hybrid.comm.zmq.strangers import Strangers
+from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, UnknownPeers, Word
+from dlrm_hybrid.comm.zmq.sockets import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    Change,
+    Changed,
+    Event,
+    Message,
+    Refused,
+    Sockets,
+    listen,
+)
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, encode
 
 TOKEN_BYTES = 16
 ENDED = "its connection ended or was silent for too long"
-FLOOD_SECONDS = 1.0  # strangers who never stop do not hold up a deadline for longer
+FLOOD_SECONDS = 1.0  # unknown peers who never stop do not hold up a deadline for longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +56,16 @@ class ZmqOptions:
     silence_seconds: float
 
 
+@final
 @dataclass(slots=True)
-class ZmqChannel:
+class ZmqChannel(Channel):
     """One rank's end, connected to every other rank.
 
     Attributes:
-        strangers: who has come from outside the run.
+        unknown_peers: who has come from outside the run.
     """
 
-    strangers: Strangers = field(repr=False)
+    unknown_peers: UnknownPeers = field(repr=False)
     _roster: Roster
     _sockets: Sockets = field(repr=False)
     _options: ZmqOptions
@@ -62,12 +74,12 @@ class ZmqChannel:
     _lost: PeerLostError | None = None
 
     @property
+    @override
     def rank(self) -> int:
-        """See `Channel`."""
         return self._roster.rank
 
+    @override
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        """See `Channel`."""
         check_outgoing(self.rank, len(self._endpoints), to, frame)
         if frame.attempt != self._roster.attempt:
             raise ValueError(f"attempt {frame.attempt} is not {self._roster.attempt}, the run's")
@@ -81,14 +93,21 @@ class ZmqChannel:
             raise self._gone(peer, ENDED)
         peer.sent += 1
 
+    @override
     def receive(self, deadline_seconds: float) -> Frame:
-        """See `Channel`; BrokenError if a rank sent what cannot be read."""
+        """The next frame, from anyone.
+
+        Raises:
+            BrokenError: a rank sent what cannot be read.
+            PeerLostError: a rank went without saying goodbye.
+            DeadlineError: nothing came in time.
+        """
         if not self._until(lambda: bool(self._arrived), deadline_seconds):
             raise DeadlineError(f"rank {self.rank}: no frame came within {deadline_seconds:g} s")
         return self._arrived.popleft()
 
+    @override
     def close(self) -> None:
-        """See `Channel`."""
         until = time.monotonic() + self._options.close_seconds
         waiting = [peer for peer in self._roster.peers.values() if not peer.departed]
         done = False
@@ -111,8 +130,8 @@ class ZmqChannel:
             # Others may still wait for our answers to their goodbyes.
             self._sockets.destroy(max(1.0, until - time.monotonic()) if done else 0.0)
 
+    @override
     def abandon(self) -> None:
-        """See `Channel`."""
         self._sockets.destroy(0.0)
 
     def lost_peer(self, patience_seconds: float) -> int | None:
@@ -161,7 +180,7 @@ class ZmqChannel:
                 return done()
         return True
 
-    def _handle(self, one: Happening) -> None:
+    def _handle(self, one: Event) -> None:
         match one:
             case Message(connection, parts):
                 self._read(connection, parts)
@@ -170,13 +189,13 @@ class ZmqChannel:
             case Changed(rank, change):
                 self._note(self._roster.peers[rank], change)
             case Refused():
-                self.strangers.connection()
+                self.unknown_peers.connection()
 
     def _read(self, connection: bytes, parts: list[Part]) -> None:
         try:
             word, peer, frame = self._roster.read(connection, parts)
         except ForeignError as error:
-            self.strangers.message(error)
+            self.unknown_peers.message(error)
             return
         if word is Word.FRAME:
             self._arrived.append(frame)
@@ -234,7 +253,7 @@ def open_zmq_channel(
         endpoints = rendezvous.meet(rank, world_size, endpoint, options.start_seconds)
         peers = {other: Peer(other) for other in range(world_size) if other != rank}
         roster = Roster(rank, attempt, endpoint.token, peers)
-        channel = ZmqChannel(Strangers(rank, report), roster, sockets, options, endpoints)
+        channel = ZmqChannel(UnknownPeers(rank, report), roster, sockets, options, endpoints)
         channel.greet()
     except BaseException:
         sockets.destroy(0.0)

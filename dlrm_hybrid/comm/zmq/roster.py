@@ -14,9 +14,10 @@ lost, and none of two ranks that say goodbye at once leaves the other without an
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import final
 
 import numpy as np
 
@@ -191,3 +192,37 @@ class Roster:
                 sections=(dense(0, values),),
             )
         )
+
+
+@final
+@dataclass(slots=True)
+class UnknownPeers:
+    """Counts who comes to a rank from outside its run.
+
+    Attributes:
+        rank: to which they came.
+        report: called with a line of text for the first of each kind.
+        foreign_messages: that were dropped.
+        refused_connections: that did not come so far as to send one, without the keys of the run or
+            for a broken greeting; programs that do not even try ZeroMQ's are not seen here.
+    """
+
+    rank: int
+    report: Callable[[str], None] = field(repr=False)
+    foreign_messages: int = 0
+    refused_connections: int = 0
+
+    def message(self, fault: Exception) -> None:
+        """Count a message that was dropped for this reason."""
+        self.foreign_messages += 1
+        self._tell(self.foreign_messages, f"dropped a message from outside this run: {fault}")
+
+    def connection(self) -> None:
+        """Count a connection that was refused."""
+        self.refused_connections += 1
+        fault = "refused a connection without this run's keys or with another protocol"
+        self._tell(self.refused_connections, fault)
+
+    def _tell(self, count: int, fault: str) -> None:
+        if count == 1:
+            self.report(f"rank {self.rank}: {fault}; further ones are only counted")

@@ -20,6 +20,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -31,7 +32,6 @@ from dlrm_hybrid.comm.zmq.curve import (
     check_listening,
     zap_reply,
 )
-from dlrm_hybrid.comm.zmq.happenings import Answer, Change, Changed, Happening, Message, Refused
 from dlrm_hybrid.comm.zmq.roster import Part
 from dlrm_hybrid.types import ResourceError
 
@@ -53,6 +53,46 @@ _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _HANDSHAKE_FAILED | _ENDED
 
 _Socket = zmq.Socket[bytes]
+
+
+class Change(Enum):
+    """What happened to the connection to another rank."""
+
+    UP = "up"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Came in from another rank, or from an unknown peer."""
+
+    connection: bytes
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Came back from the rank to which this rank has connected."""
+
+    rank: int
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Happened to the connection to another rank."""
+
+    rank: int
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Somebody came without the keys, or speaks another protocol, and was not let in."""
+
+
+Event = Message | Answer | Changed | Refused
 
 
 @dataclass(slots=True)
@@ -98,7 +138,7 @@ class Sockets:
         """Nobody else comes in; connections that are up stay so.
 
         To close the listening socket would end those, too, so the kernel is told to drop whatever
-        comes for it. Linux only; elsewhere strangers may go on to connect.
+        comes for it. Linux only; elsewhere unknown peers may go on to connect.
         """
         if sys.platform != "linux":
             return
@@ -121,12 +161,12 @@ class Sockets:
         """Queue a message for whoever sent over `connection`; False if that has ended."""
         return _send(self._router, [connection, *parts])
 
-    def wait(self, seconds: float) -> list[Happening]:
+    def wait(self, seconds: float) -> list[Event]:
         """What happened, oldest message first; waits up to `seconds` for something.
 
         It takes one message of the others at a time, so that lost connections are soon seen.
         """
-        happened: list[Happening] = []
+        happened: list[Event] = []
         for socket, _ in self._poller.poll(math.ceil(1000 * seconds)):
             if socket is self._router:
                 happened.append(Message(socket.recv(), _parts(socket)))
@@ -151,8 +191,8 @@ class Sockets:
             watched.disable_monitor()
         self._context.destroy(linger=math.ceil(1000 * linger_seconds))
 
-    def _answers(self, rank: int) -> list[Happening]:
-        found: list[Happening] = []
+    def _answers(self, rank: int) -> list[Event]:
+        found: list[Event] = []
         while self._dealers[rank].poll(0):
             found.append(Answer(rank, _parts(self._dealers[rank])))
         return found
@@ -223,8 +263,8 @@ def _send(socket: _Socket, parts: Sequence[Part]) -> bool:
     return True
 
 
-def _changes(rank: int, monitor: _Socket) -> list[Happening]:
-    found: list[Happening] = []
+def _changes(rank: int, monitor: _Socket) -> list[Event]:
+    found: list[Event] = []
     for event in _events(monitor):
         if event & _HANDSHAKE_FAILED:
             found.append(Changed(rank, Change.REFUSED))

@@ -23,7 +23,7 @@ from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.comm.rendezvous import Rendezvous, share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file
-from dlrm_hybrid.comm.zmq.strangers import Strangers
+from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
@@ -168,7 +168,7 @@ def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: Sto
         )
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)
-        with _telling(job, report, meter, inner.strangers):
+        with _telling(job, report, meter, inner.unknown_peers):
             if isinstance(role, ServerRole):
                 _serve(job, role.index, channel, meter)
                 return
@@ -225,14 +225,17 @@ def _world_channel(
 
 
 def _telling(
-    job: _Job, report: Report, meter: RankMeter, strangers: Strangers | None
+    job: _Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
 ) -> AbstractContextManager[None]:
     """Tell at the end what the process has counted."""
     rank = job.task.rank
     role = job.layout.topology.role(rank).name if len(job.names) > 1 else "worker"
 
     def tell() -> None:
-        seen = None if strangers is None else strangers.values()
+        seen = unknown and {
+            "foreign_messages": unknown.foreign_messages,
+            "refused_connections": unknown.refused_connections,
+        }
         told = {"rank": rank, "role": role, **meter.values(), "strangers": seen}
         report(Event(Kind.RANK, meter.step, time.time(), told))
 
