@@ -54,6 +54,33 @@ def scatter(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
 
 
 @kernel
+def gather(indices_K: Int32s, values_N: Float32s, out_K: Float32s) -> None:
+    """Copy elements of `values_N`; numpy's `take` widens the indices first."""
+    for k in range(indices_K.size):
+        out_K[k] = values_N[indices_K[k]]
+
+
+@kernel
+def split(offsets_E: Int64s, indices_K: Int32s, splits_E: Int64s, local_K: Int32s) -> None:
+    """Sort increasing flat indices by tensor.
+
+    Args:
+        offsets_E: of the tensors.
+        indices_K: among the elements of all.
+        splits_E: receives where those of each tensor begin among the K, then K.
+        local_K: receives the indices in their tensors.
+    """
+    k = 0
+    splits_E[0] = 0
+    for tensor in range(offsets_E.size - 1):
+        first, end = offsets_E[tensor], offsets_E[tensor + 1]
+        while k < indices_K.size and indices_K[k] < end:
+            local_K[k] = indices_K[k] - first
+            k += 1
+        splits_E[tensor + 1] = k
+
+
+@kernel
 def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
     """Overwrite elements of `out_N`."""
     for k in range(indices_K.size):
@@ -116,14 +143,37 @@ def scatter_add(
 
 
 @kernel
-def collect(touched_W: Marks, sum_N: Float32s, indices_K: Int32s, sums_K: Float32s) -> int:
-    """List the marked elements and their sums, and clear both; how many there are.
+def _divide(sum_N: Float32s, trainers: int) -> int:
+    """Divide in place; how many elements are then not finite."""
+    divisor = np.float32(trainers)
+    if trainers & (trainers - 1) == 0:  # the same bits in a fraction of the time
+        factor = np.float32(1) / divisor
+        for place in range(sum_N.size):
+            sum_N[place] *= factor
+    else:
+        for place in range(sum_N.size):
+            sum_N[place] = np.divide(sum_N[place], divisor)
+    not_finite = 0
+    for place in range(sum_N.size):
+        not_finite += not abs(sum_N[place]) <= LARGEST
+    return not_finite
+
+
+@kernel
+def collect(
+    touched_W: Marks, sum_N: Float32s, trainers: int, indices_K: Int32s, means_K: Float32s
+) -> tuple[int, bool]:
+    """List the marked elements and their means, and clear both.
 
     Args:
         touched_W: as `scatter_add` has set them.
         sum_N: likewise.
+        trainers: whose values were added.
         indices_K: receives flat indices, increasing; has room for all elements.
-        sums_K: receives the sums; has room for all elements.
+        means_K: receives the sums divided by `trainers`; has room for all elements.
+
+    Returns:
+        how many there are, and whether all means are finite.
     """
     found = 0
     for word in range(touched_W.size):
@@ -132,11 +182,11 @@ def collect(touched_W: Marks, sum_N: Float32s, indices_K: Int32s, sums_K: Float3
         while mask != np.uint64(0):
             index = (word << 6) + trailing_zeros(mask)
             indices_K[found] = index
-            sums_K[found] = sum_N[index]
+            means_K[found] = sum_N[index]
             sum_N[index] = np.float32(0)
             found += 1
             mask &= mask - np.uint64(1)
-    return found
+    return found, _divide(means_K[:found], trainers) == 0
 
 
 @kernel
@@ -166,23 +216,6 @@ def _add(gradient_N: Float32s, sum_N: Float32s, is_first: bool) -> None:
     else:
         for place in range(sum_N.size):
             sum_N[place] += gradient_N[place]
-
-
-@kernel
-def _divide(sum_N: Float32s, trainers: int) -> int:
-    """Divide in place; how many elements are then not finite."""
-    divisor = np.float32(trainers)
-    if trainers & (trainers - 1) == 0:  # the same bits in a fraction of the time
-        factor = np.float32(1) / divisor
-        for place in range(sum_N.size):
-            sum_N[place] *= factor
-    else:
-        for place in range(sum_N.size):
-            sum_N[place] = np.divide(sum_N[place], divisor)
-    not_finite = 0
-    for place in range(sum_N.size):
-        not_finite += not abs(sum_N[place]) <= LARGEST
-    return not_finite
 
 
 @kernel

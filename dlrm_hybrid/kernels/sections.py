@@ -9,6 +9,8 @@ Shapes: K indices of all T tensors, E = T + 1 offsets: where those of each tenso
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,6 +34,20 @@ _MAX_RICE = (1 << _COUNT_BITS) - 1
 _WORD = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)
 _HALF, _FIRST, _SECOND = np.uint64(16), np.uint64(0xFFFF), np.uint64(0xFFFF0000)
+
+
+class Format(NamedTuple):
+    """How sections are to be written.
+
+    Attributes:
+        width: of the matrices that all tensors are; 0 for no ROWS.
+        allow_rice: whether RICE may be chosen.
+        value_bytes: of a value.
+    """
+
+    width: int
+    allow_rice: bool
+    value_bytes: int
 
 
 @kernel
@@ -59,11 +75,10 @@ def _has_full_row(indices_K: Int32s) -> bool:
 
 
 @kernel
-def _shortest(
-    indices_K: Int32s, count: int, width: int, allow_rice: bool, value_bytes: int
-) -> tuple[int, int, int]:
+def _shortest(indices_K: Int32s, count: int, wanted: Format) -> tuple[int, int, int]:
     """Form, bytes up to the values, and parameter; the form is -1 if indices do not increase."""
     size = indices_K.size
+    width, allow_rice, value_bytes = wanted
     if size == count:
         return DENSE, 0, 0
     if size == 0:
@@ -84,44 +99,6 @@ def _shortest(
         if other < num_bytes:
             form, num_bytes = RICE, other
     return form, num_bytes, parameter
-
-
-@kernel
-def choose_forms(
-    counts_T: Int64s,
-    offsets_E: Int64s,
-    width: int,
-    allow_rice: bool,
-    value_bytes: int,
-    indices_K: Int32s,
-    forms_T3: Int64s,
-) -> int:
-    """Find the form of the indices of each tensor that takes the fewest bytes.
-
-    Of forms that take as many INDEX32 goes before BITMAP, ROWS and RICE. RICE is tried up to one
-    element in two; above that a bitmap is as short for random indices. Indices are filled up to a
-    multiple of a value's size.
-
-    Args:
-        counts_T: elements of each tensor.
-        offsets_E: of the indices.
-        width: of the matrices that all tensors are; 0 for no ROWS.
-        allow_rice: whether RICE may be chosen.
-        value_bytes: of a value.
-        indices_K: in their tensors.
-        forms_T3: receives the form, the bytes of the indices, and the parameter of RICE.
-
-    Returns:
-        the first tensor whose indices do not increase from 0 to its count - 1, or -1.
-    """
-    for tensor in range(counts_T.size):
-        chosen_K = indices_K[offsets_E[tensor] : offsets_E[tensor + 1]]
-        count = counts_T[tensor]
-        form, num_bytes, parameter = _shortest(chosen_K, count, width, allow_rice, value_bytes)
-        if form < 0:
-            return tensor
-        forms_T3[tensor, 0], forms_T3[tensor, 1], forms_T3[tensor, 2] = form, num_bytes, parameter
-    return -1
 
 
 @kernel
@@ -204,14 +181,14 @@ def _copy(data: Bytes, out: Bytes) -> None:
 
 
 @kernel
-def _narrow(words: Words, halves: Halves) -> None:
-    """float32 to the upper halves of the nearest bfloat16."""
+def narrow(words: Words, halves: Halves) -> None:
+    """float32 to the upper halves of the nearest bfloat16, as `round_bfloat16` rounds."""
     for k in range(words.size):
         halves[k] = nearest_bfloat16(words[k]) >> np.uint32(16)
 
 
 @kernel
-def _widen(data: Bytes, words: Bytes) -> None:
+def widen(data: ReadOnlyBytes, words: Bytes) -> None:
     """Two bytes to the upper half of every word of four, zeros to the lower one."""
     quads = data.size // 8
     for quad in range(quads):
@@ -230,31 +207,39 @@ def _widen(data: Bytes, words: Bytes) -> None:
 def write_sections(
     counts_T: Int64s,
     offsets_E: Int64s,
-    width: int,
+    wanted: Format,
     indices_K: Int32s,
     values: Bytes,
-    value_bytes: int,
-    forms_T3: Int64s,
+    forms_T2: Int64s,
     out: Bytes,
-) -> None:
-    """Write the indices of each tensor and its values, section after section.
+) -> int:
+    """Write the indices of each tensor in the form that takes the fewest bytes, then its values.
+
+    Of forms that take as many INDEX32 goes before BITMAP, ROWS and RICE. RICE is tried up to one
+    element in two; above that a bitmap is as short for random indices. Indices are filled up to a
+    multiple of a value's size.
 
     Args:
         counts_T: elements of each tensor.
         offsets_E: of the indices.
-        width: of the matrices that all tensors are, for ROWS.
+        wanted: a value has as many bytes as in `values`, or 2 of the nearest bfloat16.
         indices_K: in their tensors.
         values: K values of 2 or 4 bytes each.
-        value_bytes: of a value when written: as many, or 2 of the nearest bfloat16.
-        forms_T3: as `choose_forms` has found them.
-        out: has room for the indices, the values, and STORE_BYTES.
+        forms_T2: receives the form of each section and where it ends in `out`.
+        out: has room for 4 bytes and a value for each index, and STORE_BYTES.
+
+    Returns:
+        the first tensor whose indices do not increase from 0 to its count - 1, or -1.
     """
+    width, value_bytes = wanted.width, wanted.value_bytes
     given_bytes = values.size // max(indices_K.size, 1)
     at = np.int64(0)
     for tensor in range(counts_T.size):
         first, last = offsets_E[tensor], offsets_E[tensor + 1]
-        chosen_K = indices_K[first:last]
-        form, num_bytes, parameter = forms_T3[tensor, 0], forms_T3[tensor, 1], forms_T3[tensor, 2]
+        chosen_K, count = indices_K[first:last], counts_T[tensor]
+        form, num_bytes, parameter = _shortest(chosen_K, count, wanted)
+        if form < 0:
+            return tensor
         own = out[at : at + num_bytes + STORE_BYTES]
         if form == INDEX32:
             for k in range(chosen_K.size):
@@ -265,15 +250,17 @@ def write_sections(
             store64(own, 0, np.uint64(parameter << _COUNT_BITS | chosen_K.size))
             encode_gaps(chosen_K, parameter, own[_HEAD_BYTES:])
         elif form == ROWS:
-            _write_rows(chosen_K, counts_T[tensor] // width, width, own)
+            _write_rows(chosen_K, count // width, width, own)
         at += num_bytes
         given = values[given_bytes * first : given_bytes * last]
         end = at + value_bytes * (last - first)
         if given_bytes == value_bytes:
             _copy(given, out[at:])
         else:
-            _narrow(given.view(np.uint32), out[at:end].view(np.uint16))
+            narrow(given.view(np.uint32), out[at:end].view(np.uint16))
         at = end
+        forms_T2[tensor, 0], forms_T2[tensor, 1] = form, end
+    return -1
 
 
 @kernel
@@ -369,7 +356,7 @@ def read_sections(
         if taken_bytes == value_bytes:
             _copy(own[start:], taken)
         else:
-            _widen(own[start:], taken)
+            widen(own[start:], taken)
         first += num_bytes
         at += number
         offsets_E[tensor + 1] = at

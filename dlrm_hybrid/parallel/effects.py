@@ -16,8 +16,7 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(NamedTuple):
     """Wait for one frame; the result is the frame.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from dlrm_hybrid.types import ConfigError
@@ -129,7 +130,7 @@ class Topology:
         return tuple(range(self.num_workers, self.size))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DenseTensor:
     """Where a dense parameter is computed and who owns it.
 
@@ -147,7 +148,7 @@ class DenseTensor:
     stage: int
     server: int
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Number of elements of the tensor."""
         return prod(self.shape)

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.scatter import round_bfloat16
+from dlrm_hybrid.kernels.sections import narrow as narrow_bfloat16
+from dlrm_hybrid.kernels.sections import widen
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section, SectionError
 
 Float32s = NDArray[np.float32]
 
-_SHIFT = np.uint32(16)
 _LARGEST_FLOAT16 = np.float16(65504)
 _NUMPY: dict[Dtype, np.dtype[Any]] = {
     Dtype.FLOAT32: np.dtype("<f4"),
@@ -88,10 +89,12 @@ def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
         return values_K.view(np.uint8)
     if dtype is Dtype.FLOAT16:
         return _float16(values_K).view(np.uint8)
-    return (narrow(values_K, dtype).view(np.uint32) >> _SHIFT).astype(np.uint16).view(np.uint8)
+    halves_K = np.empty(values_K.size, np.uint16)
+    narrow_bfloat16(values_K.view(np.uint32), halves_K)
+    return halves_K.view(np.uint8)
 
 
-def unpack(payload: bytes | memoryview | NDArray[Any], dtype: Dtype) -> Float32s:
+def unpack(payload: NDArray[np.uint8], dtype: Dtype) -> Float32s:
     """The values whose bytes `pack` gives, in memory of their own.
 
     Args:
@@ -99,11 +102,12 @@ def unpack(payload: bytes | memoryview | NDArray[Any], dtype: Dtype) -> Float32s
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
     """
     if dtype is Dtype.FLOAT32:
-        return np.frombuffer(payload, np.float32).copy()
+        return payload.view(np.float32).copy()
     if dtype is Dtype.FLOAT16:
-        return np.frombuffer(payload, np.float16).astype(np.float32)
-    halves_K = np.frombuffer(payload, np.uint16)
-    return np.left_shift(halves_K, _SHIFT, dtype=np.uint32).view(np.float32)
+        return payload.view(np.float16).astype(np.float32)
+    values_K = np.empty(payload.size // 2, np.float32)
+    widen(payload, values_K.view(np.uint8))
+    return values_K
 
 
 def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:

@@ -73,6 +73,8 @@ class Kind(IntEnum):
     STOP_DECISION = 22
     GOODBYE = 23
 
+    __hash__ = int.__hash__  # as `Encoding`
+
 
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -180,7 +182,8 @@ def _parts(frame: Frame) -> list[bytes | bytearray | memoryview]:
     parts: list[bytes | bytearray | memoryview] = [_head(frame)]
     for section in frame.sections:
         parts.append(section.payload)
-        parts.append(bytes(-len(section.payload) % ALIGNMENT))
+        if padding := -len(section.payload) % ALIGNMENT:
+            parts.append(bytes(padding))
     checksum = xxhash.xxh3_64()
     for part in parts:
         checksum.update(part)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from dlrm_hybrid.types import DlrmError
 
@@ -23,6 +23,9 @@ class Encoding(IntEnum):
     TRITS = 7
     LEVELS = 8
 
+    # An enumeration hashes its names in Python; a step looks hundreds of them up.
+    __hash__ = int.__hash__
+
 
 class Dtype(IntEnum):
     """Type of the elements of a section."""
@@ -34,6 +37,8 @@ class Dtype(IntEnum):
     INT64 = 5
     UINT8 = 6
     FLOAT64 = 7
+
+    __hash__ = int.__hash__  # as `Encoding`
 
 
 ELEMENT_BYTES = {
@@ -64,8 +69,7 @@ class SectionError(DlrmError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """One tensor of a frame.
 
     Attributes:
@@ -79,7 +83,7 @@ class Section:
     tensor: int
     encoding: Encoding
     dtype: Dtype
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     payload: bytes | memoryview
 
 

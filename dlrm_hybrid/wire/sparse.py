@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.gaps import STORE_BYTES
 from dlrm_hybrid.kernels.sections import (
-    MAX_COLUMNS,
     SIZE,
-    choose_forms,
+    Format,
     read_sections,
     write_sections,
 )
@@ -65,7 +64,8 @@ class Elements(NamedTuple):
 
 def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype) -> Section:
     """The smallest section of these elements; `sparse_all` of one tensor."""
-    return _one(tensor, (1, count), 0, indices_K, values_K, dtype, True)
+    counts_1, offsets_2 = np.array([count]), np.array([0, indices_K.size])
+    return sparse_all((tensor,), counts_1, offsets_2, indices_K, values_K, dtype)[0]
 
 
 def rows(
@@ -89,8 +89,9 @@ def rows(
     Raises:
         ValueError: some but not all elements, and indices that do not increase from 0 to N - 1.
     """
-    width = shape[1] if shape[1] <= MAX_COLUMNS else 0
-    return _one(tensor, shape, width, indices_K, values_K, dtype, allow_rice)
+    wanted = Format(shape[1], allow_rice, ELEMENT_BYTES[dtype])
+    counts_1, offsets_2 = np.array([shape[0] * shape[1]]), np.array([0, indices_K.size])
+    return _written((tensor,), counts_1, offsets_2, indices_K, values_K, dtype, wanted)[0]
 
 
 def sparse_all(
@@ -117,7 +118,8 @@ def sparse_all(
         ValueError: some but not all elements of a tensor, and indices that do not increase from 0
             to its count - 1.
     """
-    return _written(tensors, counts_T, offsets_E, 0, True, indices_K, values_K, dtype)
+    wanted = Format(0, True, ELEMENT_BYTES[dtype])
+    return _written(tensors, counts_T, offsets_E, indices_K, values_K, dtype, wanted)
 
 
 def sparse_of(section: Section) -> Elements:
@@ -150,49 +152,28 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
     return found.indices_K, found.values_K
 
 
-def _one(
-    tensor: int,
-    shape: tuple[int, int],
-    width: int,
-    indices_K: Int32s,
-    values_K: Float32s,
-    dtype: Dtype,
-    allow_rice: bool,
-) -> Section:
-    counts_T, offsets_E = np.array([shape[0] * shape[1]]), np.array([0, indices_K.size])
-    (section,) = _written(
-        (tensor,), counts_T, offsets_E, width, allow_rice, indices_K, values_K, dtype
-    )
-    return section
-
-
 def _written(
     tensors: Sequence[int],
     counts_T: Int64s,
     offsets_E: Int64s,
-    width: int,
-    allow_rice: bool,
     indices_K: Int32s,
     values_K: Float32s,
     dtype: Dtype,
+    wanted: Format,
 ) -> list[Section]:
-    value_bytes = ELEMENT_BYTES[dtype]
-    forms_T3 = np.empty((len(tensors), 3), np.int64)
-    fault = choose_forms(counts_T, offsets_E, width, allow_rice, value_bytes, indices_K, forms_T3)
-    if fault >= 0:
-        raise ValueError(f"indices do not increase from 0 to {int(counts_T[fault]) - 1}")
     # The kernel rounds to bfloat16 by the way: no pass of its own.
     values = pack(values_K, dtype) if dtype is Dtype.FLOAT16 else values_K.view(np.uint8)
-    chosen, bounds = forms_T3.tolist(), offsets_E.tolist()
-    size = sum(num_bytes for _, num_bytes, _ in chosen) + value_bytes * indices_K.size
-    out = np.empty(size + STORE_BYTES, np.uint8)
-    write_sections(counts_T, offsets_E, width, indices_K, values, value_bytes, forms_T3, out)
+    forms_T2 = np.empty((len(tensors), 2), np.int64)
+    # No form takes more for an index than INDEX32.
+    out = np.empty((4 + wanted.value_bytes) * indices_K.size + STORE_BYTES, np.uint8)
+    fault = write_sections(counts_T, offsets_E, wanted, indices_K, values, forms_T2, out)
+    if fault >= 0:
+        raise ValueError(f"indices do not increase from 0 to {int(counts_T[fault]) - 1}")
     made: list[Section] = []
     payloads, start = out.data, 0
-    for tensor, (form, num_bytes, _) in enumerate(chosen):
-        stop = start + num_bytes + value_bytes * (bounds[tensor + 1] - bounds[tensor])
-        count = int(counts_T[tensor])
-        made.append(Section(tensors[tensor], ENCODINGS[form], dtype, count, payloads[start:stop]))
+    chosen = zip(tensors, counts_T.tolist(), forms_T2.tolist(), strict=True)
+    for tensor, count, (form, stop) in chosen:
+        made.append(Section(tensor, ENCODINGS[form], dtype, count, payloads[start:stop]))
         start = stop
     return made
 

@@ -32,10 +32,11 @@ from dlrm_hybrid.kernels.scatter import (
     round_bfloat16,
     scatter,
     scatter_add,
+    split,
     sum_rows,
     unique_ids,
 )
-from dlrm_hybrid.kernels.sections import choose_forms, read_sections, write_sections
+from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
 
 Outputs = list[NDArray[np.generic]]
@@ -62,11 +63,11 @@ def scattered() -> Outputs:
         scatter_add(np.array([0, 200]), splits_E, indices_K, values_K, sum_N, touched_W)
     union_N = np.zeros(200, np.int32)
     taken_N, out_N = np.zeros(200, np.float32), np.ones(200, np.float32)
-    count = collect(touched_W, sum_N, union_N, taken_N)
+    count, _ = collect(touched_W, sum_N, 1, union_N, taken_N)
     union_K, taken_K = union_N[:count], taken_N[:count].copy()
     put(union_K, taken_K, out_N)
-    splits_E = np.searchsorted(union_K, [0, 90, 200])
-    local_K = union_K - np.repeat([0, 90], np.diff(splits_E)).astype(np.int32)
+    splits_E, local_K = np.zeros(3, np.int64), np.empty_like(union_K)
+    split(np.array([0, 90, 200]), union_K, splits_E, local_K)
     addresses_T = np.array([out_N.ctypes.data, out_N[90:].ctypes.data], np.uint64)
     put_all(addresses_T, np.array([90, 110]), splits_E, local_K, taken_K, True)
     rest_N = np.zeros(200, np.float32)
@@ -154,16 +155,16 @@ def sections(width: int, value_bytes: int) -> Outputs:
         splits_E.append(splits_E[-1] + parts[-1].size)
     indices_K = np.concatenate(parts).astype(np.int32)
     values = floats(indices_K.size, 9).view(np.uint8)
-    forms_T3, splits_E = np.zeros((4, 3), np.int64), np.array(splits_E)
-    choose_forms(counts_T, splits_E, width, width == 0, value_bytes, indices_K, forms_T3)
-    sizes_T = forms_T3[:, 1] + value_bytes * np.diff(splits_E)
-    out = np.zeros(sizes_T.sum() + STORE_BYTES, np.uint8)
-    write_sections(counts_T, splits_E, width, indices_K, values, value_bytes, forms_T3, out)
+    forms_T2, splits_E = np.zeros((4, 2), np.int64), np.array(splits_E)
+    out = np.zeros(8 * indices_K.size + STORE_BYTES, np.uint8)
+    wanted = Format(width, width == 0, value_bytes)
+    write_sections(counts_T, splits_E, wanted, indices_K, values, forms_T2, out)
+    sizes_T = np.diff(forms_T2[:, 1], prepend=0)
     data, back_E, back_K = out[: sizes_T.sum()], np.zeros_like(splits_E), np.zeros_like(indices_K)
     data.flags.writeable = False
-    back, heads_T3 = np.zeros_like(values), np.stack([forms_T3[:, 0], counts_T, sizes_T], axis=1)
+    back, heads_T3 = np.zeros_like(values), np.stack([forms_T2[:, 0], counts_T, sizes_T], axis=1)
     told = read_sections(data, heads_T3, width, value_bytes, 4, back_E, back_K, back)
-    return [np.array(told), forms_T3, data, back_E, back_K, back]
+    return [np.array(told), forms_T2, data, back_E, back_K, back]
 
 
 def distinct() -> Outputs:

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from dlrm_hybrid.kernels.ops import return_rounding_error
 from dlrm_hybrid.kernels.scatter import (
     collect,
+    gather,
     publish,
     put,
     put_all,
     round_bfloat16,
     scatter,
     scatter_add,
+    split,
 )
 
 Push = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -49,9 +51,12 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
         expected_N[indices_K] += values_K
     assert sum_N.tobytes() == expected_N.tobytes()
 
-    indices_N, sums_N = np.empty(count, np.int32), np.empty(count, np.float32)
-    found = collect(touched_W, sum_N, indices_N, sums_N)
-    union_K, taken_K = indices_N[:found], sums_N[:found]
+    indices_N, means_N = np.empty(count, np.int32), np.empty(count, np.float32)
+    trainers = max(len(made), 1)
+    expected_N /= np.float32(trainers)
+    found, is_finite = collect(touched_W, sum_N, trainers, indices_N, means_N)
+    assert is_finite
+    union_K, taken_K = indices_N[:found], means_N[:found]
     assert union_K.tolist() == sorted({int(index) for indices_K, _ in made for index in indices_K})
     assert not touched_W.any()
 
@@ -65,6 +70,23 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     scatter(union_K, taken_K, out_N)
     assert out_N[union_K].tobytes() == taken_K.tobytes()
     assert np.count_nonzero(out_N) == np.count_nonzero(taken_K)
+    back_K = np.empty_like(taken_K)
+    gather(union_K, out_N, back_K)
+    assert back_K.tobytes() == taken_K.tobytes()
+    splits_E, local_K = np.empty_like(offsets_E), np.empty_like(union_K)
+    split(offsets_E, union_K, splits_E, local_K)
+    assert splits_E.tolist() == np.searchsorted(union_K, offsets_E).tolist()
+    assert (local_K + np.repeat(offsets_E[:-1], np.diff(splits_E))).tolist() == union_K.tolist()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_a_mean_that_is_not_finite_is_noticed(value: float) -> None:
+    sum_1, touched_1 = np.zeros(1, np.float32), np.zeros(1, np.uint64)
+    for _ in range(2):
+        splits_2, values_1 = np.array([0, 1]), np.float32([value])
+        scatter_add(splits_2, splits_2, np.zeros(1, np.int32), values_1, sum_1, touched_1)
+    found, is_finite = collect(touched_1, sum_1, 2, np.empty(1, np.int32), np.empty(1, np.float32))
+    assert (found, is_finite) == (1, False)
 
 
 @pytest.mark.parametrize("adds", [False, True])

@@ -329,7 +329,7 @@ def test_what_any_trainer_sent_is_told_and_nothing_else():
 
 def broken(section: Section) -> Section:
     """Its first index lies beyond the tensor, in whatever encoding."""
-    return replace(section, encoding=Encoding.INDEX32, payload=b"\xff" * 8)
+    return section._replace(encoding=Encoding.INDEX32, payload=b"\xff" * 8)
 
 
 def replaced(frame: Frame, place: int) -> Frame:

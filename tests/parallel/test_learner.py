@@ -109,6 +109,6 @@ def test_a_broken_mean_names_who_told_it() -> None:
     broken.run(0, 1)
     answer = next(one for one in broken.mail if len(travel(one).sections[0].payload) > 100)
     frame = travel(answer)
-    short = replace(frame.sections[0], payload=bytes(20))
+    short = frame.sections[0]._replace(payload=bytes(20))
     with pytest.raises(DlrmError, match=rf"PARAMETERS 1 of rank {frame.sender}: tensor 0: no LEV"):
         broken.clients[answer.to].apply(replace(frame, sections=(short, *frame.sections[1:])))

@@ -195,7 +195,7 @@ def break_sections(frame: Frame) -> Frame:
 
 
 def break_type(frame: Frame) -> Frame:
-    first = replace(frame.sections[0], dtype=type(frame.sections[0].dtype).INT32)
+    first = frame.sections[0]._replace(dtype=type(frame.sections[0].dtype).INT32)
     return replace(frame, sections=(first, *frame.sections[1:]))
 
 

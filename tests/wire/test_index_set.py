@@ -1,7 +1,6 @@
 """Sets of indices as sections, and any other bytes."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +52,6 @@ def test_any_bytes_give_a_set_or_an_error(payload: bytes, count: int) -> None:
 def test_other_sections_are_no_sets() -> None:
     section = index_set(np.array([1, 5], np.int32), 10)
     with pytest.raises(SectionError, match="hold no set of 10 elements"):
-        index_set_of(replace(section, payload=b""), 10)
+        index_set_of(section._replace(payload=b""), 10)
     with pytest.raises(SectionError, match="float32 is no set"):
         index_set_of(Section(0, section.encoding, Dtype.FLOAT32, 0, b""), 10)

@@ -1,7 +1,6 @@
 """Ternary sections: how codes lie, what they mean on average, and any other bytes."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,4 +132,4 @@ def test_broken_sections_say_what_is_wrong(encoding: Encoding, broken: bytes, re
     with pytest.raises(SectionError, match=f"tensor 7: .*{reason}"):
         ternary_of(section)
     with pytest.raises(SectionError, match="it holds .* float16"):
-        scale_of(replace(certain([1], Encoding.TERNARY), dtype=Dtype.FLOAT16))
+        scale_of(certain([1], Encoding.TERNARY)._replace(dtype=Dtype.FLOAT16))

@@ -10,9 +10,8 @@ Shapes: B rows of a micro-batch, N width of the boundary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,8 +30,7 @@ Mask = NDArray[np.int32] | None
 """Flat positions of the elements that travelled forward, ascending; None where all did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Names one transfer of activations: its batch, boundary and micro-batch, from 0."""
 
     batch: int
@@ -109,18 +107,18 @@ def only_section(
 def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
     """Decode a dense float32 tensor into memory of torch; raises as `only_section`."""
     section = only_section(sections, Dtype.FLOAT32, shape, key, dense=True)
-    tensor = torch.empty(shape)
-    np.copyto(host_array(tensor.view(-1), "received", "activation"), array_of(section))
-    return tensor
+    tensor_N = torch.empty(shape.numel())
+    np.copyto(host_array(tensor_N, "received", "activation"), array_of(section))
+    return tensor_N.view(shape)
 
 
 def scattered(
     indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
 ) -> Tensor:
     """A tensor with K values at ascending flat positions and 0 elsewhere."""
-    tensor = torch.empty(shape)
-    scatter(indices_K, values_K, host_array(tensor.view(-1), "received", "activation"))
-    return tensor
+    tensor_N = torch.empty(shape.numel())
+    scatter(indices_K, values_K, host_array(tensor_N, "received", "activation"))
+    return tensor_N.view(shape)
 
 
 def _shown(sections: Sections) -> str:

@@ -33,6 +33,7 @@ from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, RowSelection
+from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import packed, values_of
 from dlrm_hybrid.wire.section import Dtype
@@ -107,7 +108,8 @@ class ThresholdCodec(ActivationCodec):
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
         assert mask is not None
         g_N = host_array(g_BN, "gradient of activations", key).reshape(-1)
-        values_K = g_N.take(mask)
+        values_K = np.empty(mask.size, np.float32)
+        gather(mask, g_N, values_K)
         return (packed(0, values_K, self._dtype),)
 
     @override

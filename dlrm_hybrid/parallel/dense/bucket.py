@@ -82,10 +82,10 @@ class Aggregate:
         for push in pushes:
             sparse = push if isinstance(push, SparseUpdate) else self._every_element(push)
             scatter_add(self._offsets_E, *sparse, self._sum_N, self._touched_W)
-        count = collect(self._touched_W, self._sum_N, self._indices_N, self._mean_N)
-        indices_K, mean_K = self._indices_N[:count], self._mean_N[:count]
-        np.divide(mean_K, np.float32(len(pushes)), out=mean_K)
-        return Mean(indices_K, mean_K, bool(np.isfinite(mean_K).all()), ())
+        count, is_finite = collect(
+            self._touched_W, self._sum_N, len(pushes), self._indices_N, self._mean_N
+        )
+        return Mean(self._indices_N[:count], self._mean_N[:count], is_finite, ())
 
     def _dense(self, pushes: Sequence[DenseUpdate]) -> Mean:
         # The kernel reads float32 at addresses that are multiples of 4.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.kernels.scatter import put
+from dlrm_hybrid.kernels.scatter import gather, put
 from dlrm_hybrid.model.optimizer import DenseOptimizer, Schedule, init_state
 from dlrm_hybrid.types import DataError
 
@@ -110,4 +110,6 @@ def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
 
 
 def _at(tensor: Tensor, index_K: NDArray[np.int32]) -> Array:
-    return tensor.view(-1).numpy().take(index_K)
+    out_K = np.empty(index_K.size, np.float32)
+    gather(index_K, tensor.view(-1).numpy(), out_K)
+    return out_K

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.scatter import publish, put
+from dlrm_hybrid.kernels.scatter import gather, publish, put, split
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.wire.dense import narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -83,10 +83,10 @@ class ReplicaMirror:
             sent_K = np.empty_like(weight_K)
             publish(indices_K, weight_K, self.value_N, sent_K)
         elif self.is_rounded:
-            value_K = self.value_N[indices_K]
+            value_K = np.empty_like(weight_K)
+            gather(indices_K, self.value_N, value_K)
             sent_K = narrow(weight_K - value_K, self._dtype)
             put(indices_K, value_K + sent_K, self.value_N)
-        cuts_E = np.searchsorted(indices_K, self._offsets_E)
-        starts_K = np.repeat(self._offsets_E[:-1], np.diff(cuts_E)).astype(np.int32)
-        own_K = indices_K - starts_K
-        return sparse_all(self._ids, self._counts_T, cuts_E, own_K, sent_K, self._dtype)
+        splits_E, local_K = np.empty_like(self._offsets_E), np.empty_like(indices_K)
+        split(self._offsets_E, indices_K, splits_E, local_K)
+        return sparse_all(self._ids, self._counts_T, splits_E, local_K, sent_K, self._dtype)

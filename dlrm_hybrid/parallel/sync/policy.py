@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dlrm_hybrid.types import Version
 
@@ -30,8 +30,7 @@ class AtLeast:
 Needs = Exactly | AtLeast
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """The gradients that a worker pushes to a bucket for the `number`-th time, counted from 0."""
 
     sender: int
