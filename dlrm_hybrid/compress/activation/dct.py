@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override

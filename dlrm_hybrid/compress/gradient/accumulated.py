@@ -57,8 +57,7 @@ class Accumulated:
         self.residual_N: Float32s = np.zeros(layout.size, np.float32)
         self.residuals = layout.parts(self.residual_N)
         self.flushed: Sequence[int] = ()
-        self._gradients: Sequence[Tensor] = ()
-        self._pending: list[bool] = []
+        self._joining: list[Tensor | None] = []  # None where the residual holds it
         self._step = 0
         self._is_finite = False
         self._reached: Indices | None = None
@@ -73,8 +72,8 @@ class Accumulated:
             step: counted from 0, for messages.
             flushed: tensors of which everything is to be sent.
         """
-        self._gradients, self._step, self.flushed = gradients, step, flushed
-        self._pending = [True] * len(gradients)
+        self._joining = [*gradients]
+        self._step, self.flushed = step, flushed
         self._is_finite = False
         self._reached = None
 
@@ -84,10 +83,10 @@ class Accumulated:
         # Sums that overflow are found later; numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
             for tensor in tensors:
-                if self._pending[tensor]:
-                    residual_N, gradient = self.residuals[tensor], self._gradients[tensor]
+                gradient, self._joining[tensor] = self._joining[tensor], None
+                if gradient is not None:
+                    residual_N = self.residuals[tensor]
                     np.add(residual_N, gradient.numpy().reshape(-1), out=residual_N)
-                    self._pending[tensor] = False
         if len(tensors) == 1:
             return self.residuals[tensors.start]
         offsets_E = self.layout.offsets
@@ -114,22 +113,16 @@ class Accumulated:
             DivergedError: a sum is not finite; names step and tensor.
         """
         self._restore()
-        pending = zip(self._gradients, self._pending, strict=True)
-        selected = Selected(
-            np.empty(self.layout.offsets.size, np.int64), self._local_N, self._reached_N
-        )
+        offsets_E = self.layout.offsets
+        splits_E = np.empty_like(offsets_E)
+        selected = Selected(splits_E, self._local_N, self._reached_N)
         fault = self.ops.accumulate_select(
-            [gradient if is_pending else None for gradient, is_pending in pending],
-            self.residual_N,
-            taus_T,
-            self.layout.offsets,
-            selected,
+            self._joining, self.residual_N, taus_T, offsets_E, selected
         )
         if fault >= 0:
             raise self._diverged(fault)
-        self._pending = [False] * len(self._pending)
+        self._joining = [None] * len(self._joining)
         self._is_finite = True
-        splits_E = selected.splits_E
         if limits is not None:
             splits_E = self._put_back_ties(limits, taus_T, splits_E)
         self._reached = Indices(self.layout, splits_E, self._local_N[: splits_E[-1]])

@@ -112,6 +112,7 @@ class ErrorFeedback(Compressor):
         self._names = [spec.name for spec in layout.specs]
         self._selector = selector
         self._options = options
+        self._low_pass = np.float32(options.low_pass)
         self._x = Accumulated(layout, ops)
         self._selected = selector.init(layout)
         self._transforms = [(one, one.init(layout)) for one in options.transforms]
@@ -127,7 +128,7 @@ class ErrorFeedback(Compressor):
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        x, low_pass = self._x, np.float32(self._options.low_pass)
+        x, low_pass = self._x, self._low_pass
         joining = self._joining(gradients, step)
         flushed = self._drain(step)
         before_N = x.residual_N.copy() if low_pass < 1 else x.residual_N

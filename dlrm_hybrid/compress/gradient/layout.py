@@ -122,7 +122,7 @@ class Indices:
     @cached_property
     def counts(self) -> Int64s:
         """The number of chosen elements of each tensor, int64 (T)."""
-        return np.diff(self.splits_E)
+        return self.splits_E[1:] - self.splits_E[:-1]  # np.diff takes five times as long
 
 
 def _starts(offsets_E: Int64s, splits_E: Int64s) -> Int32s:

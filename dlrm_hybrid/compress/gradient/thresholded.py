@@ -157,19 +157,17 @@ class Thresholded(Selector):
         if target.warmup_steps and state.sparsity != target.sparsity_at(step):
             state.sparsity = target.sparsity_at(step)
             state.ks = target.ks(state.counts, step)
-        # In a warm-up a group without a threshold may be sent in full.
-        taus = [0.0 if math.isnan(tau) else tau for tau in state.taus_T.tolist()]
+        # In a warm-up a group without a threshold may be sent in full: NaN becomes 0.
+        taus_T = np.fmax(state.taus_T, np.float32(0))
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
             tensors, k = state.groups[group], state.ks[group]
             tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start], x.ops)
             renewed[group] = tau
-            taus[tensors.start : tensors.stop] = [tau] * len(tensors)
+            taus_T[tensors.start : tensors.stop] = tau
         for tensor in x.flushed:
-            taus[tensor] = 0.0
-        indices = x.reaching(
-            np.array(taus, np.float32), None if target.sends_ties else state.limits()
-        )
+            taus_T[tensor] = 0
+        indices = x.reaching(taus_T, None if target.sends_ties else state.limits())
         counts = indices.counts.tolist()
         for group, tau in renewed.items():
             # Nothing but zeros says nothing: a threshold of 0 from there would send all that
@@ -225,21 +223,17 @@ class Thresholds(State):
 
     def due(self, renewal: Renewal, step: int) -> list[int]:
         """The groups for which a new threshold must be found before this step."""
-        taus, lives = self.taus_T.tolist(), self._lives_T2.tolist()
-        return [
-            number
-            for number, group in enumerate(self.groups)
-            if self.ks[number] < self.counts[number]
-            and (
-                math.isnan(taus[group.start])
-                or renewal.is_due(
-                    step=step + renewal.lead(number, len(self.groups)),
-                    age=lives[group.start][0],
-                    sent=lives[group.start][1],
-                    k=self.ks[number],
-                )
-            )
-        ]
+        taus, lives, groups = self.taus_T.tolist(), self._lives_T2.tolist(), len(self.groups)
+        due: list[int] = []
+        for number, (group, k) in enumerate(zip(self.groups, self.ks, strict=True)):
+            if k >= self.counts[number]:
+                continue
+            age, sent = lives[group.start]
+            at = step + renewal.lead(number, groups)
+            is_new = math.isnan(taus[group.start])
+            if is_new or renewal.is_due(step=at, age=age, sent=sent, k=k):
+                due.append(number)
+        return due
 
     def renew(self, number: int, tau: float) -> None:
         """Set a new threshold for a group."""
