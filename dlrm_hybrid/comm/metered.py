@@ -66,7 +66,9 @@ class MeteredChannel(Channel):
         dense_bytes = 0
         # What trainers reduce before they push is sent on top of their gradients.
         if frame.kind not in (Kind.CONTRIBUTION, Kind.RESULT):
-            dense_bytes = 4 * sum(one.count for one in frame.sections if one.dtype in FLOATS)
+            for section in frame.sections:
+                if section.dtype in FLOATS:
+                    dense_bytes += 4 * section.count
         received = self.counters.received
         received.add(traffic_of(frame.kind), encoded_bytes(frame), dense_bytes)
         return frame

@@ -46,14 +46,6 @@ def round_bfloat16(words_K: Words, out_K: Words) -> None:
 
 
 @kernel
-def scatter(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
-    """Write values to their places, 0 to all others."""
-    out_N[:] = np.float32(0)
-    for k in range(indices_K.size):
-        out_N[indices_K[k]] = values_K[k]
-
-
-@kernel
 def gather(indices_K: Int32s, values_N: Float32s, out_K: Float32s) -> None:
     """Copy elements of `values_N`; numpy's `take` widens the indices first."""
     for k in range(indices_K.size):

@@ -61,7 +61,8 @@ def _onednn_fuses_relu(weight_MN: Tensor) -> bool:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    return cast(Tensor, _operator()(x, weight, bias, "relu" if relu else "none", [], ""))
+    product: Tensor = _operator()(x, weight, bias, "relu" if relu else "none", [], "")
+    return product
 
 
 @cache

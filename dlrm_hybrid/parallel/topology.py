@@ -153,7 +153,7 @@ class DenseTensor:
         """Number of elements of the tensor."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Size as float32."""
         return 4 * self.count

@@ -55,7 +55,7 @@ from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, Thre
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import NUMBA, Selected
-from dlrm_hybrid.kernels.scatter import scatter
+from dlrm_hybrid.kernels.scatter import gather, put
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Section
@@ -412,8 +412,8 @@ def _activation_calls(x_BN: Tensor, k: int, generator: torch.Generator) -> Calls
         "layer": lambda: torch.mm(x_BN, weight_NM, out=product_BM),
         "topk": lambda: x_BN.gather(1, torch.topk(x_BN.abs(), k, dim=1, sorted=False).indices),
         "encode": encode,
-        "decode": lambda: scatter(indices_K, values_K, out_N.view(-1).numpy()),
-        "gather": lambda: x_BN.view(-1).numpy().take(indices_K),
+        "decode": lambda: put(indices_K, values_K, out_N.zero_().view(-1).numpy()),
+        "gather": lambda: gather(indices_K, x_BN.view(-1).numpy(), values_K),
     }
 
 

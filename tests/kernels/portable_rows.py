@@ -30,7 +30,6 @@ from dlrm_hybrid.kernels.scatter import (
     put,
     put_all,
     round_bfloat16,
-    scatter,
     scatter_add,
     split,
     sum_rows,
@@ -126,7 +125,8 @@ def kept_of_rows() -> Outputs:
         tau_B, out_N = np.zeros(5, np.float32), np.ones(x_BN.size, np.float32)
         kept = topk_rows(x_BN, k, indices_K, values_K, tau_B)
         indices_K, values_K = indices_K[:kept], values_K[:kept]
-        scatter(indices_K, values_K, out_N)
+        out_N[:] = 0
+        put(indices_K, values_K, out_N)
         outputs += [indices_K, values_K, tau_B, out_N]
     return outputs
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
-from dlrm_hybrid.kernels.scatter import scatter
+from dlrm_hybrid.kernels.scatter import put
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
@@ -116,8 +116,8 @@ def scattered(
     indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
 ) -> Tensor:
     """A tensor with K values at ascending flat positions and 0 elsewhere."""
-    tensor_N = torch.empty(shape.numel())
-    scatter(indices_K, values_K, host_array(tensor_N, "received", "activation"))
+    tensor_N = torch.zeros(shape.numel())
+    put(indices_K, values_K, host_array(tensor_N, "received", "activation"))
     return tensor_N.view(shape)
 
 

@@ -162,6 +162,7 @@ class Bucket:
         options: how it is updated and published.
 
     Attributes:
+        num_bytes: size as float32.
         versions: all that were published since this was made.
     """
 
@@ -178,13 +179,9 @@ class Bucket:
         self._mirror = ReplicaMirror(tensors, self._offsets_E, weight_N.numpy(), options.pull)
         self._aggregate = Aggregate(self._offsets_E)
         self._publishes_means = options.publishes_means
+        self.num_bytes = bucket_bytes(tensors)
         self.versions = Versions()
         self._older = deque(self._mirror.value_N.copy() for _ in range(options.history))
-
-    @property
-    def num_bytes(self) -> int:
-        """Size as float32."""
-        return bucket_bytes(self._tensors)
 
     def gradients(self, sections: Sequence[Section], what: str) -> Update:
         """The gradients that a push holds; raises DlrmError, its message begins with `what`."""

@@ -93,7 +93,7 @@ class ServerClient(Client):
         compressor: Compressor,
         clock: SpanClock,
     ) -> None:
-        self._port = port
+        self._port, self._name = port, str(port)
         self._policy = options.policy
         self._compressor = compressor
         self._collectives = CollectiveClient(port=port, clock=clock)
@@ -104,6 +104,7 @@ class ServerClient(Client):
             if tensor.stage == port.stage:
                 buckets.setdefault(port.topology.server(tensor.server), []).append(tensor)
         self._buckets = dict(sorted(buckets.items()))
+        self._num_bytes = {owner: bucket_bytes(bucket) for owner, bucket in self._buckets.items()}
         names = [tensor.name for bucket in self._buckets.values() for tensor in bucket]
         self._replica = {name: replica[name].detach() for name in names}
         flat = flat_views(self._replica)
@@ -165,8 +166,8 @@ class ServerClient(Client):
                 owner,
                 Kind.PUSH,
                 number,
-                tuple(sections[tensor.name] for tensor in bucket),
-                dense_bytes=bucket_bytes(bucket),
+                tuple([sections[tensor.name] for tensor in bucket]),
+                dense_bytes=self._num_bytes[owner],
             )
 
     def apply(self, frame: Frame) -> None:
@@ -180,7 +181,7 @@ class ServerClient(Client):
         """
         bucket = self._buckets.get(frame.sender)
         due = self._applied.get(frame.sender, 0) + 1
-        what = f"{self._port}: {frame.kind.name} {frame.number} of rank {frame.sender}"
+        what = f"{self._name}: {frame.kind.name} {frame.number} of rank {frame.sender}"
         if bucket is None or frame.kind is not Kind.PARAMETERS:
             raise DlrmError(f"{what}: not a version of anything of stage {self._port.stage}")
         if frame.number != due or frame.attempt != self._port.attempt:

@@ -73,6 +73,9 @@ class ParameterServer:
         self._topology = topology
         self._rank = topology.server(index)
         self._options = options
+        self._names = {
+            rank: f"{topology.name(rank)} (rank {rank})" for rank in range(topology.size)
+        }
         self._decoding = clock.within(Span.DECODE)
         self._encoding = clock.within(Span.ENCODE)
         owned: dict[int, list[DenseTensor]] = {}
@@ -204,8 +207,7 @@ class ParameterServer:
         return [Outgoing(worker, shared, bucket.num_bytes) for worker in to]
 
     def _name(self, rank: int) -> str:
-        known = 0 <= rank < self._topology.size
-        return f"{self._topology.name(rank) if known else 'nobody'} (rank {rank})"
+        return self._names.get(rank) or f"nobody (rank {rank})"
 
 
 def serve(
