@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.model.stage_model import StageModel
-from dlrm_hybrid.model.step import count_correct
 from dlrm_hybrid.types import BatchNumber, DlrmError
 
 # MKL rounds products differently where an operand lies at an address that is no multiple of it.
@@ -283,3 +282,8 @@ def predict_stage(
 def aligned(tensor: Tensor) -> Tensor:
     """The same values at an address from which every product gives the same bits."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
+
+
+def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:
+    """Rows whose probability, taken as a click from one half on, agrees with the label."""
+    return torch.count_nonzero((logit_B >= 0) == (label_B > 0.5))

@@ -32,6 +32,7 @@ from plain_dlrm import (
     plain_loader,
     write_shards,
 )
+from reference_step import Trainer
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import START, Loader
@@ -41,8 +42,7 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers import Precision, layer_inputs, multiply
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.step import Trainer
-from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.run.assembly.model import keep_freed_memory
 
 LR = 0.1
 SEED = 0
@@ -195,8 +195,9 @@ def _run(step: Callable[[AnyBatch], Tensor], batches: Iterable[AnyBatch]) -> flo
 
 
 def _our_step(spec: ModelSpec, precision: Precision) -> Callable[[Batch], Tensor]:
+    keep_freed_memory()
     options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=0.0)
-    trainer = Trainer(Dlrm(spec, options, precision, SEED), Sgd(), SpanClock())
+    trainer = Trainer(Dlrm(spec, options, precision, SEED), Sgd())
     return lambda batch: trainer.step(*batch, lr=LR, embedding_lr=LR).loss
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from plain_dlrm import PlainBatch, PlainDlrm, PlainTraining
+from reference_step import Trainer, predict
 from torch import Tensor
 
 from dlrm_hybrid.model.dlrm import Dlrm
@@ -11,8 +12,7 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.step import Trainer, count_correct, predict
-from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.parallel.stage import count_correct
 
 PAPER = ModelSpec(
     embedding_dim=16,
@@ -90,7 +90,7 @@ def test_outputs_and_gradients_equal_the_plain_model():
 def test_twenty_sgd_steps_equal_the_plain_model():
     model = _model(PAPER)
     plain = _twin(model)
-    trainer, opponent = Trainer(model, Sgd(), SpanClock()), PlainTraining(plain, lr=0.1)
+    trainer, opponent = Trainer(model, Sgd()), PlainTraining(plain, lr=0.1)
     first = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
     for step in range(20):
         batch = _batch(PAPER, step)
@@ -109,9 +109,9 @@ def test_initial_values_follow_the_laws_and_only_the_seed():
     spec = ModelSpec(
         embedding_dim=16, bottom=(13, 512, 16), top=(512, 1), table_rows=(4000, 20, 4000)
     )
-    tensors = Trainer(_model(spec), Sgd(), SpanClock()).tensors()
-    again = Trainer(_model(spec, Precision.BFLOAT16), Sgd(), SpanClock()).tensors()
-    other = Trainer(_model(spec, seed=2), Sgd(), SpanClock()).tensors()
+    tensors = Trainer(_model(spec), Sgd()).tensors()
+    again = Trainer(_model(spec, Precision.BFLOAT16), Sgd()).tensors()
+    other = Trainer(_model(spec, seed=2), Sgd()).tensors()
     assert all(torch.equal(tensors[name], again[name]) for name in tensors)
     assert not any(torch.equal(tensors[name], other[name]) for name in tensors)
     assert tensors["bottom.1.weight"].std() == pytest.approx(sqrt(2 / 525), rel=0.05)
@@ -139,11 +139,11 @@ def test_resuming_from_saved_tensors_is_exact(
         for step in steps:
             trainer.step(*_batch(SMALL, step), lr=0.1, embedding_lr=0.05)
 
-    unbroken = Trainer(_model(SMALL, precision, embedding), optimizer, SpanClock())
+    unbroken = Trainer(_model(SMALL, precision, embedding), optimizer)
     learn(unbroken, range(5))
     saved = {name: tensor.clone() for name, tensor in unbroken.tensors().items()}
     learn(unbroken, range(5, 10))
-    resumed = Trainer(_model(SMALL, precision, embedding, seed=9), optimizer, SpanClock())
+    resumed = Trainer(_model(SMALL, precision, embedding, seed=9), optimizer)
     for name, tensor in resumed.tensors().items():
         tensor.copy_(saved[name])
     learn(resumed, range(5, 10))
@@ -154,13 +154,10 @@ def test_resuming_from_saved_tensors_is_exact(
 
 def test_prediction_learns_nothing_and_counts_the_right_side():
     model = _model(SMALL)
-    before = {
-        name: tensor.clone()
-        for name, tensor in Trainer(model, Sgd(), SpanClock()).tensors().items()
-    }
+    before = {name: tensor.clone() for name, tensor in Trainer(model, Sgd()).tensors().items()}
     dense_BI, ids_FB, label_B = _batch(SMALL, 0)
     logit_B = predict(model, dense_BI, ids_FB)
-    after = Trainer(model, Sgd(), SpanClock()).tensors()
+    after = Trainer(model, Sgd()).tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
     with torch.no_grad():
         assert torch.equal(logit_B, model(dense_BI, ids_FB))
@@ -173,7 +170,7 @@ def test_prediction_learns_nothing_and_counts_the_right_side():
 def test_bfloat16_learns_as_well_as_float32():
     losses: dict[Precision, float] = {}
     for precision in Precision:
-        trainer = Trainer(_model(PAPER, precision), Sgd(), SpanClock())
+        trainer = Trainer(_model(PAPER, precision), Sgd())
         results: list[float] = []
         for step in range(200):
             dense_BI, ids_FB, _ = _batch(PAPER, step)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from reference_step import Trainer
 from tiny_world import SEED, SGD, SMALL, TABLES, Layout, TinyWorld, columns, draw_batch
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers import Precision
-from dlrm_hybrid.model.step import Trainer
 from dlrm_hybrid.parallel.schedule import Op, Schedule
-from dlrm_hybrid.telemetry.spans import SpanClock
 
 TICKS = 11
 
@@ -23,7 +22,7 @@ def late_backward(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
 def test_backward_computes_again_with_the_weights_of_then() -> None:
     # Its rows of the tables are those of forward: only tables that stay give plain training's bits.
     world = TinyWorld(SMALL, Layout(schedule=late_backward), table_lr=0.0)
-    plain = Trainer(Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED), SGD, SpanClock())
+    plain = Trainer(Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED), SGD)
     for tick in range(TICKS):
         (found,) = world.step(tick, [draw_batch(SMALL, 16, tick)])
         if tick == 0:

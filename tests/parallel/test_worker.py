@@ -6,6 +6,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
+from reference_step import Trainer, predict
 from tiny_world import (
     ATTEMPT,
     LR,
@@ -27,13 +28,11 @@ from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
 from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
-from dlrm_hybrid.model.step import Trainer, predict
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.worker import StepMetrics, train_step
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind
 
@@ -48,7 +47,7 @@ def _plain(
     precision: Precision = Precision.FLOAT32,
     optimizer: DenseOptimizer = SGD,
 ) -> Trainer:
-    return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer, SpanClock())
+    return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer)
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,6 @@
-"""One step of training and one of prediction, on tensors; the loop around them knows no model.
+"""A training step of the full model in one process, without stages, clients or servers.
+
+What `step.py` measures, and what tests compare the worlds with.
 
 Shapes: B batch, I integer features, F tables, D embedding dimension.
 """
@@ -15,7 +17,7 @@ from torch.nn import functional
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.parallel.stage import count_correct
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +40,27 @@ class Trainer:
     Args:
         model: learns in place.
         optimizer: of the dense parameters; the tables have theirs fused into backward.
-        clock: measures what a step does.
     """
 
-    def __init__(self, model: Dlrm, optimizer: DenseOptimizer, clock: SpanClock) -> None:
-        keep_freed_memory()
+    def __init__(self, model: Dlrm, optimizer: DenseOptimizer) -> None:
         self.model = model
         self._optimizer = optimizer
         self._weights = model.dense_parameters()
         self._state = init_state(optimizer, self._weights)
-        self._computing = clock.within(Span.COMPUTE)
-        self._embedding = clock.within(Span.EMBEDDING)
-        self._applying = clock.within(Span.APPLY)
         self._updates = tuple((weight, self._state[name]) for name, weight in self._weights.items())
 
     def step(
         self, dense_BI: Tensor, ids_FB: Tensor, label_B: Tensor, *, lr: float, embedding_lr: float
     ) -> StepResult:
         """Learn from one batch: dense_BI float32, ids_FB int64, label_B float32 of 0 and 1."""
-        with self._embedding:
-            self.model.embeddings.set_lr(embedding_lr)
-            looked_up_BFD: Tensor = self.model.embeddings(ids_FB)
-        with self._computing:
-            pooled_BFD = looked_up_BFD.detach().requires_grad_()
-            logit_B = self.model.logits(dense_BI, pooled_BFD)
-            loss = functional.binary_cross_entropy_with_logits(logit_B, label_B)
-            loss.backward()
-        with self._embedding:
-            looked_up_BFD.backward(pooled_BFD.grad)
-        with self._applying, torch.no_grad():
+        self.model.embeddings.set_lr(embedding_lr)
+        looked_up_BFD: Tensor = self.model.embeddings(ids_FB)
+        pooled_BFD = looked_up_BFD.detach().requires_grad_()
+        logit_B = self.model.logits(dense_BI, pooled_BFD)
+        loss = functional.binary_cross_entropy_with_logits(logit_B, label_B)
+        loss.backward()
+        looked_up_BFD.backward(pooled_BFD.grad)
+        with torch.no_grad():
             for weight, state in self._updates:
                 gradient = weight.grad
                 assert gradient is not None
@@ -95,23 +89,7 @@ class Trainer:
         }
 
 
-def keep_freed_memory() -> None:
-    """Let the allocator of the process keep what a step frees, for the next step.
-
-    glibc returns free memory at the heap's end to the system above a limit that is twice the
-    largest mapped block freed so far, 32 MiB at most. Without a large one, a step at batch 2048
-    gives 20 MB back and faults them in again, page by page: a fifth of its time. Other allocators
-    lose nothing by it.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
 def predict(model: Dlrm, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
     """Logits (B,) without a graph; nothing learns."""
     with torch.no_grad():  # FBGEMM has no kernels for inference mode
         return model(dense_BI, ids_FB)
-
-
-def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:
-    """Rows whose probability, taken as a click from one half on, agrees with the label."""
-    return torch.count_nonzero((logit_B >= 0) == (label_B > 0.5))
