@@ -16,8 +16,8 @@ from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.groups import piece_groups
-from dlrm_hybrid.train.parts import Progress
-from dlrm_hybrid.train.saver import Committer, WorldCheckpointWriter
+from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.saver import CheckpointWriter, Committer
 from dlrm_hybrid.types import Version
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -32,9 +32,9 @@ def tensors(step: int) -> dict[str, Tensor]:
     }
 
 
-def saver(root: Path, held: dict[str, Tensor]) -> WorldCheckpointWriter:
+def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
     (channel,) = in_process_channels(1)
-    return WorldCheckpointWriter(
+    return CheckpointWriter(
         messenger=Messenger(
             attempt=0, channel=channel, mailbox=Mailbox(channel, 0, 1), patience_seconds=0.0
         ),

@@ -79,7 +79,7 @@ class Manifest:
         step: training steps done.
         files: by name.
         tensors: by name.
-        progress: see `train.parts.Progress`; None, as below, in a checkpoint that no run can
+        progress: see `train.progress.Progress`; None, as below, in a checkpoint that no run can
             resume from.
         config: of the run.
         config_hash: identifies all keys that decide the weights.

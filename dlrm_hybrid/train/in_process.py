@@ -28,7 +28,7 @@ from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.evaluation import TestPart
-from dlrm_hybrid.train.parts import Decision, Learned, Plan, Progress
+from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import Tick, Version
 
@@ -108,8 +108,8 @@ class InProcessEngine:
         for channel in self.ranks.channels:
             channel.counters = counters
 
-    def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
-        """Make one step; see `Parts.learn`."""
+    def learn(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        """Make one step; see `loop.Parts.learn`."""
         stages = len(self.evaluators)
         batches, afters = zip(*(read(at) for read in self.reads), strict=True)
         programs: dict[int, Program[StepMetrics]] = {
@@ -121,13 +121,12 @@ class InProcessEngine:
         outcomes = self.runner.run(programs)
         if is_check_due(step, len(batches[0].label_B)):
             self._check_weights(step)
-        learned = Learned(
+        metrics = StepMetrics(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
             correct=sum(outcome.correct for outcome in outcomes.values()),
             rows=sum(len(batch.label_B) for batch in batches),
-            lr=self.schedule.lr(step),
         )
-        return learned, afters[0]
+        return metrics, afters[0]
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool

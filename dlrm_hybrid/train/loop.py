@@ -1,7 +1,7 @@
 """The training loop: batches in, events out, checkpoints on the way.
 
     for every step:
-        meet the other processes; put on record what has been saved
+        meet the other processes; record what has been saved
         every `report_every`:     a point of the loss curve
         save and stop here if a signal asked for it     (SIGTERM, Ctrl-C)
         every `evaluate_every`:   scores on the test part
@@ -18,17 +18,54 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dlrm_hybrid.checkpoint.commit import Saved
+from dlrm_hybrid.data.loader import LoaderState
+from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.parallel.worker import StepMetrics
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.parts import TICK_SECONDS, Parts, Plan, Progress, is_due
+from dlrm_hybrid.train.progress import Decision, Plan, Progress, is_due
+from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.train.signals import obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError
+
+TICK_SECONDS = 0.5  # between two events that are only displayed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        learn: makes the step with this number from the batch at this position; returns what it
+            measured, as far as this process knows, and the position of the next batch.
+        meet: called before every step and at the end, with whether a checkpoint is due by this
+            process's clock; may add what other processes know, and returns what all of them do.
+        evaluate: scores the model on the test part; None in a process that does not report them.
+        schedule: learning rate of the dense parameters, to report it.
+        saver: of checkpoints.
+        sink: takes the events on record.
+        live: takes the events that are only displayed.
+        meter: of this process; counts every step, evaluation and checkpoint.
+    """
+
+    learn: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
+    meet: Callable[[Progress, bool], tuple[Progress, Decision]]
+    evaluate: Callable[[], BinaryScores | None]
+    schedule: Schedule
+    saver: CheckpointWriter
+    sink: Sink
+    live: Callable[[Event], None]
+    meter: RankMeter
 
 
 def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
@@ -55,7 +92,6 @@ class _Run:
         self.progress = progress
         self._parts = parts
         self._plan = plan
-        self._lr = 0.0
         self._next_tick = 0.0
         self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
         self._save_at = self._next_save()
@@ -124,7 +160,7 @@ class _Run:
             rows=interval.rows,
             loss=interval.loss_sum / interval.rows,
             accuracy=interval.correct / interval.rows,
-            lr=self._lr,
+            lr=self._parts.schedule.lr(self.progress.step - 1),
             samples_per_step=self._plan.samples_per_step,
             **timed,
             **_sent(interval),
@@ -134,7 +170,7 @@ class _Run:
         self.progress = replace(self.progress, interval=Interval())
 
     def save(self) -> None:
-        """Begin a checkpoint of this step; let one that is there say what it is worth."""
+        """Begin a checkpoint of this step, or add the scores to the one that is there."""
         step, evaluated = self.progress.step, self.progress.evaluated_step
         if (step, evaluated) == (self._saved_step, self._saved_evaluated):
             return
@@ -149,7 +185,7 @@ class _Run:
         self._save_at = self._next_save()
 
     def stopped(self) -> None:
-        """Put on record how far a run came that did not come to its end."""
+        """Record how far a run came that did not come to its end."""
         self._emit(Kind.STOPPED)
 
     def finish(self) -> None:
@@ -176,28 +212,25 @@ class _Run:
             self._parts.sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
 
     def _step(self) -> None:
-        progress = self.progress
-        learned, after = self._parts.learn(progress.step, progress.loader)
+        progress, interval = self.progress, self.progress.interval
+        metrics, after = self._parts.learn(progress.step, progress.loader)
         self._parts.meter.step_done()
-        self._lr = learned.lr
-        if not math.isfinite(learned.loss_sum):
+        if not math.isfinite(metrics.loss_sum):
             raise DivergedError(
-                f"step {progress.step + 1}: the loss is {learned.loss_sum}; "
-                f"optimizer.lr = {learned.lr} or embedding.lr may be too high"
+                f"step {progress.step + 1}: the loss is {metrics.loss_sum}; optimizer.lr = "
+                f"{self._parts.schedule.lr(progress.step)} or embedding.lr may be too high"
             )
-        interval = progress.interval
-        self.progress = Progress(
+        self.progress = replace(
+            progress,
             step=progress.step + 1,
             samples=progress.samples + self._plan.samples_per_step,
             loader=after,
             interval=replace(
                 interval,
-                rows=interval.rows + learned.rows,
-                loss_sum=interval.loss_sum + learned.loss_sum,
-                correct=interval.correct + learned.correct,
+                rows=interval.rows + metrics.rows,
+                loss_sum=interval.loss_sum + metrics.loss_sum,
+                correct=interval.correct + metrics.correct,
             ),
-            evaluated_step=progress.evaluated_step,
-            test_loss=progress.test_loss,
         )
 
     def _tick(self) -> None:

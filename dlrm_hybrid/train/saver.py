@@ -18,13 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from typing_extensions import override
-
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
 from dlrm_hybrid.parallel.messages import Messenger
-from dlrm_hybrid.train.parts import CheckpointWriter, Progress
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
@@ -54,11 +52,6 @@ class Committer:
     _commit: Future[tuple[Path, int]] | None = None
     _seconds: float = 0.0
     _since: float = 0.0
-
-    @property
-    def pending(self) -> bool:
-        """Whether a checkpoint is on its way."""
-        return self._preparing is not None
 
     @property
     def owed(self) -> list[int]:
@@ -110,14 +103,16 @@ class Committer:
         )
 
     def amend(self, progress: Progress) -> None:
-        """See `CheckpointWriter.amend`."""
+        """Let the valid checkpoint of this step say what else is known now."""
         amend(self.root, progress.step, self.facts(progress), self.keep)
 
 
 @final
 @dataclass(slots=True, kw_only=True)
-class WorldCheckpointWriter(CheckpointWriter):
-    """A `CheckpointWriter` of one process of a run, which may be its only one.
+class CheckpointWriter:
+    """Saves checkpoints of a run, one at a time; of one process, which may be its only one.
+
+    All processes that run the training loop call the same methods at the same steps.
 
     Attributes:
         messenger: to the other ranks.
@@ -141,12 +136,12 @@ class WorldCheckpointWriter(CheckpointWriter):
     _step: int | None = None
 
     @property
-    @override
     def pending(self) -> bool:
+        """Whether a checkpoint is on its way."""
         return self._step is not None
 
-    @override
     def save(self, progress: Progress) -> None:
+        """Copy what a checkpoint holds; all else is done in the background."""
         begun, step = time.perf_counter(), progress.step
         asked = self.servers if self._leads else ()
         version = self.settled()
@@ -159,19 +154,24 @@ class WorldCheckpointWriter(CheckpointWriter):
             self.committer.begin(progress, self.names, begun)
         self._step = step
 
-    @override
     def poll(self) -> Saved | None:
+        """The one on its way if it has become valid, and this process leads; does not wait.
+
+        Raises:
+            ResourceError: a rank cannot write; names it, the file and the key.
+            ConfigError: the run folder is not the same for all ranks.
+        """
         return self._round(0.0)
 
-    @override
     def finish(self) -> Saved | None:
+        """As `poll`, but wait; afterwards nothing is on its way."""
         saved = None
         while self.pending:
             saved = self._round(WAIT_SECONDS)
         return saved
 
-    @override
     def amend(self, progress: Progress) -> None:
+        """Let the checkpoint of this step, which is valid, say what else is known now."""
         if self._leads:
             self.committer.amend(progress)
 

@@ -22,11 +22,11 @@ from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import Worker, stage_inputs, train_step
+from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
 from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.evaluation import WorldEvaluation
-from dlrm_hybrid.train.parts import AGREE_EVERY, Decision, Learned, Plan, Progress
+from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import Tick, Version
 from dlrm_hybrid.wire.frame import Kind
@@ -85,11 +85,11 @@ class WorkerRank:
         """Whether this worker leads."""
         return self.worker.rank == self.leader
 
-    def learn(self, step: int, at: LoaderState) -> tuple[Learned, LoaderState]:
-        """See `Parts.learn`; only last stages have something to tell."""
+    def learn(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        """Make one step; see `loop.Parts.learn`. Only last stages have something to report."""
         batch, after = self.read(at)
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch))
-        outcome = self.runner.run(program)
+        metrics = self.runner.run(program)
         if isinstance(self.client, LocalClient) and is_check_due(step, len(batch.label_B)):
             rates = {
                 "optimizer.lr": self.schedule.lr(step),
@@ -97,13 +97,7 @@ class WorkerRank:
             }
             check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
         self.step = step + 1
-        learned = Learned(
-            loss_sum=outcome.loss_sum,
-            correct=outcome.correct,
-            rows=outcome.rows if self.worker.part.is_last else 0,
-            lr=self.schedule.lr(step),
-        )
-        return learned, after
+        return metrics if self.worker.part.is_last else replace(metrics, rows=0), after
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
@@ -170,7 +164,7 @@ class WorkerRank:
 
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""
-        if number % AGREE_EVERY:
+        if number % SYNC_EVERY:
             return
         severity = stop.severity
         if self.leads:

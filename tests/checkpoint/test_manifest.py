@@ -29,7 +29,7 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.rank.facts import resumed
 from dlrm_hybrid.run.request import TrainTask
-from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import DataError
 
 Values = dict[str, Any]

@@ -15,7 +15,7 @@ from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.parallel.finite import is_finite
 from dlrm_hybrid.run import training
-from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import DataError, DivergedError
 
 NAN, INF = float("nan"), float("inf")

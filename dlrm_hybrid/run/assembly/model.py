@@ -21,7 +21,7 @@ from dlrm_hybrid.model.optimizer import (
 )
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.train.parts import Plan
+from dlrm_hybrid.train.progress import Plan
 
 
 def prepare_torch(config: Config) -> None:

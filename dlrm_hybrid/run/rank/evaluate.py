@@ -21,7 +21,7 @@ from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.groups import checkpoint_groups
-from dlrm_hybrid.train.parts import working
+from dlrm_hybrid.train.loop import TICK_SECONDS
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError
 
@@ -54,13 +54,34 @@ def _small_world(parallel: ParallelConfig) -> ParallelConfig:
     return replace(parallel, trainers=trainers, servers=servers, world="in_process")
 
 
+def _reporting(live: Callable[[Event], None], task: str, unit: str) -> Callable[[int, int], None]:
+    """Shows a person now and then how much is done of something that takes a while.
+
+    Args:
+        live: takes the events.
+        task: what it is, in a word.
+        unit: of what is counted, rows or bytes.
+    """
+    next_tick = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal next_tick
+        now = time.monotonic()
+        if now >= next_tick:
+            next_tick = now + TICK_SECONDS
+            values = {"task": task, "done": done, "total": total, "unit": unit}
+            live(Event(Kind.WORKING, -1, time.time(), values))
+
+    return show
+
+
 def checking(report: Report) -> Callable[[int, int], None]:
     """Shows a person how far the check of a checkpoint's files is."""
-    return working(report, "checkpoint", "bytes")
+    return _reporting(report, "checkpoint", "bytes")
 
 
 def evaluating(config: Config, shards: Shards, report: Report) -> Callable[[int], None]:
     """Shows a person how far an evaluation is."""
     total = len(shards.test_rows(config.data.test_part))
-    tell = working(report, "evaluate", "rows")
-    return lambda done: tell(done, total)
+    show = _reporting(report, "evaluate", "rows")
+    return lambda done: show(done, total)

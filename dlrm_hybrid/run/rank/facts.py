@@ -22,7 +22,7 @@ from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
-from dlrm_hybrid.train.parts import Progress
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import Committer
 from dlrm_hybrid.types import DataError
 

@@ -58,9 +58,9 @@ from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.groups import COMPRESSOR, piece_groups
 from dlrm_hybrid.train.in_process import InProcessEngine
-from dlrm_hybrid.train.loop import train
-from dlrm_hybrid.train.parts import Parts, Plan, Progress
-from dlrm_hybrid.train.saver import WorldCheckpointWriter
+from dlrm_hybrid.train.loop import Parts, train
+from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
@@ -296,7 +296,8 @@ def _train(
             learn=trainer.learn,
             meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
             evaluate=lambda: trainer.evaluate(stop, evaluating(job.config, job.shards, live)),
-            saver=WorldCheckpointWriter(
+            schedule=trainer.schedule,
+            saver=CheckpointWriter(
                 messenger=trainer.messenger,
                 leader=trainer.leader,
                 names=job.names,

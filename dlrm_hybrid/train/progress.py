@@ -1,0 +1,108 @@
+"""How far a run has come, how far it goes, and what falls due on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from dlrm_hybrid.data.loader import START, LoaderState
+from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.types import DataError
+
+SYNC_EVERY = 10  # steps, or groups of test batches, between meetings where nothing is due
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come; with the tensors, all that resuming needs.
+
+    Attributes:
+        step: steps done.
+        samples: rows learned from, of all trainers.
+        loader: where the next batch begins.
+        interval: sums since the last point of the loss curve.
+        evaluated_step: the step of the last evaluation on record, -1 before the first.
+        test_loss: of that evaluation; None in a process that does not report it.
+    """
+
+    step: int = 0
+    samples: int = 0
+    loader: LoaderState = START
+    interval: Interval = Interval()
+    evaluated_step: int = -1
+    test_loss: float | None = None
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any], source: Path) -> Progress:
+        """Back from the JSON that `asdict` of this class became.
+
+        Args:
+            facts: the JSON.
+            source: of the facts, for messages.
+
+        Raises:
+            DataError: they are something else; names the field.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(facts), strict=True)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in ("progress", *fault["loc"]))
+            raise DataError(
+                f"{source}: {field!r} is {fault['input']!r:.80}: {fault['msg']}"
+            ) from None
+
+    def plus(self, *intervals: Interval) -> Progress:
+        """With more sums since the last point."""
+        return replace(self, interval=self.interval.plus(*intervals))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all processes do before a step.
+
+    Attributes:
+        severity: how much somebody wants to stop, a `StopRequest.severity`.
+        save: a checkpoint, because the last one is long ago.
+    """
+
+    severity: int = 0
+    save: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Length of the run and what happens every so many steps; 0 is never.
+
+    Attributes:
+        steps: of the whole run, those before a resume included.
+        samples_per_step: rows of all trainers.
+        checkpoint_minutes: at most between checkpoints, up to the next step at which processes
+            meet; the leader's clock decides.
+    """
+
+    steps: int
+    samples_per_step: int
+    report_every: int
+    evaluate_every: int
+    checkpoint_every: int
+    checkpoint_minutes: float
+
+    def meets(self, step: int) -> bool:
+        """Whether processes decide together how to go on before this step, or at the end."""
+        return self.anything_due(step) or step % SYNC_EVERY == 0
+
+    def anything_due(self, step: int) -> bool:
+        """Whether anything falls due at this step, the end of the run included."""
+        periods = (self.report_every, self.evaluate_every, self.checkpoint_every)
+        return step >= self.steps or any(is_due(step, every) for every in periods)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done every so many steps falls due at `step`; 0 is never."""
+    return every > 0 and step > 0 and step % every == 0
