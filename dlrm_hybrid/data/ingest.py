@@ -1,8 +1,8 @@
 """First stage of prepare: raw files to spilled columns, each byte read and parsed once.
 
-The caller's thread reads and decompresses; threads parse. A kernel decides whether a row is good;
-`read_row`, the slow and obvious reading of one line, explains what the kernel refused, and it is an
-error of this program if the two disagree.
+The calling thread reads, decompresses and writes; others parse. A kernel decides whether a row is
+good; `read_row`, the slow and obvious reading of one line, explains what the kernel refused, and it
+is an error of this program if the two disagree.
 
 Shapes: R rows, D = 14 words (label, 13 integers), F = 26 categorical features.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,7 @@ from dlrm_hybrid.data.format import (
     MISSING_KEY,
     NUM_CATEGORICAL,
     NUM_COLUMNS,
-    Segment,
     Spill,
-    joined,
 )
 from dlrm_hybrid.kernels.criteo import count_lines, fill_log_table, parse_rows
 from dlrm_hybrid.threads import Report, Threads
@@ -234,25 +232,11 @@ class BadRowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What lies in the spill, in file order; good rows and checksum of each raw file; counts."""
+    """Good rows and checksum of each raw file; bad rows and literal zero keys of all."""
 
-    segments: tuple[Segment, ...]
     file_rows: tuple[int, ...]
     file_xxh3: tuple[str, ...]
     bad_rows: int
-    zero_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    """What became of a block of file `file`, whose first line has this number and position."""
-
-    file: int
-    first_line: int
-    position: int
-    raw_bytes: int
-    rows: int
-    bad: tuple[BadRow, ...]
     zero_keys: int
 
 
@@ -280,64 +264,41 @@ def ingest(
     most_bad_rows = 1 if policy.stop else policy.max_rows + 1
     digests = [xxhash.xxh3_128() for _ in raw]
 
-    parse_block = functools.partial(_parse_block, spill, most_bad_rows)
-    spill.create()
-    segments: list[Segment] = []
+    def parse_block(block: reader.Block, _: Report) -> tuple[reader.Block, Columns]:
+        return block, parse(block.text, most_bad_rows)
+
     file_rows = [0] * len(raw)
     bad_rows = zero_keys = 0
-    blocks = _with_positions(reader.blocks(raw, block_bytes, digests))
+    blocks = reader.blocks(raw, block_bytes, digests)
+    window = _WINDOW_PER_THREAD * threads.count
     with ExitStack() as stack:
+        words_file, *key_files = (
+            stack.enter_context(path.open("wb")) for path in (spill.words, *spill.columns)
+        )
         quarantine = policy.quarantine and stack.enter_context(policy.quarantine.open("wb"))
-        window = _WINDOW_PER_THREAD * threads.count
-        for parsed in threads.run(parse_block, blocks, _ignore, window=window):
-            path = raw[parsed.file]
-            for bad in parsed.bad:
+        for block, columns in threads.run(parse_block, blocks, _ignore, window=window):
+            path = raw[block.file]
+            for bad in columns.bad:
                 bad_rows += 1
-                where = _where(path, parsed.first_line + bad.line, bad)
+                where = _where(path, block.first_line + bad.line, bad)
                 policy.check(bad_rows, f"{path}:{where}")
                 if quarantine:
                     quarantine.write(f"{path.name}:{where}\t".encode() + bad.raw + b"\n")
-            segments.append(Segment(parsed.position, parsed.rows))
-            file_rows[parsed.file] += parsed.rows
-            zero_keys += parsed.zero_keys
-            on_bytes(parsed.raw_bytes)
+            words_file.write(columns.words_RD.data)
+            for file, keys_R in zip(key_files, columns.keys_FR, strict=True):
+                file.write(keys_R.data)
+            file_rows[block.file] += len(columns.words_RD)
+            zero_keys += columns.zero_keys
+            on_bytes(block.raw_bytes)
         if quarantine:
             quarantine.flush()
             os.fsync(quarantine.fileno())
     return Ingested(
-        segments=joined(segments),
         file_rows=tuple(file_rows),
         file_xxh3=tuple(digest.hexdigest() for digest in digests),
         bad_rows=bad_rows,
         zero_keys=zero_keys,
     )
-
-
-def _parse_block(
-    spill: Spill, most_bad_rows: int, task: tuple[int, reader.Block], _: Report
-) -> _Parsed:
-    position, block = task
-    columns = parse(block.text, most_bad_rows)
-    rows = len(columns.words_RD)
-    if rows:
-        spill.write(position, columns.words_RD, columns.keys_FR)
-    return _Parsed(
-        file=block.file,
-        first_line=block.first_line,
-        position=position,
-        raw_bytes=block.raw_bytes,
-        rows=rows,
-        bad=columns.bad,
-        zero_keys=columns.zero_keys,
-    )
-
-
-def _with_positions(blocks: Iterator[reader.Block]) -> Iterator[tuple[int, reader.Block]]:
-    """Each block with the position of its first line in the spill."""
-    position = 0
-    for block in blocks:
-        yield position, block
-        position += block.lines
 
 
 def _where(path: Path, line: int, bad: BadRow) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,7 @@ from dlrm_hybrid.data.format import (
     FIRST_ID_WORD,
     NUM_CATEGORICAL,
     RECORD_BYTES,
-    RECORD_WORDS,
-    Segment,
     Spill,
-    cut,
     read_rows,
 )
 from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
@@ -109,14 +107,14 @@ def _make(
         ingested = _parse(raw, stamps, partial, options, threads, progress)
         if generated:
             raw[0].unlink()  # the same bytes can be made again
-        days = cut(ingested.segments, _day_rows(ingested, raw, semantics))
-        rows = sum(ingested.file_rows)
+        borders = (0, *accumulate(_day_rows(ingested, raw, semantics)))
+        days, rows = [range(*pair) for pair in pairwise(borders)], borders[-1]
         report = _counter(progress, "vocabulary", NUM_CATEGORICAL * rows)
         columns = number_columns(partial.spill, partial.result, days, semantics, threads, report)
         report = _counter(progress, "assemble", rows)
         tasks = [
-            ShardTask(partial.spill, segments, partial.result / f"day_{day}.bin")
-            for day, segments in enumerate(days)
+            ShardTask(partial.spill, rows_of_day, partial.result / f"day_{day}.bin")
+            for day, rows_of_day in enumerate(days)
         ]
         shards = tuple(threads.run(assemble, tasks, report, window=len(tasks)))
     made = Manifest(
@@ -229,7 +227,7 @@ class ShardTask:
     """One day: its rows in the spill, and the file to write."""
 
     spill: Spill
-    segments: tuple[Segment, ...]
+    rows: range
     shard: Path
 
 
@@ -255,26 +253,16 @@ def assemble(task: ShardTask, report: Report) -> Shard:
 
 
 def _records(task: ShardTask) -> Iterator[Words]:
-    """The records of a day, block after block; each is valid until the next is asked for."""
-    words = np.empty((BLOCK_ROWS, FIRST_ID_WORD), np.uint32)
+    """The records of a day, block after block."""
     ids = np.empty((NUM_CATEGORICAL, BLOCK_ROWS), np.uint32)
-    records = np.empty((BLOCK_ROWS, RECORD_WORDS), np.uint32)
-    num_rows = sum(segment.rows for segment in task.segments)
-    block_rows = [min(BLOCK_ROWS, num_rows - first) for first in range(0, num_rows, BLOCK_ROWS)]
     with ExitStack() as stack:
-        words_file = stack.enter_context(task.spill.words.open("rb"))
-        ids_files = [
-            stack.enter_context(task.spill.column(column).open("rb"))
-            for column in range(NUM_CATEGORICAL)
-        ]
-        for segments, rows in zip(cut(task.segments, block_rows), block_rows, strict=True):
-            filled = 0
-            for segment in segments:
-                part = slice(filled, filled + segment.rows)
-                read_rows(words_file, segment.first, words[part])
-                for file, ids_R in zip(ids_files, ids, strict=True):
-                    read_rows(file, segment.first, ids_R[part])
-                filled += segment.rows
-            records[:rows, :FIRST_ID_WORD] = words[:rows]
-            records[:rows, FIRST_ID_WORD:] = ids[:, :rows].T
-            yield records[:rows]
+        words_file, *ids_files = (
+            stack.enter_context(path.open("rb")) for path in (task.spill.words, *task.spill.columns)
+        )
+        for at in range(0, len(task.rows), BLOCK_ROWS):
+            block = task.rows[at : at + BLOCK_ROWS]
+            words = np.empty((len(block), FIRST_ID_WORD), np.uint32)
+            read_rows(words_file, block.start, words)
+            for file, ids_R in zip(ids_files, ids, strict=True):
+                read_rows(file, block.start, ids_R[: len(block)])
+            yield np.concatenate([words, ids[:, : len(block)].T], axis=1)

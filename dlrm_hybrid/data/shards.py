@@ -20,6 +20,7 @@ import xxhash
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.format import (
     BLOCK_ROWS,
+    COLUMN_FILES,
     FIRST_DENSE_WORD,
     FIRST_ID_WORD,
     NUM_CATEGORICAL,
@@ -234,9 +235,8 @@ def _check_block(shards: Shards, day: int, block: int) -> Words:
 def _check_vocabulary(shards: Shards) -> None:
     """The keys of all ids, where the folder has them."""
     manifest, folder = shards.manifest, shards.folder / VOCABULARY_FOLDER
-    paths = [folder / f"C{column:02d}.bin" for column in range(1, NUM_CATEGORICAL + 1)]
     try:
-        digests = [xxhash.xxh3_128_digest(path.read_bytes()) for path in paths]
+        digests = [xxhash.xxh3_128_digest((folder / name).read_bytes()) for name in COLUMN_FILES]
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
     if xxhash.xxh3_128_hexdigest(b"".join(digests)) != manifest.vocabulary_xxh3:

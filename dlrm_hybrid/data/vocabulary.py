@@ -9,7 +9,7 @@ Shapes: N rows of a block, V categories.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
@@ -18,16 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid import durable
-from dlrm_hybrid.data.format import (
-    NUM_CATEGORICAL,
-    VOCABULARY_FOLDER,
-    Segment,
-    Spill,
-    joined,
-    pieces,
-    read_rows,
-    write_rows,
-)
+from dlrm_hybrid.data.format import VOCABULARY_FOLDER, Spill, read_rows
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.threads import Report, Threads
@@ -47,18 +38,16 @@ class ColumnTask:
     Attributes:
         spilled: file of keys; ids take their place.
         keys: file to write: uint32 keys in id order, without one for a shared id 0.
-        known: rows whose categories make the vocabulary.
-        others: rows after them, whose unknown categories share id 0.
-        shared_id: whether id 0 stands for all categories that are left out.
+        rows: in the spilled file.
+        known_rows: the first of them, whose categories make the vocabulary.
+        semantics: which categories are kept, and whether the others share id 0.
     """
 
     spilled: Path
     keys: Path
-    known: tuple[Segment, ...]
-    others: tuple[Segment, ...]
-    shared_id: bool
-    min_count: int
-    max_ind_range: int
+    rows: int
+    known_rows: int
+    semantics: Semantics
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +98,7 @@ def shares_id(semantics: Semantics) -> bool:
 def number_columns(
     spill: Spill,
     folder: Path,
-    days: Sequence[tuple[Segment, ...]],
+    days: Sequence[range],
     semantics: Semantics,
     threads: Threads,
     report: Report,
@@ -117,35 +106,25 @@ def number_columns(
     """Encode all columns, one task each; writes `folder/vocabulary/C01.bin` …"""
     vocabulary = folder / VOCABULARY_FOLDER
     vocabulary.mkdir()
-    known_days = len(days) - (semantics.vocabulary == "train_days")
+    rows = days[-1].stop
+    known_rows = days[-1].start if semantics.vocabulary == "train_days" else rows
     tasks = [
-        ColumnTask(
-            spilled=spill.column(column),
-            keys=vocabulary / spill.column(column).name,
-            known=joined(segment for day in days[:known_days] for segment in day),
-            others=joined(segment for day in days[known_days:] for segment in day),
-            shared_id=shares_id(semantics),
-            min_count=semantics.min_count,
-            max_ind_range=semantics.max_ind_range,
-        )
-        for column in range(NUM_CATEGORICAL)
+        ColumnTask(path, vocabulary / path.name, rows, known_rows, semantics)
+        for path in spill.columns
     ]
     # The long columns first, so that no thread is left alone with one at the end.
-    order = sorted(range(NUM_CATEGORICAL), key=lambda column: -_distinct_in_head(tasks[column]))
+    order = sorted(range(len(tasks)), key=lambda column: -_distinct_in_head(tasks[column]))
     by_length = [tasks[column] for column in order]
     results = threads.run(encode, by_length, report, window=len(order))
     by_column = dict(zip(order, results, strict=True))
     durable.flush(vocabulary)
-    return [by_column[column] for column in range(NUM_CATEGORICAL)]
+    return [by_column[column] for column in range(len(tasks))]
 
 
 def _distinct_in_head(task: ColumnTask) -> int:
     """Distinct keys in the first block: a guess how long a column takes."""
-    piece = next(pieces(task.known, _HEAD_ROWS))
-    keys_N = np.empty(piece.rows, np.uint32)
-    with task.spilled.open("rb") as file:
-        read_rows(file, piece.first, keys_N)
-    return np.unique(keys_N).size
+    head_N = np.fromfile(task.spilled, np.uint32, min(_HEAD_ROWS, task.known_rows))
+    return np.unique(head_N).size
 
 
 def encode(task: ColumnTask, report: Report) -> ColumnResult:
@@ -155,47 +134,45 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
         keys_V = table.keys()
         del table  # the remapping below needs room of its own
         if counts_V is not None:
-            kept_V = counts_V[: keys_V.size] >= task.min_count
+            kept_V = counts_V[: keys_V.size] >= task.semantics.min_count
             keys_V = keys_V[kept_V]
-            _remap(task, file, kept_V)
+            new_ids = np.zeros(kept_V.size + 1, np.uint32)  # after the shared id 0
+            np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
+            new_ids[1:] *= kept_V
+            for ids_N in _blocks(file, range(task.rows)):
+                ids_N[:] = new_ids[ids_N]
     written = durable.write(task.keys, [keys_V.view(np.uint8).data])
-    return ColumnResult(keys_V.size + task.shared_id, bytes.fromhex(written.xxh3))
+    return ColumnResult(keys_V.size + shares_id(task.semantics), bytes.fromhex(written.xxh3))
 
 
 def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Table, Keys | None]:
     """First pass: numbers by first appearance, and how often each was seen if that matters."""
+    semantics = task.semantics
     table = Table()
-    counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if task.min_count > 1 else None
-    first_id = int(task.shared_id)
-    buffer = np.empty(_BLOCK_ROWS, np.uint32)
-    for segments, known in ((task.known, True), (task.others, False)):
-        for piece in pieces(segments, _BLOCK_ROWS):
-            keys_N = buffer[: piece.rows]
-            read_rows(file, piece.first, keys_N)
-            if 0 < task.max_ind_range <= 0xFFFFFFFF:
-                keys_N %= np.uint32(task.max_ind_range)
-            if known:
+    counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if semantics.min_count > 1 else None
+    first_id = int(shares_id(semantics))
+    for rows in (range(task.known_rows), range(task.known_rows, task.rows)):
+        for keys_N in _blocks(file, rows):
+            if 0 < semantics.max_ind_range <= 0xFFFFFFFF:
+                keys_N %= np.uint32(semantics.max_ind_range)
+            if rows.start == 0:
                 table.insert(keys_N, first_id)
             else:
                 table.lookup(keys_N)
-            if known and counts_V is not None:
+            if rows.start == 0 and counts_V is not None:
                 if table.used > counts_V.size:
-                    grown = np.zeros(max(2 * counts_V.size, table.used), np.uint32)
-                    grown[: counts_V.size] = counts_V
-                    counts_V = grown
+                    counts_V = np.concatenate([counts_V, np.zeros(table.used, np.uint32)])
                 count(keys_N, counts_V, first_id)
-            write_rows(file, piece.first, keys_N)
-            report(piece.rows)
+            report(keys_N.size)
     return table, counts_V
 
 
-def _remap(task: ColumnTask, file: BufferedRandom, kept_V: npt.NDArray[np.bool_]) -> None:
-    """Second pass: the kept numbers close up after the shared id 0."""
-    new_ids = np.zeros(kept_V.size + 1, np.uint32)
-    np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
-    new_ids[1:] *= kept_V
-    buffer = np.empty(_BLOCK_ROWS, np.uint32)
-    for piece in pieces((*task.known, *task.others), _BLOCK_ROWS):
-        ids_N = buffer[: piece.rows]
-        read_rows(file, piece.first, ids_N)
-        write_rows(file, piece.first, new_ids[ids_N])
+def _blocks(file: BufferedRandom, rows: range) -> Iterator[Keys]:
+    """The keys of rows of a file, block after block; what the caller changes is written back."""
+    buffer = np.empty(min(_BLOCK_ROWS, len(rows)), np.uint32)
+    for part in (rows[at : at + _BLOCK_ROWS] for at in range(0, len(rows), _BLOCK_ROWS)):
+        keys_N = buffer[: len(part)]
+        read_rows(file, part.start, keys_N)
+        yield keys_N
+        file.seek(part.start * keys_N.itemsize)
+        file.write(keys_N.data)
