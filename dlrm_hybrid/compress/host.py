@@ -10,6 +10,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def require_cpu(tensor: Tensor, name: str, user: str) -> None:
+    """Refuse a tensor of another device.
+
+    Args:
+        tensor: any.
+        name: of the tensor, for the message.
+        user: what computes on the CPU only, for the message.
+
+    Raises:
+        ValueError: it is not in the CPU's memory.
+    """
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"{name} is on {tensor.device}, and {user} computes on the CPU: pass its .cpu()"
+        )
+
+
 def require_host(tensor: Tensor, what: str, which: object) -> None:
     """Require a tensor that kernels can read: contiguous float32 on the CPU.
 
@@ -22,10 +39,7 @@ def require_host(tensor: Tensor, what: str, which: object) -> None:
         ValueError: it is not contiguous float32 in the CPU's memory.
     """
     if not tensor.is_cpu:
-        raise ValueError(
-            f"{what} {which} is on {tensor.device}, and compression computes on the CPU: "
-            "pass its .cpu()"
-        )
+        require_cpu(tensor, f"{what} {which}", "compression")
     if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
         kind = f"{tensor.dtype} {list(tensor.shape)}"
         raise ValueError(f"{what} {which}: {kind} is not contiguous float32")

@@ -172,6 +172,12 @@ def _tables(config: Config) -> Iterator[str]:
             "embedding.sharding = 'column_wise': embedding.optimizer=rowwise_adagrad keeps one "
             "accumulator per full row"
         )
+    dim = config.model.embedding_dim
+    if embedding.sharding == "column_wise" and (dim < 8 or dim % 4):
+        yield (
+            f"embedding.sharding = 'column_wise': model.embedding_dim = {dim} cannot be cut: "
+            "FBGEMM needs columns in multiples of 4"
+        )
 
 
 def _network(config: Config) -> Iterator[str]:

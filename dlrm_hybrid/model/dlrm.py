@@ -1,6 +1,7 @@
-"""The deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091).
+"""The deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091), also in stages.
 
-Shapes: B batch, I integer features, F tables, D embedding dimension.
+Shapes: B batch, I integer features, F tables, D embedding dimension; N width of a stage's input, M
+of its output.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.layers import DotInteraction, Mlp, Precision
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelSpec, StagePart
 from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 
 
@@ -50,3 +51,54 @@ class Dlrm(nn.Module):
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of the MLPs by name: `bottom.1.weight` …, in the order of the layers."""
         return dict(self.named_parameters())
+
+
+@final
+class StageModel(nn.Module):
+    """The dense layers of one stage: names, initial values and bits as in the full `Dlrm`.
+
+    The tables are no part of it: the stage with the interaction is given their pooled rows.
+
+    Args:
+        spec: the full model.
+        part: of it, from `Partition.of(spec, …)`.
+        precision: of the products in the MLPs; activations that enter and leave are float32.
+        seed: of the initial values.
+    """
+
+    def __init__(self, spec: ModelSpec, part: StagePart, precision: Precision, seed: int) -> None:
+        super().__init__()
+        self.part = part
+        self.bottom = (
+            Mlp(spec.bottom, relu_last=True, precision=precision, layers=part.bottom)
+            if part.bottom
+            else None
+        )
+        self.interaction = (
+            DotInteraction(spec.num_vectors, spec.embedding_dim) if part.has_interaction else None
+        )
+        self.top = (
+            Mlp(spec.top_widths, relu_last=False, precision=precision, layers=part.top)
+            if part.top
+            else None
+        )
+        self._dense_parameters = dict(self.named_parameters())
+        draw_dense(self._dense_parameters, seed)
+
+    def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None) -> Tensor:
+        """What leaves the stage, float32 (B, M).
+
+        Args:
+            x_BN: float32, what enters.
+            pooled_BFD: float32 rows of all tables; not None where the interaction is.
+        """
+        if self.bottom is not None:
+            x_BN = self.bottom(x_BN)
+        if self.interaction is not None:
+            assert pooled_BFD is not None
+            x_BN = self.interaction(x_BN, pooled_BFD)
+        return x_BN if self.top is None else self.top(x_BN)
+
+    def dense_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, in the order of `ModelSpec.dense_shapes()`."""
+        return dict(self._dense_parameters)

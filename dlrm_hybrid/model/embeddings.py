@@ -28,6 +28,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.scatter import (
     apply_sgd,
     bag_offsets,
@@ -115,7 +116,9 @@ class Embeddings:
 
         Raises:
             RuntimeError: an id is not a row of its table.
+            ValueError: the ids are on another device.
         """
+        require_ids_on_cpu(ids_FB)
         if self._rows is not None and ids_FB.numel() <= SMALL_IDS:
             return cast(Tensor, _LookUp.apply(self._rows.leaf, self._rows, ids_FB, self._lr))
         num_rows = ids_FB.shape[1]
@@ -238,6 +241,11 @@ class DistinctIds:
         return sum_KD
 
 
+def require_ids_on_cpu(ids_FB: Tensor) -> None:
+    """Refuse ids of another device with a ValueError that names it."""
+    require_cpu(ids_FB, "ids_FB", "an embedding lookup")
+
+
 def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
     """Ids with the rows of the batch in which they stand, ascending in each table.
 
@@ -260,7 +268,11 @@ def distinct_ids(ids_FB: Tensor, order_F: Int64s) -> DistinctIds:
     Args:
         ids_FB: int64; at most 2**31.
         order_F: the order of tables in which to list them.
+
+    Raises:
+        ValueError: the ids are on another device.
     """
+    require_ids_on_cpu(ids_FB)
     num_tables, num_rows = ids_FB.shape
     keys_FB, shift = sorted_keys(ids_FB)
     ids_K = np.empty(ids_FB.numel(), np.int64)

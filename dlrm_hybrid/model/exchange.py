@@ -35,7 +35,13 @@ from dlrm_hybrid.kernels.gaps import (
     decode_ids,
     encode_ids,
 )
-from dlrm_hybrid.model.embeddings import DistinctBags, DistinctIds, distinct_bags, distinct_ids
+from dlrm_hybrid.model.embeddings import (
+    DistinctBags,
+    DistinctIds,
+    distinct_bags,
+    distinct_ids,
+    require_ids_on_cpu,
+)
 from dlrm_hybrid.model.sharding import Cast, ShardingKind
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DlrmError
@@ -163,6 +169,7 @@ def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tens
 
 def check_ids(ids_FB: Tensor, table_rows_F1: Tensor) -> None:
     """Refuse ids that are no rows; FBGEMM would end the process at another trainer."""
+    require_ids_on_cpu(ids_FB)
     bad_FB = (ids_FB < 0).logical_or_(ids_FB >= table_rows_F1)
     if bad_FB.any():
         table, row = (int(index) for index in bad_FB.nonzero()[0])

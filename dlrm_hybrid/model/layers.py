@@ -3,7 +3,7 @@
 torch multiplies float32 with MKL, whose AVX2 kernels on AMD reach half of what oneDNN's AVX-512
 kernels do (105 against 205 GFLOP/s on one Zen 5 core at batch 128), but for tiny layers. bfloat16
 goes to oneDNN in any case. Which library multiplies depends on the layer's shape alone, so the same
-batch gives the same bits in every process of a machine.
+batch gives the same bits in every process of a machine. On other devices torch multiplies.
 
 Shapes: B batch, N width of a layer's input, M width of its output; F vectors of a row (bottom MLP
 first, then the tables), D their width, P = F(F-1)/2 pairs.
@@ -52,12 +52,15 @@ def gradient_of_weight(g_BM: Tensor, x_BN: Tensor, weight_MN: Tensor) -> Tensor:
 
 def _onednn_is_faster(weight_MN: Tensor) -> bool:
     return (
-        weight_MN.dtype == torch.float32 and weight_MN.numel() >= ONEDNN_ELEMENTS and _has_onednn()
+        weight_MN.dtype == torch.float32
+        and weight_MN.numel() >= ONEDNN_ELEMENTS
+        and weight_MN.is_cpu
+        and _has_onednn()
     )
 
 
 def _onednn_fuses_relu(weight_MN: Tensor) -> bool:
-    return weight_MN.dtype == torch.bfloat16 and _has_onednn()
+    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and _has_onednn()
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:

@@ -93,9 +93,6 @@ class ShardedEmbeddings:
     Attributes:
         shards: of all trainers, by table.
         pieces: what this trainer holds of weights and optimizer states, named as `Embeddings` does.
-
-    Raises:
-        ConfigError: the tables cannot be shared so.
     """
 
     def __init__(
@@ -106,11 +103,6 @@ class ShardedEmbeddings:
         group: CountedGroup,
     ) -> None:
         self._trainer, self._trainers = group.rank(), group.size()
-        sharding.check(
-            optimizer=options.optimizer,
-            trainers=self._trainers,
-            embedding_dim=spec.embedding_dim,
-        )
         self._spec = spec
         self._group = group
         _quiet()
@@ -157,6 +149,7 @@ class ShardedEmbeddings:
 
         Raises:
             RuntimeError: an id is not a row of its table.
+            ValueError: the ids are on another device.
             PeerLostError: a trainer is gone; also in backward.
             DeadlineError: a trainer did not come in time; also in backward.
         """

@@ -14,9 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.types import ConfigError
-
-NARROWEST_SHARD = 4  # columns
+NARROWEST_SHARD = 4  # columns, as FBGEMM needs; a rule of the configuration knows it too
 
 
 class ShardingKind(StrEnum):
@@ -49,46 +47,6 @@ class ShardingOptions:
     kind: ShardingKind
     comm_precision: CommPrecision
     deduplicate: bool
-
-    def check(self, *, optimizer: str, trainers: int, embedding_dim: int) -> None:
-        """Refuse what cannot be.
-
-        Args:
-            optimizer: of the tables: `sgd` …
-            trainers: that share the tables.
-            embedding_dim: width of the tables.
-
-        Raises:
-            ConfigError: one line for each fault, each naming its keys.
-        """
-        faults: list[str] = []
-        if trainers == 1 and self.comm_precision is not CommPrecision.FLOAT32:
-            faults.append(
-                f"embedding.comm_precision = {self.comm_precision}: "
-                "with parallel.trainers = 1 nothing is sent"
-            )
-        if trainers == 1 and self.deduplicate:
-            faults.append(
-                "embedding.deduplicate = True: with parallel.trainers = 1 nothing is sent"
-            )
-        if self.deduplicate and self.kind is not ShardingKind.TABLE_WISE:
-            faults.append(
-                f"embedding.deduplicate = True: needs embedding.sharding = table_wise, "
-                f"not {self.kind}"
-            )
-        if self.kind is ShardingKind.COLUMN_WISE:
-            if optimizer == "rowwise_adagrad":
-                faults.append(
-                    f"embedding.sharding = {self.kind}: embedding.optimizer = {optimizer} "
-                    "keeps one number for each whole row"
-                )
-            if columns_of_a_shard(embedding_dim) is None:
-                faults.append(
-                    f"embedding.sharding = {self.kind}: model.embedding_dim = {embedding_dim} "
-                    f"cannot be cut: FBGEMM needs columns in multiples of {NARROWEST_SHARD}"
-                )
-        if faults:
-            raise ConfigError("\n".join(faults))
 
 
 def columns_of_a_shard(embedding_dim: int) -> int | None:
@@ -140,13 +98,20 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1.0 else tensor * factor
 
 
-_CODECS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
+_PLAIN = Cast(torch.float32, 1.0)
+_CASTS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
+    CommPrecision.FLOAT32: (_PLAIN, _PLAIN),
     CommPrecision.FLOAT16: (
         Cast(torch.float16, 1.0),
         Cast(torch.float16, FLOAT16_GRADIENT_SCALE),
     ),
     CommPrecision.BFLOAT16: (Cast(torch.bfloat16, 1.0), Cast(torch.bfloat16, 1.0)),
 }
+
+
+def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
+    """Of rows, and of gradients, on the wire."""
+    return _CASTS[precision]
 
 
 @final
@@ -158,20 +123,10 @@ class Rounding:
 
     def pooled(self, pooled: Tensor) -> Tensor:
         """Rows as the trainers see them."""
-        return self._there_and_back(pooled, 0)
+        cast, _ = casts(self.precision)
+        return cast.decode(cast.encode(pooled))
 
     def gradient(self, gradient: Tensor) -> Tensor:
         """A trainer's part of the gradient as the tables see it."""
-        return self._there_and_back(gradient, 1)
-
-    def _there_and_back(self, tensor: Tensor, direction: int) -> Tensor:
-        if self.precision is CommPrecision.FLOAT32:
-            return tensor
-        cast = _CODECS[self.precision][direction]
-        return cast.decode(cast.encode(tensor))
-
-
-def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
-    """Of rows, and of gradients, on the wire."""
-    plain = Cast(torch.float32, 1.0)
-    return _CODECS.get(precision, (plain, plain))
+        _, cast = casts(self.precision)
+        return cast.decode(cast.encode(gradient))

@@ -143,24 +143,18 @@ class Partition:
         """Cut `spec` after the layers named by `cuts`, given in any order.
 
         Raises:
-            ConfigError: a cut is given twice, or there is nothing to cut; one line for each.
+            ConfigError: a cut is given twice, or comes after no layer but the last.
         """
-        possible = possible_cuts(spec)
+        layers = spec.layer_names
         faults = [
-            f"parallel.cuts: {cut!r} stands there twice"
-            for position, cut in enumerate(cuts)
-            if cut in cuts[:position]
-        ]
-        faults += [
-            f"parallel.cuts: {cut!r} is no place to cut this model; possible are "
-            + ", ".join(possible)
+            f"parallel.cuts: {cut!r} is no layer to cut this model after, or given twice; "
+            f"possible are {', '.join(layers[:-1])}"
             for cut in cuts
-            if cut not in possible
+            if cut not in layers[:-1] or cuts.count(cut) > 1
         ]
         if faults:
             raise ConfigError("\n".join(faults))
-        ordered = tuple(cut for cut in possible if cut in cuts)
-        layers = spec.layer_names
+        ordered = tuple(cut for cut in layers if cut in cuts)
         ends = (0, *(layers.index(cut) + 1 for cut in ordered), len(layers))
         parts = tuple(
             _part(spec, index, range(start, stop))
@@ -177,11 +171,6 @@ class Partition:
     def stage_of(self) -> dict[str, int]:
         """Index of the stage of every dense parameter, in the order of `dense_shapes()`."""
         return {name: part.index for part in self.stages for name in part.parameter_names}
-
-
-def possible_cuts(spec: ModelSpec) -> tuple[str, ...]:
-    """Layers that a cut may follow: all but the last of the top MLP."""
-    return spec.layer_names[:-1]
 
 
 def microbatch_rows(batch_size: int, microbatches: int) -> int:

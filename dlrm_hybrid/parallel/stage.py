@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.spec import microbatch_rows
-from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.types import BatchNumber, DlrmError
 
 # MKL rounds products differently where an operand lies at an address that is no multiple of it.

@@ -9,8 +9,6 @@ from embedding_runs import run
 
 from dlrm_hybrid.checkpoint.commit import Preparing, Shard, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
-from dlrm_hybrid.types import ConfigError
 
 NUM_TABLES, DIM = 7, 8
 KINDS = ["table_wise", "row_wise", "column_wise"]
@@ -186,71 +184,3 @@ def test_a_checkpoint_has_no_layout(
     told = run(tmp_path, "resumes_from_a_checkpoint", trainers, kind=kind, **given)
     assert told[0]["difference"] <= (0.0 if exact else 1e-5)
     assert told[0]["moved"] >= 1e-3
-
-
-def _options(
-    kind: str, precision: str = "float32", *, deduplicate: bool = False
-) -> ShardingOptions:
-    return ShardingOptions(
-        kind=ShardingKind(kind), comm_precision=CommPrecision(precision), deduplicate=deduplicate
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "optimizer", "trainers", "dim", "keys"),
-    [
-        (
-            _options("column_wise"),
-            "rowwise_adagrad",
-            2,
-            16,
-            ("embedding.sharding = column_wise", "embedding.optimizer = rowwise_adagrad"),
-        ),
-        (
-            _options("table_wise", "float16"),
-            "sgd",
-            1,
-            16,
-            ("embedding.comm_precision = float16", "parallel.trainers = 1"),
-        ),
-        (
-            _options("table_wise", deduplicate=True),
-            "sgd",
-            1,
-            16,
-            ("embedding.deduplicate = True", "parallel.trainers = 1"),
-        ),
-        *(
-            (
-                _options(kind, deduplicate=True),
-                "sgd",
-                2,
-                16,
-                ("embedding.deduplicate = True", f"embedding.sharding = table_wise, not {kind}"),
-            )
-            for kind in ("row_wise", "column_wise", "auto")
-        ),
-        (
-            _options("column_wise"),
-            "sgd",
-            2,
-            4,
-            ("embedding.sharding = column_wise", "model.embedding_dim = 4"),
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    options: ShardingOptions, optimizer: str, trainers: int, dim: int, keys: tuple[str, ...]
-):
-    with pytest.raises(ConfigError) as caught:
-        options.check(optimizer=optimizer, trainers=trainers, embedding_dim=dim)
-    for key in keys:
-        assert key in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "auto"])
-@pytest.mark.parametrize("precision", list(CommPrecision))
-def test_everything_else_is_accepted(kind: str, precision: str):
-    for deduplicate in (False, kind == "table_wise"):
-        options = _options(kind, precision, deduplicate=deduplicate)
-        options.check(optimizer="adagrad", trainers=2, embedding_dim=16)

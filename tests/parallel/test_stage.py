@@ -5,16 +5,15 @@ import torch
 from tiny_world import PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
-from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.dlrm import Dlrm, StageModel
 from dlrm_hybrid.model.layers import Precision
-from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
-from dlrm_hybrid.model.stage_model import StageModel
+from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, aligned, predict_stage
 from dlrm_hybrid.types import BatchNumber, ConfigError
 
 ROWS = 24
 NUMBER = BatchNumber(5)
-CUTS = [cuts for number in range(8) for cuts in combinations(possible_cuts(PAPER), number)]
+CUTS = [cuts for number in range(8) for cuts in combinations(PAPER.layer_names[:-1], number)]
 
 
 def _models(

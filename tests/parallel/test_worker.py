@@ -27,7 +27,7 @@ from torch import Tensor
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
-from dlrm_hybrid.model.spec import ModelSpec, Partition, possible_cuts
+from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES
@@ -36,7 +36,7 @@ from dlrm_hybrid.parallel.worker import StepMetrics, train_step
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind
 
-CUTS = [cuts for number in range(4) for cuts in combinations(possible_cuts(SMALL), number)]
+CUTS = [cuts for number in range(4) for cuts in combinations(SMALL.layer_names[:-1], number)]
 SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]
 ROWS = 16
 GLOBAL_ROWS = 48

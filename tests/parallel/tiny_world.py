@@ -13,12 +13,12 @@ from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
-from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions

@@ -10,10 +10,10 @@ from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.spec import ModelSpec, Partition
-from dlrm_hybrid.model.stage_model import StageModel
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
