@@ -24,20 +24,20 @@ def fold(seed: int, *names: str | int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+def splitmix64(seed: int, count: int, first: int = 1) -> NDArray[np.uint64]:
     """Random numbers of which each depends on seed and position alone.
 
     Args:
         seed: not negative, below 2**64.
         count: how many.
+        first: position of the first of them.
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
     import numpy as np  # seeds are folded where nothing else needs it
 
-    state = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
+    positions = np.arange(first, first + count, dtype=np.uint64)
+    state = np.uint64(seed) + positions * np.uint64(0x9E3779B97F4A7C15)
     bits = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

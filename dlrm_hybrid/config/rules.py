@@ -173,7 +173,7 @@ def _tables(config: Config) -> Iterator[str]:
             "accumulator per full row"
         )
     dim = config.model.embedding_dim
-    if embedding.sharding == "column_wise" and (dim < 8 or dim % 4):
+    if embedding.sharding == "column_wise" and dim < 8:
         yield (
             f"embedding.sharding = 'column_wise': model.embedding_dim = {dim} cannot be cut: "
             "FBGEMM needs columns in multiples of 4"

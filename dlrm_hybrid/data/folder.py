@@ -7,13 +7,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.format import RECORD_BYTES, VOCABULARY_FOLDER, Spill
+from dlrm_hybrid.data.format import VOCABULARY_FOLDER, Spill
 from dlrm_hybrid.data.manifest import (
     MANIFEST_FILE,
     UNFINISHED_FILES,
@@ -136,8 +136,15 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         found = manifest.read(output)
     except DataError as error:
         return Stale(str(error))
-    differences = list(_differences(found, raw, options.semantics))
+    differences = found.semantics.differences(options.semantics)
     sources = found.sources
+    if raw is not None:
+        names = [source.stamp.name for source in sources]
+        wanted = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
+        if names != wanted:
+            differences.append(
+                f"it contains the rows of {_some(names)}, not those of {_some(wanted)}"
+            )
     if not differences and raw is not None and not isinstance(raw, Generated):
         checked = [_checked(*pair, say) for pair in zip(raw, sources, strict=True)]
         sources = tuple(source for source in checked if source is not None)
@@ -148,11 +155,8 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         ]
     if differences:
         return Stale(f"{output} was prepared differently: {'; '.join(differences)}")
-    for day in found.days:
-        path = output / day.file
-        wanted_bytes = day.rows * RECORD_BYTES
-        if not path.is_file() or path.stat().st_size != wanted_bytes:
-            return Stale(f"{path}: not {wanted_bytes} bytes: the folder is damaged")
+    if fault := manifest.size_fault(output, found):
+        return Stale(f"{fault}: the folder is damaged")
     return found if sources == found.sources else _remember(output, found, sources)
 
 
@@ -167,19 +171,6 @@ def _refuse_foreign(output: Path) -> None:
     foreign = sorted(path.name for path in output.iterdir() if not _OWN.fullmatch(path.name))
     if foreign:
         raise DataError(f"{output}: holds {foreign[0]!a}, which prepare did not write; {advice}")
-
-
-def _differences(found: Manifest, raw: Raw | None, semantics: Semantics) -> Iterator[str]:
-    wanted = asdict(semantics)
-    for name, value in asdict(found.semantics).items():
-        if value != wanted[name]:
-            yield f"data.{name} is {wanted[name]!r}, it was prepared with {value!r}"
-    if raw is None:
-        return
-    names = [source.stamp.name for source in found.sources]
-    wanted_names = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
-    if names != wanted_names:
-        yield f"it contains the rows of {_some(names)}, not those of {_some(wanted_names)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS
 from dlrm_hybrid.data.shards import Shards, Words
 from dlrm_hybrid.kernels.criteo import gather
-from dlrm_hybrid.rng import fold
+from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
 
 
@@ -77,16 +78,6 @@ class _Epoch:
             row -= self.size(block)
             block += 1
         return block, row
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A block in memory and the order of its rows."""
-
-    epoch: int
-    number: int
-    records_RW: Words
-    order_R: npt.NDArray[np.uint32]
 
 
 Read = Callable[[LoaderState], tuple[Batch, LoaderState]]
@@ -148,7 +139,8 @@ class Loader:
             (self._run_rows * self._runs_per_block, RECORD_WORDS), np.uint32
         )
         self._epoch: _Epoch | None = None
-        self._block: _Block | None = None
+        self._loaded: tuple[int, int] | None = None  # epoch and number of the block in memory
+        self._order_R = np.empty(0, np.uint32)
         self.dropped_rows = rows % global_rows
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
@@ -166,11 +158,10 @@ class Loader:
         number, row = epoch.forward(state.block, state.row + self._skip)
         filled = 0
         while filled < self._batch_size:
-            block = self._load(epoch, number)
-            order_B = block.order_R[row : row + self._batch_size - filled]
-            if not _gather(block.records_RW, order_B, filled, batch, self._table_rows_F):
-                rows = [self._row(epoch, number, int(row)) for row in order_B]
-                raise self._shards.fault(rows)
+            order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
+            if not _gather(self._buffer_RW, order_B, filled, batch, self._table_rows_F):
+                rows = list(chain.from_iterable(self._runs(epoch, number)))
+                raise self._shards.fault(rows[int(row)] for row in order_B)
             filled += len(order_B)
             number, row = number + 1, 0
         if self._rows - used - self._global_rows < self._global_rows:
@@ -199,17 +190,18 @@ class Loader:
         block_sizes = np.add.reduceat(sizes, np.arange(0, count, self._runs_per_block))
         return _Epoch(number, runs, np.concatenate([[0], np.cumsum(block_sizes)]))
 
-    def _load(self, epoch: _Epoch, number: int) -> _Block:
-        block = self._block
-        if block is None or (block.epoch, block.number) != (epoch.number, number):
-            self._block = None  # its records are overwritten now
-            at = 0
+    def _order_of_block(self, epoch: _Epoch, number: int) -> npt.NDArray[np.uint32]:
+        """Read a block into memory, unless it is there; the order of its rows."""
+        if self._loaded != (epoch.number, number):
+            self._loaded = None  # until all is read: another block is overwritten
+            filled = 0
             for rows in self._runs(epoch, number):
-                self._shards.copy_into(rows, self._buffer_RW[at:])
-                at += len(rows)
-            order_R = self._order(at, epoch.number, number)
-            block = self._block = _Block(epoch.number, number, self._buffer_RW, order_R)
-        return block
+                for piece_RW in self._shards.pieces(rows):
+                    self._buffer_RW[filled : filled + len(piece_RW)] = piece_RW
+                    filled += len(piece_RW)
+            self._order_R = self._order(filled, epoch.number, number)
+            self._loaded = (epoch.number, number)
+        return self._order_R
 
     def _runs(self, epoch: _Epoch, number: int) -> Iterator[range]:
         """The rows of a block, run after run."""
@@ -217,14 +209,6 @@ class Loader:
         for run in epoch.runs[first_run : first_run + self._runs_per_block].tolist():
             first = run * self._run_rows
             yield range(first, min(first + self._run_rows, self._rows))
-
-    def _row(self, epoch: _Epoch, number: int, row: int) -> int:
-        """The row of all days that is row `row` of a block."""
-        for rows in self._runs(epoch, number):
-            if row < len(rows):
-                return rows[row]
-            row -= len(rows)
-        raise IndexError(f"block {number} has no such row")
 
     def _order(self, count: int, epoch: int, name: str | int) -> npt.NDArray[np.uint32]:
         if not self._shuffle:
@@ -280,27 +264,19 @@ def _gather(
     )
 
 
-GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-
-
 def permutation(seed: int, count: int) -> npt.NDArray[np.uint32]:
     """All of 0 … count - 1 in an order that depends on `seed` alone.
 
-    Sorts the numbers by a hash of (seed, number), splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
-    The number takes the hash's lowest bits, so no two keys are equal, every sort gives the same
-    result, and sorting plain integers is enough.
+    Sorts the numbers by a hash of (seed, number). The number takes the hash's lowest bits, so no
+    two keys are equal, every sort gives the same result, and sorting plain integers is enough.
 
     Args:
         seed: 0 ≤ seed < 2**64, from `rng.fold`.
         count: at most 2**32.
     """
-    numbers = np.arange(count, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        key = numbers * np.uint64(GOLDEN_GAMMA) + np.uint64(seed)
-        key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        key ^= key >> np.uint64(31)
     low_bits = np.uint64((1 << max(count - 1, 0).bit_length()) - 1)
-    key = (key & ~low_bits) | numbers
-    key.sort()
-    return (key & low_bits).astype(np.uint32)
+    keys = splitmix64(seed, count, first=0)
+    keys &= ~low_bits
+    keys |= np.arange(count, dtype=np.uint64)
+    keys.sort()
+    return (keys & low_bits).astype(np.uint32)

@@ -17,7 +17,7 @@ import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dlrm_hybrid import durable
-from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL
+from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL, RECORD_BYTES
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
@@ -53,6 +53,15 @@ class Semantics:
     min_count: int
     max_ind_range: int
     on_bad_row: str
+
+    def differences(self, wanted: Semantics) -> list[str]:
+        """Each option that is not as wanted, with its key and both values."""
+        now = asdict(wanted)
+        return [
+            f"data.{name}: prepared with {value!r}, the configuration says {now[name]!r}"
+            for name, value in asdict(self).items()
+            if value != now[name]
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +205,19 @@ def read(folder: Path) -> Manifest:
     if fault := _contradiction(found):
         raise DataError(f"{path}: {fault}")
     return found
+
+
+def size_fault(folder: Path, manifest: Manifest) -> str | None:
+    """What is wrong with the size of a shard's file; None if all are as large as they must be."""
+    for day in manifest.days:
+        path, wanted_bytes = folder / day.file, day.rows * RECORD_BYTES
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as error:
+            return f"{path}: cannot be read: {error.strerror}"
+        if num_bytes != wanted_bytes:
+            return f"{path}: has {num_bytes} bytes, expected {wanted_bytes} for {day.rows} rows"
+    return None
 
 
 def _format_of(content: bytes) -> object:

@@ -11,16 +11,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Final, Literal, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE
 from dlrm_hybrid.types import DataError
 
-FORMAT = 1
+FORMAT: Final = 1
 GENERATOR = 1  # changes whenever the same profile gives other rows
 WEIGHT_ONE = 1 << 32
 LOGISTIC_STEPS_PER_UNIT = 64
+_NOTHING_ELSE = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class Staircase:
         stop: one past the last value of the last step.
         weights: weight of each step, together 2**32.
     """
+
+    __pydantic_config__: ClassVar = _NOTHING_ELSE
 
     missing: int
     missing_with: int
@@ -58,6 +64,8 @@ class Teacher:
         interaction_gain: the same for a raw dot product.
         logistic: weight of a click for logits from -8 to 8 in steps of 1/64.
     """
+
+    __pydantic_config__: ClassVar = _NOTHING_ELSE
 
     salt: int
     head_ranks: int
@@ -84,7 +92,9 @@ class Profile:
         teacher: how labels are drawn.
     """
 
-    format: int
+    __pydantic_config__: ClassVar = _NOTHING_ELSE
+
+    format: Literal[1]
     provenance: Mapping[str, Any]
     click_rate: float
     cardinalities: tuple[int, ...]
@@ -119,17 +129,13 @@ def loads(text: str, name: str) -> Profile:
         DataError: not a profile of this format, or a staircase that is none; names the column.
     """
     try:
-        raw: dict[str, Any] = json.loads(text)
-        if raw["format"] != FORMAT:
-            raise DataError(f"{name}: not a profile of format {FORMAT}")
-        values = dict(raw)
-        values["cardinalities"] = tuple(raw["cardinalities"])
-        values["integers"] = tuple(_staircase(column) for column in raw["integers"])
-        values["categoricals"] = tuple(_staircase(column) for column in raw["categoricals"])
-        values["teacher"] = _teacher(raw["teacher"])
-        profile = Profile(**values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{name}: not a profile of format {FORMAT}: {error}") from error
+        profile = TypeAdapter(Profile).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DataError(
+            f"{name}: not a profile of format {FORMAT}: {field!r}: {first['msg']}"
+        ) from error
     _check(profile, name)
     return profile
 
@@ -161,27 +167,12 @@ def builtin(name: str) -> Profile:
     return loads(file.read_text(encoding="utf-8"), f"{name}.json")
 
 
-def _staircase(raw: Mapping[str, Any]) -> Staircase:
-    values = dict(raw)
-    values["starts"] = tuple(raw["starts"])
-    values["weights"] = tuple(raw["weights"])
-    return Staircase(**values)
-
-
-def _teacher(raw: Mapping[str, Any]) -> Teacher:
-    values = dict(raw)
-    values["pairs"] = tuple((int(left), int(right)) for left, right in raw["pairs"])
-    values["logistic"] = tuple(raw["logistic"])
-    return Teacher(**values)
-
-
 def _check(profile: Profile, name: str) -> None:
     if len(profile.integers) != NUM_DENSE or len(profile.categoricals) != NUM_CATEGORICAL:
         raise DataError(f"{name}: {NUM_DENSE} integer and {NUM_CATEGORICAL} categorical columns")
     for number, column in enumerate((*profile.integers, *profile.categoricals)):
-        edges = (*column.starts, column.stop)
-        rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
-        if not rising or len(column.starts) != len(column.weights):
+        increasing = all(low < high for low, high in pairwise((*column.starts, column.stop)))
+        if not increasing or len(column.starts) != len(column.weights):
             raise DataError(f"{name}: column {number}: steps are not strictly increasing")
         if sum(column.weights) != WEIGHT_ONE or min(column.weights) < 0:
             raise DataError(f"{name}: column {number}: weights must sum to {WEIGHT_ONE}")

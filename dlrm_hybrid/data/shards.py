@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,11 +25,10 @@ from dlrm_hybrid.data.format import (
     FIRST_ID_WORD,
     NUM_CATEGORICAL,
     NUM_DENSE,
-    RECORD_BYTES,
     RECORD_WORDS,
     VOCABULARY_FOLDER,
 )
-from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard, Words
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Words
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 
 SAMPLED_BLOCKS = 32
@@ -114,13 +113,6 @@ class Shards:
             yield self.days_RW[day][row - self.borders[day] : stop - self.borders[day]]
             row = stop
 
-    def copy_into(self, rows: range, out_RW: Words) -> None:
-        """Read consecutive rows into the first `len(rows)` records of `out_RW`."""
-        at = 0
-        for piece_RW in self.pieces(rows):
-            out_RW[at : at + len(piece_RW)] = piece_RW
-            at += len(piece_RW)
-
     def fault(self, rows: Iterable[int]) -> DataError:
         """The error for the first of these rows that no model can be trained on."""
         for row in rows:
@@ -171,9 +163,13 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         DataError: no manifest, other options than expected, or a file is missing, cut or altered.
     """
     manifest = manifests.read(folder)
-    _check_options(folder, manifest, expected)
-    for shard in manifest.days:
-        _check_size(folder / shard.file, shard)
+    if differences := [] if expected is None else manifest.semantics.differences(expected):
+        raise DataError(
+            f"{folder}: made with other options ({'; '.join(differences)});"
+            " run `prepare` again or name another folder in data.prepared"
+        )
+    if fault := manifests.size_fault(folder, manifest):
+        raise DataError(f"{fault}; {DAMAGED}")
     days_RW = tuple(_map(folder / shard.file, shard.rows) for shard in manifest.days)
     borders = [0]
     for shard in manifest.days:
@@ -241,33 +237,6 @@ def _check_vocabulary(shards: Shards) -> None:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
     if xxhash.xxh3_128_hexdigest(b"".join(digests)) != manifest.vocabulary_xxh3:
         raise DataError(f"{folder}: does not match manifest.json; {DAMAGED}")
-
-
-def _check_options(folder: Path, manifest: Manifest, expected: Semantics | None) -> None:
-    if expected is None or manifest.semantics == expected:
-        return
-    found, wanted = asdict(manifest.semantics), asdict(expected)
-    different = "; ".join(
-        f"data.{key}: prepared with {found[key]!r}, the configuration says {wanted[key]!r}"
-        for key in wanted
-        if found[key] != wanted[key]
-    )
-    raise DataError(
-        f"{folder}: made with other options ({different});"
-        " run `prepare` again or name another folder in data.prepared"
-    )
-
-
-def _check_size(path: Path, shard: Shard) -> None:
-    try:
-        num_bytes = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if num_bytes != shard.rows * RECORD_BYTES:
-        raise DataError(
-            f"{path}: has {num_bytes} bytes, expected {shard.rows * RECORD_BYTES}"
-            f" for {shard.rows} rows; {DAMAGED}"
-        )
 
 
 def _map(path: Path, rows: int) -> Words:

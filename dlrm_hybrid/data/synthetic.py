@@ -13,15 +13,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid import durable
 from dlrm_hybrid.data.format import NUM_CATEGORICAL
-from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
+from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile
 from dlrm_hybrid.kernels import synthesize
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import ResourceError
@@ -70,14 +71,15 @@ def generate(
         raise _disk_full(path, needed_bytes, free_bytes)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     key, tables = row_key(seed), tables_of(profile)
+
+    def blocks() -> Iterator[memoryview]:
+        for first in range(0, rows, BLOCK_ROWS):
+            count = min(BLOCK_ROWS, rows - first)
+            yield encode(first, count, key, tables)
+            progress(first + count)
+
     try:
-        with partial.open("wb") as file:
-            for first in range(0, rows, BLOCK_ROWS):
-                count = min(BLOCK_ROWS, rows - first)
-                file.write(encode(first, count, key, tables))
-                progress(first + count)
-            file.flush()
-            os.fsync(file.fileno())
+        durable.write(partial, blocks())
         partial.replace(path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -166,9 +168,12 @@ def tables_of(profile: Profile) -> synthesize.Tables:
         start_CS=start_CS,
         below_CS=below_CS,
         guide_CG=guide_CG,
-        missing_C=_array(columns, "missing").astype(np.uint64),
-        missing_with_C=_array(columns, "missing_with"),
-        odd_F=np.array([_odd(number) for number in range(NUM_CATEGORICAL)], np.uint64),
+        missing_C=np.array([column.missing for column in columns], np.uint64),
+        missing_with_C=np.array([column.missing_with for column in columns], np.int64),
+        odd_F=np.array(
+            [(fold(column, "category") | 1) & 0xFFFFFFFF for column in range(NUM_CATEGORICAL)],
+            np.uint64,
+        ),
         pair_P2=np.array(teacher.pairs, np.int64).reshape(-1, 2),
         gains=np.array(
             [
@@ -183,14 +188,6 @@ def tables_of(profile: Profile) -> synthesize.Tables:
         salt=np.array([teacher.salt], np.uint64),
         logistic_L=np.array(teacher.logistic, np.uint64),
     )
-
-
-def _array(columns: tuple[Staircase, ...], name: str) -> npt.NDArray[np.int64]:
-    return np.array([getattr(column, name) for column in columns], np.int64)
-
-
-def _odd(categorical: int) -> int:
-    return (fold(categorical, "category") | 1) & 0xFFFFFFFF
 
 
 def _disk_full(path: Path, needed_bytes: int, free_bytes: int) -> ResourceError:

@@ -62,7 +62,10 @@ def test_a_changed_option_ends_with_the_one_command_that_helps(
     for verb, given in (("train", ()), ("train", ("data.raw=train.txt",))):
         assert program(verb, *changed, *given, *SMALL) == 3
         error = capsys.readouterr().err
-        assert "prepared differently: data.min_count is 3, it was prepared with 0; " in error
+        assert (
+            "prepared differently: data.min_count: prepared with 0, the configuration says 3; "
+            in error
+        )
         assert set(advised(error)) == {
             *(verb, *changed, *SMALL, "data.raw=train.txt", "prepare.overwrite=true")
         }

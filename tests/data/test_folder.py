@@ -69,8 +69,8 @@ def test_a_finished_output_is_left_as_it_is(raw: Path, made: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"min_count": 3}, r"data.min_count is 3, it was prepared with 2"),
-        ({"days": 2, "min_count": 2}, r"data.days is 2, it was prepared with 7"),
+        ({"min_count": 3}, r"data.min_count: prepared with 2, the configuration says 3"),
+        ({"days": 2, "min_count": 2}, r"data.days: prepared with 7, the configuration says 2"),
         ({"vocabulary": "train_days", "min_count": 2}, r"data.vocabulary is 'train_days'"),
     ],
 )
@@ -153,8 +153,8 @@ def test_what_prepare_made_is_overwritten_and_nothing_else(
     result = run_prepare(raw, output, min_count=3, overwrite=True, say=said.append)
     assert not result.up_to_date
     assert said == [
-        f"{output} was prepared differently: data.min_count is 3, it was prepared with 2; "
-        "replacing it"
+        f"{output} was prepared differently: data.min_count: prepared with 2, "
+        "the configuration says 3; replacing it"
     ]
     assert manifest.read(output).semantics.min_count == 3
     (output / "thesis.tex").write_text("precious")
@@ -190,7 +190,8 @@ def test_foreign_and_damaged_folders_are_refused(tmp_path: Path, raw: Path, made
     assert everything(foreign) == {"thesis.tex": b"precious"}
     damaged = copy(made, tmp_path)
     os.truncate(damaged / "day_3.bin", 160)
-    with pytest.raises(DataError, match=r"day_3.bin: not \d+ bytes: the folder is damaged; ADVICE"):
+    message = r"day_3.bin: has 160 bytes, expected \d+ for \d+ rows: the folder is damaged; ADVICE"
+    with pytest.raises(DataError, match=message):
         run_prepare(raw, damaged, min_count=2)
     (damaged / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"not a manifest of prepared rows: .*; ADVICE"):
