@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.parallel.messages import Messenger
@@ -74,26 +74,19 @@ class WorldEvaluation:
         """
         for name, weight in self.evaluator.stage.model.dense_parameters().items():
             weight.detach().copy_(masters[name])
-        metrics = BinaryMetrics()
-        for number, group in enumerate(self._groups()):
-            meet(number, number * self.topology.trainers * self.test.batch_size)
+        metrics, batches = BinaryMetrics(), self.test.batches()
+        trainers = self.topology.trainers
+        for number in count():
+            group = list(islice(batches, trainers))  # a batch for each trainer, fewer at the end
+            if not group:
+                break
+            meet(number, number * trainers * self.test.batch_size)
             logit_B = self._predict(number, group)
             if self.messenger.rank == leader:
                 self._score(number, group, logit_B, metrics)
             elif logit_B is not None:
                 self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
         return metrics.scores() if self.messenger.rank == leader else None
-
-    def _groups(self) -> Iterator[list[Batch]]:
-        """A batch for each trainer; the last group may have fewer."""
-        group: list[Batch] = []
-        for batch in self.test.batches():
-            group.append(batch)
-            if len(group) == self.topology.trainers:
-                yield group
-                group = []
-        if group:
-            yield group
 
     def _predict(self, number: int, group: list[Batch]) -> Tensor | None:
         """Logits of this trainer's batch in the last stage."""
@@ -103,7 +96,7 @@ class WorldEvaluation:
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
-            nothing_FB = torch.empty((NUM_CATEGORICAL, 0), dtype=torch.int64)
+            nothing_FB = torch.from_numpy(group[0].ids_FB[:, :0])
             self.runner.run(self.evaluator.tables.predict(nothing_FB))
         return None
 

@@ -1,15 +1,15 @@
-"""A worker in a process of its own: its part of steps, agreements, evaluations and checkpoints.
+"""A worker in a process of its own: its part of steps, decisions, evaluations and checkpoints.
 
-The worker of trainer 0 that holds tables leads: it hears how the others do, decides, makes
-checkpoints valid, gathers scores, and is the only one with something to record. All do the same
-things at the same steps, because these follow from the plan and from what the leader decides.
+The worker of trainer 0 that holds tables leads: it receives the reports of the others, decides,
+makes checkpoints valid, gathers scores, and is the only one with something to record. All do the
+same things at the same steps, because these follow from the plan and from what the leader decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -30,6 +30,9 @@ from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import Tick, Version
 from dlrm_hybrid.wire.frame import Kind
+
+Values = Mapping[str, Any]
+Reports = Sequence[Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +113,24 @@ class WorkerRank:
         if not plan.meets(step):
             return progress, Decision()
         progress = progress.plus(self._since_last_met(step, plan.samples_per_step))
-        if self.leads:
-            return self._hear_all(progress, Decision(stop.severity, is_late))
-        report = {"interval": asdict(progress.interval), "severity": stop.severity}
-        self.messenger.send(self.leader, Kind.REPORT, step, report)
-        decision = self.messenger.receive(self.leader, Kind.DECISION, step)
-        told = Decision(decision["severity"], decision["save"])
-        return replace(progress, interval=Interval()), told
 
-    def evaluate(self, stop: StopRequest, tell: Callable[[int], None]) -> BinaryScores | None:
+        def decide(reports: Reports) -> Values:
+            nonlocal progress
+            progress = progress.plus(*(Interval(**report["interval"]) for report in reports))
+            return asdict(Decision(_highest(stop, reports), is_late))
+
+        report = {"interval": asdict(progress.interval), "severity": stop.severity}
+        decision = self._decision(Kind.REPORT, Kind.DECISION, step, report, decide)
+        if not self.leads:
+            progress = replace(progress, interval=Interval())
+        return progress, Decision(decision["severity"], decision["save"])
+
+    def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores | None:
         """Scores of the master weights, at the leader; see `Parts.evaluate`.
 
         Args:
             stop: stop request of signals.
-            tell: called now and then with the rows done.
+            show: called now and then with the rows done.
 
         Raises:
             PreemptedError, InterruptedRunError: in all workers between the same batches.
@@ -136,7 +143,7 @@ class WorkerRank:
             masters = self.client.tensors()
 
         def meet(number: int, done_rows: int) -> None:
-            tell(done_rows)
+            show(done_rows)
             self._meet_evaluating(number, stop)
 
         return self.evaluation.scores(self.leader, masters, meet)
@@ -159,37 +166,35 @@ class WorkerRank:
         self.compression.load(values)
         self.client.restart(step, values)
 
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.topology.num_workers) if rank != self.leader]
-
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""
         if number % SYNC_EVERY:
             return
-        severity = stop.severity
-        if self.leads:
-            requests = [
-                self.messenger.receive(rank, Kind.STOP_REQUEST, number) for rank in self._others()
-            ]
-            severity = max([severity, *(one["severity"] for one in requests)])
-            for rank in self._others():
-                self.messenger.send(rank, Kind.STOP_DECISION, number, {"severity": severity})
-        else:
-            self.messenger.send(self.leader, Kind.STOP_REQUEST, number, {"severity": severity})
-            answer = self.messenger.receive(self.leader, Kind.STOP_DECISION, number)
-            severity = answer["severity"]
-        obey(severity)
 
-    def _hear_all(self, progress: Progress, own: Decision) -> tuple[Progress, Decision]:
-        """The leader's side of an agreement."""
-        reports = [
-            self.messenger.receive(rank, Kind.REPORT, progress.step) for rank in self._others()
-        ]
-        severity = max([own.severity, *(report["severity"] for report in reports)])
-        decision = replace(own, severity=severity)
-        for rank in self._others():
-            self.messenger.send(rank, Kind.DECISION, progress.step, asdict(decision))
-        return progress.plus(*(Interval(**report["interval"]) for report in reports)), decision
+        def decide(reports: Reports) -> Values:
+            return {"severity": _highest(stop, reports)}
+
+        report = {"severity": stop.severity}
+        decision = self._decision(Kind.STOP_REQUEST, Kind.STOP_DECISION, number, report, decide)
+        obey(decision["severity"])
+
+    def _decision(
+        self,
+        request: Kind,
+        answer: Kind,
+        number: int,
+        report: Values,
+        decide: Callable[[Reports], Values],
+    ) -> Values:
+        """What the leader decides from the reports of all others; the same in all workers."""
+        if not self.leads:
+            self.messenger.send(self.leader, request, number, report)
+            return self.messenger.receive(self.leader, answer, number)
+        others = [rank for rank in range(self.topology.num_workers) if rank != self.leader]
+        decision = decide([self.messenger.receive(rank, request, number) for rank in others])
+        for rank in others:
+            self.messenger.send(rank, answer, number, decision)
+        return decision
 
     def _since_last_met(self, step: int, samples_per_step: int) -> Interval:
         """What this worker has to add beside the sums over its rows."""
@@ -201,3 +206,8 @@ class WorkerRank:
             dense_equivalent_bytes=self._met.dense_bytes - before.dense_bytes,
             sent_rows=samples_per_step * steps if self.leads else 0,
         )
+
+
+def _highest(stop: StopRequest, reports: Reports) -> int:
+    """The severity that wins: of whoever wants most to stop."""
+    return max([stop.severity, *(report["severity"] for report in reports)])

@@ -71,7 +71,10 @@ def test_a_finished_output_is_left_as_it_is(raw: Path, made: Path) -> None:
     [
         ({"min_count": 3}, r"data.min_count: prepared with 2, the configuration says 3"),
         ({"days": 2, "min_count": 2}, r"data.days: prepared with 7, the configuration says 2"),
-        ({"vocabulary": "train_days", "min_count": 2}, r"data.vocabulary is 'train_days'"),
+        (
+            {"vocabulary": "train_days", "min_count": 2},
+            r"data.vocabulary: prepared with 'all_days', the config",
+        ),
     ],
 )
 def test_other_options_refuse_the_folder(
