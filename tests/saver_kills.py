@@ -45,7 +45,7 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
         committer=Committer(
             root=root,
             attempt=0,
-            keep=RetentionPolicy(newest=1, best=True),
+            retention=RetentionPolicy(newest=1, best=True),
             title="worker-0 (rank 0)",
             facts=lambda progress: {"test_loss": 1.0 / progress.step},
         ),

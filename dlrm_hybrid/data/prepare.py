@@ -35,15 +35,10 @@ from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
 from dlrm_hybrid.data.manifest import FileStamp, Manifest, Semantics, Shard, SourceFile, Words
 from dlrm_hybrid.data.vocabulary import number_columns, shares_id
 from dlrm_hybrid.threads import Report, Threads
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import DataError
 
 _SPILL_AND_SHARD_BYTES = 2 * RECORD_BYTES
 _SPACE_MARGIN = 1.05
-_CHOICES = {
-    "day_split": ("equal_rows", "files"),
-    "vocabulary": ("all_days", "train_days"),
-    "on_bad_row": ("error", "skip", "quarantine"),
-}
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage, what is done and the total: bytes of the raw files for `parse`, columns ×
@@ -66,19 +61,18 @@ def prepare(
     """Turn raw files into a folder of shards, or find that they are there already.
 
     Args:
-        raw: the files, or how to make the one there is; that one is removed again.
+        raw: the files, one for each day with `day_split=files`; or how to make the one there is,
+            which is removed again.
         output: the folder.
         options: how.
         progress: called with how far it is.
-        say: called with what a person should know: whom it waits for, what it replaces.
+        say: called with what a person should know: which process it waits for, what it replaces.
 
     Raises:
-        ConfigError: the days do not fit the files.
         DataError: a bad row, a damaged file, or an output made from something else.
         ResourceError: no room, no right to write, or a killed worker.
     """
     started = time.perf_counter()
-    _check(raw, options)
     with folder.disk_errors(output), folder.partial(output, say) as partial:
         found = folder.current(output, raw, options, say)
         if isinstance(found, Manifest):
@@ -134,26 +128,6 @@ def _make(
     manifest.write(partial.result, made)
     partial.publish()
     return made
-
-
-def _check(raw: Raw, options: PrepareOptions) -> None:
-    semantics = options.semantics
-    files = 1 if isinstance(raw, Generated) else len(raw)
-    if not files:
-        raise ConfigError("data.raw is empty: name at least one file")
-    for key, value in (("processes", options.processes), ("block_bytes", options.block_bytes)):
-        if value < 1:
-            raise ConfigError(f"data.{key}={value}: must be at least 1")
-    for key, choices in _CHOICES.items():
-        if getattr(semantics, key) not in choices:
-            raise ConfigError(f"data.{key}={getattr(semantics, key)}: one of {', '.join(choices)}")
-    if semantics.day_split == "files" and semantics.days != files:
-        raise ConfigError(
-            f"data.days={semantics.days}, but data.raw holds {files} files and "
-            "data.day_split=files takes each for one day"
-        )
-    if semantics.vocabulary == "train_days" and semantics.days < 2:
-        raise ConfigError(f"data.days={semantics.days}: data.vocabulary=train_days needs 2 or more")
 
 
 def _needed_bytes(raw: Sequence[Path], stamps: Sequence[FileStamp]) -> int:

@@ -1,1 +1,1 @@
-"""The training loop, evaluation, checkpoints and the supervisor of ranks."""
+"""The training loop, evaluation, what saves checkpoints, and how signals stop a run."""

@@ -131,18 +131,18 @@ class InProcessEngine:
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Bring in what was compressed where it is due; see `Parts.meet`."""
+        """Add what was compressed where it is due; see `loop.Parts.meet`."""
         severity = stop.severity
         if severity or is_late or plan.anything_due(progress.step):
             progress = progress.plus(Interval(compression=self.compression()))
         return progress, Decision(severity, is_late)
 
-    def evaluate(self, stop: StopRequest, tell: Callable[[int], None]) -> BinaryScores:
+    def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
         """Scores of the master weights on the test part.
 
         Args:
             stop: stop request of signals.
-            tell: called now and then with the rows done.
+            show: called now and then with the rows done.
 
         Raises:
             PreemptedError, InterruptedRunError: between two batches.
@@ -154,7 +154,7 @@ class InProcessEngine:
         metrics = BinaryMetrics()
         for number, batch in enumerate(self.test.batches()):
             stop.check()
-            tell(number * self.test.batch_size)
+            show(number * self.test.batch_size)
             programs: dict[int, Program[Tensor | None]] = {
                 worker.rank: predict_batch(worker, number, stage_inputs(worker, batch))
                 for worker in self.evaluators
@@ -175,7 +175,7 @@ class InProcessEngine:
         return {**self._dense(), **tables.weights(), **tables.optimizer_state(), **remembered}
 
     def pieces(self) -> list[Piece]:
-        """The same as pieces, each of them whole."""
+        """The same as pieces, each a full tensor."""
         return full_pieces(self.tensors())
 
     def settled(self) -> Version:

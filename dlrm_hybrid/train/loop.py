@@ -252,10 +252,6 @@ class _Run:
 
 
 def _sent(interval: Interval) -> dict[str, int | None]:
-    """What events say of the bytes sent in an interval; None where nobody counts them."""
-    counted = interval.sent_rows > 0
-    return {
-        "sent_bytes": interval.sent_bytes if counted else None,
-        "dense_equivalent_bytes": interval.dense_equivalent_bytes if counted else None,
-        "sent_rows": interval.sent_rows if counted else None,
-    }
+    """What events say of the bytes sent in an interval; None where they are not counted."""
+    names = ("sent_bytes", "dense_equivalent_bytes", "sent_rows")
+    return {name: getattr(interval, name) if interval.sent_rows else None for name in names}

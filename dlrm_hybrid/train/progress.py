@@ -67,7 +67,7 @@ class Decision:
     """What all processes do before a step.
 
     Attributes:
-        severity: how much somebody wants to stop, a `StopRequest.severity`.
+        severity: the highest `StopRequest.severity` of all processes.
         save: a checkpoint, because the last one is long ago.
     """
 

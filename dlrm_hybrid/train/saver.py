@@ -37,14 +37,14 @@ class Committer:
     Attributes:
         root: the `checkpoints` folder of the run.
         attempt: how often the run has been restarted.
-        keep: which checkpoints stay.
+        retention: which checkpoints are kept.
         title: of this rank, for messages.
         facts: what a checkpoint says beside its tensors.
     """
 
     root: Path
     attempt: int
-    keep: RetentionPolicy
+    retention: RetentionPolicy
     title: str
     facts: Callable[[Progress], Mapping[str, Any]]
     _preparing: Preparing | None = None
@@ -84,7 +84,7 @@ class Committer:
         assert facts is not None
         if self._commit is None:
             self._commit = in_background(
-                lambda: commit(self.root, self.attempt, prepared, facts, self.keep)
+                lambda: commit(self.root, self.attempt, prepared, facts, self.retention)
             )
         try:
             done = outcome(self._commit, wait_seconds)
@@ -104,7 +104,7 @@ class Committer:
 
     def amend(self, progress: Progress) -> None:
         """Let the valid checkpoint of this step say what else is known now."""
-        amend(self.root, progress.step, self.facts(progress), self.keep)
+        amend(self.root, progress.step, self.facts(progress), self.retention)
 
 
 @final

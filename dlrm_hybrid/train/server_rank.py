@@ -28,7 +28,7 @@ class ServerRank:
         collect: takes contributions; None where the method has no rounds.
         rank: its own.
         attempt: how often the run has been restarted.
-        meter: told what the answers are for.
+        meter: counts by the phase that the answers are for.
         start: pushes of every worker before this attempt.
         writer: of its part of checkpoints.
     """

@@ -105,7 +105,7 @@ class WorkerRank:
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Bring the sums of all workers to the leader; see `Parts.meet`.
+        """Bring the sums of all workers to the leader; see `loop.Parts.meet`.
 
         The decision is the same in all workers at the same step; of clocks the leader's counts.
         """
@@ -126,7 +126,7 @@ class WorkerRank:
         return progress, Decision(decision["severity"], decision["save"])
 
     def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores | None:
-        """Scores of the master weights, at the leader; see `Parts.evaluate`.
+        """Scores of the master weights, at the leader; see `loop.Parts.evaluate`.
 
         Args:
             stop: stop request of signals.

@@ -19,7 +19,7 @@ from criteo_rows import (
 from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.prepare import prepare
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import DataError
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +104,7 @@ def test_days_by_files(tmp_path: Path, lines: list[bytes]) -> None:
     np.testing.assert_array_equal(stored(tmp_path / "out"), words)
 
 
-def test_options_that_do_not_fit(tmp_path: Path, raw: Path, lines: list[bytes]) -> None:
-    with pytest.raises(ConfigError, match="data.days=7, but data.raw holds 1 files"):
-        run_prepare(raw, tmp_path / "out", day_split="files")
-    with pytest.raises(ConfigError, match="data.vocabulary=train_days needs 2"):
-        run_prepare(raw, tmp_path / "out", days=1, vocabulary="train_days")
-    with pytest.raises(ConfigError, match="data.raw is empty"):
-        run_prepare([], tmp_path / "out")
-    with pytest.raises(ConfigError, match="data.on_bad_row=ignore: one of error, skip"):
-        run_prepare(raw, tmp_path / "out", on_bad_row="ignore")
-    with pytest.raises(ConfigError, match="data.block_bytes=0: must be at least 1"):
-        run_prepare(raw, tmp_path / "out", block_bytes=0)
+def test_rows_that_do_not_fill_the_days(tmp_path: Path, raw: Path, lines: list[bytes]) -> None:
     empty, few = tmp_path / "empty", tmp_path / "few"
     empty.write_bytes(b"")
     few.write_bytes(b"".join(lines[:6]))

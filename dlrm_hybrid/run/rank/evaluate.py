@@ -20,7 +20,7 @@ from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.train.groups import checkpoint_groups
+from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.loop import TICK_SECONDS
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError
@@ -37,8 +37,10 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
     scored = replace(config, parallel=_small_world(config.parallel))
     engine = build_engine.engine(scored, shards, 1, SpanClock())
-    groups = checkpoint_groups(engine.tensors())
-    needed = {name: groups[name] for name in ("dense", "embeddings")}
+    groups = piece_groups(engine.pieces())
+    needed = {
+        name: {piece.name: piece.view for piece in groups[name]} for name in ("dense", "embeddings")
+    }
     checkpoint.load(folder, needed, checking(report))
     scores = engine.evaluate(stop, evaluating(config, shards, report))
     step = checkpoint_folder.read_facts(folder)["step"]

@@ -75,7 +75,7 @@ def committer(
     return Committer(
         root=Path(task.run_folder) / CHECKPOINTS,
         attempt=task.attempt,
-        keep=build.retention(config),
+        retention=build.retention(config),
         title=title,
         facts=lambda progress: checkpoint_facts(progress, values, shards),
     )
