@@ -10,8 +10,7 @@ from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.schema import Config
-
-NUM_DENSE = 13
+from dlrm_hybrid.types import NUM_DENSE
 
 Rule = Callable[[Config], Iterator[str]]
 

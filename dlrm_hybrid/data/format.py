@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-NUM_DENSE = 13
-NUM_CATEGORICAL = 26
+from dlrm_hybrid.types import NUM_CATEGORICAL, NUM_DENSE
+
 NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
 
 FIRST_DENSE_WORD = 1

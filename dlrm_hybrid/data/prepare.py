@@ -96,7 +96,8 @@ def _make(
         raw.write(path)
         raw = (path,)
     stamps = [manifest.stamp(path) for path in raw]
-    folder.check_space(partial.result, _needed_bytes(raw, stamps))
+    rows = sum(map(reader.estimated_rows, raw))
+    folder.check_space(partial.result, round(rows * _SPILL_AND_SHARD_BYTES * _SPACE_MARGIN))
     with Threads(options.processes) as threads:
         ingested = _parse(raw, stamps, partial, options, threads, progress)
         if generated:
@@ -128,15 +129,6 @@ def _make(
     manifest.write(partial.result, made)
     partial.publish()
     return made
-
-
-def _needed_bytes(raw: Sequence[Path], stamps: Sequence[FileStamp]) -> int:
-    """Spill and shards for as many rows as the head of each file lets expect."""
-    rows = 0.0
-    for path, stamp in zip(raw, stamps, strict=True):
-        head = reader.sample(path)
-        rows += stamp.num_bytes * head.lines / max(1, head.raw_bytes)
-    return round(rows * _SPILL_AND_SHARD_BYTES * _SPACE_MARGIN)
 
 
 def _parse(

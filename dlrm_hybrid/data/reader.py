@@ -55,14 +55,6 @@ class Block:
     raw_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The first MiB of text of a file: `lines` newlines in `raw_bytes` as they lie on the disk."""
-
-    raw_bytes: int
-    lines: int
-
-
 class _Decoder(Protocol):
     """One compressed member, decompressed in pieces that fit in memory however small it is."""
 
@@ -198,8 +190,8 @@ def long_line(path: Path, line: int) -> DataError:
     return DataError(f"{path}:{line}: line longer than {MAX_LINE_BYTES} bytes: not Criteo rows")
 
 
-def sample(path: Path) -> Sample:
-    """Measure the head of a raw file, as far as it can be read, to estimate the rows of it all."""
+def estimated_rows(path: Path) -> float:
+    """How many rows a raw file has, judged by the first MiB of text, as far as it can be read."""
     text_bytes = lines = 0
     with path.open("rb") as file:
         # Damage is for `blocks` to report: rows before it may be bad too, and those come first.
@@ -209,7 +201,7 @@ def sample(path: Path) -> Sample:
                 lines += chunk.count(b"\n")
                 if text_bytes >= _SAMPLE_BYTES:
                     break
-        return Sample(file.tell(), lines)
+        return path.stat().st_size * lines / max(1, file.tell())
 
 
 def blocks(
