@@ -103,7 +103,7 @@ class Partial:
         except OSError as error:
             if replaced.exists():
                 replaced.rename(self.output)
-            raise DataError(f"{self.output}: cannot be put in place: {error}") from error
+            raise DataError(f"{self.output}: cannot be renamed into place: {error}") from error
         flush(self.output.parent)
 
 
@@ -196,7 +196,7 @@ def _remember(output: Path, found: Manifest, sources: Sequence[SourceFile]) -> M
     """The manifest with other sources, kept where that is possible: else it is compared again."""
     known = replace(found, sources=tuple(sources))
     with suppress(HeldError, DataError, OSError), locked(_lock(Path(os.path.realpath(output)))):
-        if manifest.read(output) == found:  # nobody has replaced the rows meanwhile
+        if manifest.read(output) == found:  # the rows have not been replaced meanwhile
             manifest.write(output, known)
     return known
 
@@ -210,8 +210,8 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
     """Take the lock beside `output`, clear what a killed run left; removed again at the end.
 
     Args:
-        output: the folder to make; a link to a folder stands for that one.
-        say: called with who holds the lock, before waiting for it.
+        output: the folder to make; a link to a folder means that folder.
+        say: called with the holder of the lock, before waiting for it.
 
     Raises:
         ResourceError: the folder cannot be made.

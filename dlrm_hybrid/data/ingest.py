@@ -256,7 +256,7 @@ def ingest(
         block_bytes: of text, parsed at a time; each thread has up to three blocks in memory.
         policy: what happens to bad rows.
         threads: that parse.
-        on_bytes: called with the bytes of the raw files that are done, as they lie on the disk.
+        on_bytes: called with the bytes of the raw files that are done, as stored.
 
     Raises:
         DataError: a file is damaged; a bad row under `policy`: always the first in file order.

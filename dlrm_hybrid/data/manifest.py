@@ -42,8 +42,8 @@ class Semantics:
         vocabulary: `all_days` gives every category of every day an id, as facebookresearch/dlrm;
             `train_days` knows only those of the training days, all others share id 0.
         min_count: categories seen fewer times than this within the vocabulary's days share id 0;
-            0 and 1 keep all.
-        max_ind_range: categories are taken modulo this before the vocabulary; 0 leaves them.
+            0 and 1 drop none.
+        max_ind_range: categories are taken modulo this before the vocabulary; 0 disables it.
         on_bad_row: `error`, `skip` or `quarantine`.
     """
 
@@ -126,7 +126,7 @@ class Manifest:
     Attributes:
         days: one shard per day in order; the last is the test part.
         table_rows: ids in use per categorical column, the shared id 0 included.
-        out_of_vocabulary: whether id 0 of every column stands for unknown categories.
+        out_of_vocabulary: whether id 0 of every column represents unknown categories.
         vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the 26 vocabulary files.
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.

@@ -123,7 +123,7 @@ def dumps(profile: Profile) -> str:
 
 
 def loads(text: str, name: str) -> Profile:
-    """Read a profile from JSON; `name` stands in messages.
+    """Read a profile from JSON; `name` is for messages.
 
     Raises:
         DataError: not a profile of this format, or a staircase that is none; names the column.
@@ -177,7 +177,7 @@ def _check(profile: Profile, name: str) -> None:
         if sum(column.weights) != WEIGHT_ONE or min(column.weights) < 0:
             raise DataError(f"{name}: column {number}: weights must sum to {WEIGHT_ONE}")
         if not 0 <= column.missing <= WEIGHT_ONE:
-            raise DataError(f"{name}: column {number}: missing must lie in 0 … {WEIGHT_ONE}")
+            raise DataError(f"{name}: column {number}: missing must be in 0 … {WEIGHT_ONE}")
         if not 0 <= column.missing_with < NUM_DENSE + NUM_CATEGORICAL:
             raise DataError(f"{name}: column {number}: missing_with is not a column")
     if not all(0 <= column < NUM_CATEGORICAL for pair in profile.teacher.pairs for column in pair):

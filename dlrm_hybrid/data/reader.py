@@ -45,7 +45,7 @@ class Block:
         first_line: number of the first line in its file, from 1.
         lines: how many, a last one without newline included.
         text: uint8; valid until the next block is asked for.
-        raw_bytes: bytes read of all files so far, as they lie on the disk.
+        raw_bytes: bytes read of all files so far, as stored.
     """
 
     file: int
@@ -164,7 +164,7 @@ def _chunks(
         file: at its beginning.
         path: for messages.
         chunk_bytes: of the file, read at a time.
-        seen: called with each piece as it lies on the disk.
+        seen: called with each piece as stored.
 
     Raises:
         DataError: it cannot be read, is damaged, or ends before its compressed stream does.
@@ -212,7 +212,7 @@ def blocks(
     Args:
         paths: the files.
         block_bytes: of text.
-        digests: one for each file; gets all its bytes as they lie on the disk.
+        digests: one for each file; gets all its bytes as stored.
 
     Raises:
         DataError: a file cannot be read or is damaged, or a line is longer than `MAX_LINE_BYTES`.

@@ -1,6 +1,6 @@
 """A folder of prepared rows, opened for reading: checked, mapped, addressed by row, exported.
 
-Rows of all days count through, day after day. Shapes: R rows, W = 40 words of a record,
+Rows are numbered across all days. Shapes: R rows, W = 40 words of a record,
 F = 26 categorical features.
 """
 
@@ -48,7 +48,7 @@ class Shards:
     """Prepared rows on disk.
 
     Attributes:
-        folder: where they lie.
+        folder: that holds them.
         manifest: what the rows are.
         days_RW: uint32, read-only maps of the records, one per day.
         borders: first row of each day, then the number of all rows.

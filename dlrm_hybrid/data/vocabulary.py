@@ -36,7 +36,7 @@ class ColumnTask:
     """One column to encode.
 
     Attributes:
-        spilled: file of keys; ids take their place.
+        spilled: file of keys, replaced by ids.
         keys: file to write: uint32 keys in id order, without one for a shared id 0.
         rows: in the spilled file.
         known_rows: the first of them, whose categories make the vocabulary.
@@ -91,7 +91,7 @@ class Table:
 
 
 def shares_id(semantics: Semantics) -> bool:
-    """Whether id 0 stands for all categories outside the vocabulary."""
+    """Whether id 0 represents all categories outside the vocabulary."""
     return semantics.min_count > 1 or semantics.vocabulary == "train_days"
 
 

@@ -22,7 +22,7 @@ class Dlrm(nn.Module):
 
     Args:
         spec: widths and tables.
-        embedding: how the tables learn; they do so in backward.
+        embedding: optimizer of the tables, which backward runs.
         precision: of the products in the MLPs; everything else is float32.
         seed: of the initial values.
     """
@@ -62,7 +62,7 @@ class StageModel(nn.Module):
     Args:
         spec: the full model.
         part: of it, from `Partition.of(spec, …)`.
-        precision: of the products in the MLPs; activations that enter and leave are float32.
+        precision: of the products in the MLPs; inputs and outputs are float32.
         seed: of the initial values.
     """
 
@@ -86,10 +86,10 @@ class StageModel(nn.Module):
         draw_dense(self._dense_parameters, seed)
 
     def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None) -> Tensor:
-        """What leaves the stage, float32 (B, M).
+        """The output of the stage, float32 (B, M).
 
         Args:
-            x_BN: float32, what enters.
+            x_BN: float32, the input.
             pooled_BFD: float32 rows of all tables; not None where the interaction is.
         """
         if self.bottom is not None:

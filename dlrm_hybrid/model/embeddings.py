@@ -62,7 +62,7 @@ _OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingOptions:
-    """How the tables learn.
+    """The optimizer of the tables.
 
     Attributes:
         optimizer: which optimizer; `sgd` has no state.
@@ -87,7 +87,7 @@ class EmbeddingOptions:
 
 @final
 class Embeddings:
-    """All tables of a model, one id per bag; a row learns in backward, at the rate last set.
+    """All tables of a model, one id per bag; backward updates the rows, at the rate last set.
 
     Not a torch module: its tensors are views that no other optimizer may find among parameters.
     """
@@ -134,7 +134,7 @@ class Embeddings:
         return self._look_up(bags.ids_K, bags.offsets)
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+        """Set the learning rate for the rows of the next lookups."""
         self._lr = lr
 
     def weights(self) -> dict[str, Tensor]:
@@ -192,8 +192,8 @@ class _Rows:
             )
         return out_BFD
 
-    def learn(self, ids_FB: Tensor, gradient_BFD: Tensor, lr: float) -> None:
-        """Take `lr` times the sum of its gradients from every row that was looked up."""
+    def apply_gradient(self, ids_FB: Tensor, gradient_BFD: Tensor, lr: float) -> None:
+        """Subtract `lr` times the sum of its gradients from every row that was looked up."""
         keys_FB, shift = sorted_keys(ids_FB)
         gradient = gradient_BFD.contiguous().numpy()
         apply_sgd(self._weights_N, self._starts_F, keys_FB, shift, gradient, lr)
@@ -201,7 +201,7 @@ class _Rows:
 
 @final
 class _LookUp(torch.autograd.Function):
-    """One row for each id; they learn in backward."""
+    """One row for each id; backward updates them."""
 
     @staticmethod
     def forward(ctx: Any, _leaf: Tensor, rows: _Rows, ids_FB: Tensor, lr: float) -> Tensor:
@@ -210,14 +210,14 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.rows.learn(ctx.ids_FB, gradients[0], ctx.lr)
+        ctx.rows.apply_gradient(ctx.ids_FB, gradients[0], ctx.lr)
         return None, None, None, None
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class DistinctIds:
-    """What one trainer's batch asks for.
+    """The distinct ids of one trainer's batch.
 
     Attributes:
         ids_K: table after table, ascending in each.
@@ -247,7 +247,7 @@ def require_ids_on_cpu(ids_FB: Tensor) -> None:
 
 
 def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
-    """Ids with the rows of the batch in which they stand, ascending in each table.
+    """Ids with the rows of the batch they are from, ascending in each table.
 
     Args:
         ids_FB: int64; at most 2**31.
@@ -287,8 +287,8 @@ def distinct_ids(ids_FB: Tensor, order_F: Int64s) -> DistinctIds:
 class DistinctBags:
     """One bag for each distinct id of each trainer, as FBGEMM takes them: N for every table.
 
-    In a table trainers come in their order, so gradients of a row that several want are summed in
-    it; empty bags fill up.
+    In a table trainers come in their order, so gradients of a row that several looked up are summed
+    in it; empty bags are padding.
 
     Attributes:
         ids_K: int64, table after table.

@@ -4,10 +4,10 @@ TorchRec's own input distribution is made for bags of any size: it sends splits,
 three collectives, and regroups them feature by feature. Here a bag is one id: one collective of
 ids is enough (`IdExchange`; TorchRec returns the rows). `DistinctExchange` sends every id once:
 
-    asks                                                         holds the rows
+    looks up                                                     holds the rows
     distinct ids of a batch  ── lengths, then coded ids ──▶      one bag for each
     rows of all its ids      ◀────────── rows ─────────────      their rows
-    sums for distinct ids    ──────── gradients ──────────▶      learns
+    sums for distinct ids    ──────── gradients ──────────▶      updates
 
 Every trainer is on both sides. How many rows travel is known to both from the ids.
 
@@ -185,10 +185,10 @@ class Asked:
     """Which rows travel in a lookup.
 
     Attributes:
-        mine: what this trainer wants, trainer after trainer that holds the tables.
+        mine: what this trainer looks up, by the trainers that hold the tables.
         mine_T: how many of them each trainer holds.
-        bags: what all trainers want of the tables held here.
-        bags_T: how many of them each trainer wants.
+        bags: what all trainers look up in the tables held here.
+        bags_T: how many of them each trainer looks up.
         rows_T: rows of every trainer's batch.
     """
 
@@ -201,7 +201,7 @@ class Asked:
 
 @final
 class DistinctExchange:
-    """What table-wise trainers send each other where every id is sent once.
+    """Sends every distinct id of a batch once, between trainers with table-wise sharding.
 
     Args:
         wanted_T: tables that each trainer holds, in the order of its lookups.
@@ -230,13 +230,13 @@ class DistinctExchange:
         ]
 
     def ask(self, ids_FB: Tensor) -> Asked:
-        """Tell everybody what this trainer wants, and hear what everybody wants from it.
+        """Send every trainer the ids of its tables; receive those of the tables held here.
 
         Args:
             ids_FB: int64, of this trainer's batch, which may be empty; rows of their tables.
 
         Raises:
-            DlrmError: what a trainer sent are no ids.
+            DlrmError: a trainer sent invalid ids.
         """
         mine, num_rows = distinct_ids(ids_FB, self._order_F), ids_FB.shape[1]
         mine_T = [int(mine.counts_F[held].sum()) for held in self._held_T]
@@ -252,7 +252,7 @@ class DistinctExchange:
         for trainer, received in enumerate(received_T):
             ids_K = _decoded(received, counts_TL[trainer], rows_L, rows_T[trainer])
             if ids_K is None:
-                raise DlrmError(f"trainer {trainer} sent what are no ids of the tables held here")
+                raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
         bags = distinct_bags(np.concatenate(ids_T), counts_TL)
         return Asked(mine, mine_T, bags, [len(ids_K) for ids_K in ids_T], rows_T)
@@ -267,7 +267,7 @@ class DistinctExchange:
         return cast(Tensor, _Travel.apply(pooled_NW, self, asked))
 
     def send_rows(self, pooled_NW: Tensor, asked: Asked) -> Tensor:
-        """From where tables are to who asked (B, F, D)."""
+        """From the holders of tables to those that look up (B, F, D)."""
         others = sum(asked.rows_T) - asked.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * self._dim * self._num_held_T[self._rank] * others
         codec, _ = self._casts
@@ -276,7 +276,7 @@ class DistinctExchange:
         return asked.mine.expand(codec.decode(taken_KD))
 
     def send_gradients(self, gradient_BFD: Tensor, asked: Asked) -> Tensor:
-        """From who asked to where tables are: sums for distinct ids (K, D)."""
+        """From those that look up to the holders of tables: sums for distinct ids (K, D)."""
         dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
         _, codec = self._casts
         given_KD = codec.encode(asked.mine.sum_by_id(gradient_BFD))
@@ -325,7 +325,7 @@ def _count_bits(rows_L: Int64s, num_rows: int) -> Int64s:
 
 @final
 class _Travel(torch.autograd.Function):
-    """Rows to who asked, one for each id; backward sums of their gradients to where tables are."""
+    """Rows to those that look up, one for each id; backward returns sums of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, asked: Asked) -> Tensor:

@@ -98,7 +98,7 @@ class _Kind:
 class _Chain(torch.autograd.Function):
     """x W^T + b, layer after layer, each in its own type and with its own ReLU or none.
 
-    A layer computes the same bits whatever chain it stands in: results that leave a chain as
+    A layer computes the same bits whatever chain it is in: results that leave a chain as
     float32 lose nothing, so a chain may be cut between any two layers.
     """
 
@@ -154,7 +154,7 @@ class Mlp(nn.Module):
     """Layers `1`, `2`, … or some of them: x_BN float32 → float32 (B, M), each with ReLU.
 
     In bfloat16 the last layer still multiplies in float32: it is small, slower in bfloat16, and
-    its output would keep but three digits.
+    its output would have three digits only.
 
     Args:
         widths: of the input and of every layer.
@@ -205,7 +205,7 @@ class _PairDots(torch.autograd.Function):
         (g_BW,) = gradients
         z_BFD, column_FF = ctx.saved_tensors
         num_rows, num_vectors, dim = z_BFD.shape
-        # d(z z^T) is symmetric with an empty diagonal: every pair's gradient stands there twice.
+        # d(z z^T) is symmetric with an empty diagonal: every pair's gradient is in it twice.
         # The diagonal reads some column and is cleared.
         g_BFF = g_BW.index_select(1, column_FF).view(num_rows, num_vectors, num_vectors)
         g_BFF.diagonal(dim1=1, dim2=2).zero_()

@@ -1,7 +1,7 @@
 """Optimizers of the dense parameters and their learning rates.
 
 One `apply` serves dense tensors and gathered elements: every operation is elementwise and rounds
-the same wherever an element stands, so applying to gathered elements and scattering them back
+the same wherever an element is stored, so applying to gathered elements and scattering them back
 equals the dense update of those elements bit for bit. Learning rates are pure functions of the
 step, which counts from 0.
 """
@@ -134,7 +134,7 @@ class WarmupDecay(Schedule):
     """Linear warm-up, a plateau, then quadratic decay; frozen at the last rate afterwards.
 
     The plateau before a decay is the warm-up's last rate, (warmup_steps - 1) / warmup_steps of the
-    base rate: as facebookresearch/dlrm (LRPolicyScheduler), whose count stands at 1 in step 0.
+    base rate: as facebookresearch/dlrm (LRPolicyScheduler), whose count is 1 in step 0.
 
     Attributes:
         warmup_steps: 0 for none.

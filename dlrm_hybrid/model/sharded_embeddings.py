@@ -60,7 +60,7 @@ _CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A rectangle of a table and who holds it.
+    """A rectangle of a table and the trainer that holds it.
 
     Attributes:
         trainer: that holds it.
@@ -77,7 +77,7 @@ class Shard:
 class ShardedEmbeddings:
     """All tables of a model, one id per bag, shared by the trainers of a group.
 
-    A row learns in backward from the rows of all trainers, at the rate last set. Gradients are
+    Backward updates a row from the rows of all trainers, at the rate last set. Gradients are
     added, not averaged: the caller divides them by T. Then table-wise sharding gives, bit for bit,
     what one unsharded table gives that sees the batches of all trainers in their order.
 
@@ -86,8 +86,8 @@ class ShardedEmbeddings:
 
     Args:
         spec: the tables; weights are not initialised.
-        options: how they learn.
-        sharding: how they are shared.
+        options: their optimizer.
+        sharding: how they are divided among trainers.
         group: of the trainers; a trainer's rank in it is its number.
 
     Attributes:
@@ -181,7 +181,7 @@ class ShardedEmbeddings:
         return exchange.answer(pooled_NW, asked)
 
     def set_lr(self, lr: float) -> None:
-        """The rate at which the rows of the next lookups learn; the same for all trainers."""
+        """Set the learning rate for the rows of the next lookups; the same for all trainers."""
         for kernel in self._kernels:
             if kernel is not None:
                 kernel.set_learning_rate(lr)
@@ -219,7 +219,7 @@ class _Reorder(torch.autograd.Function):
 
 
 def _quiet() -> None:
-    """Keep this process from warning of how TorchRec 1.8 uses torch 2.13; nobody can act on it."""
+    """Silence warnings about how TorchRec 1.8 uses torch 2.13: users cannot act on them."""
     # Of old names of collectives, from row-wise tables.
     warnings.filterwarnings(
         "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed"
@@ -314,7 +314,7 @@ def _make_plan(
     """
     kinds = _CHOICES if sharding.kind is ShardingKind.AUTO else (sharding.kind,)
     if options.optimizer is EmbeddingOptimizer.ROWWISE_ADAGRAD:
-        # One number for a whole row: it cannot be cut by columns.
+        # One accumulator for a full row: it cannot be cut by columns.
         kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
     constraints = {
         table.name: ParameterConstraints(

@@ -99,8 +99,8 @@ class StagePart:
         is_first: it reads the integer features.
         has_interaction: it reads the ids, and its top layers begin with the interaction.
         is_last: it reads the labels and gives the logits.
-        input_width: of a row that enters: integer features or the activations of the stage before.
-        output_width: of a row that leaves: activations for the next stage, or 1, the logit.
+        input_width: of an input row: integer features or the activations of the stage before.
+        output_width: of an output row: activations for the next stage, or 1, the logit.
     """
 
     index: int
@@ -131,7 +131,7 @@ class Partition:
     """A model in stages.
 
     Attributes:
-        cuts: in the order of the forward pass; boundary b lies at `cuts[b]`.
+        cuts: in the order of the forward pass; boundary b is at `cuts[b]`.
         stages: one more than cuts.
     """
 

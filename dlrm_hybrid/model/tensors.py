@@ -24,7 +24,7 @@ class Piece:
     Attributes:
         name: of the tensor, the same for all ranks.
         shape: of the full tensor.
-        begin: where the piece lies in it: the first index of each dimension.
+        begin: offset of the piece in it, by dimension.
         view: the piece; writing to it changes the tensor.
     """
 
@@ -35,7 +35,7 @@ class Piece:
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else holds anything of the tensor."""
+        """Whether no other rank holds a part of the tensor."""
         return tuple(self.view.shape) == self.shape
 
 

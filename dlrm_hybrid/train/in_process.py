@@ -108,8 +108,8 @@ class InProcessEngine:
         for channel in self.ranks.channels:
             channel.counters = counters
 
-    def learn(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Make one step; see `loop.Parts.learn`."""
+    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        """Make one step; see `loop.Parts.make_step`."""
         stages = len(self.evaluators)
         batches, afters = zip(*(read(at) for read in self.reads), strict=True)
         programs: dict[int, Program[StepMetrics]] = {

@@ -46,7 +46,7 @@ class Parts:
     """What a run is made of.
 
     Attributes:
-        learn: makes the step with this number from the batch at this position; returns what it
+        make_step: makes the step with this number from the batch at this position; returns what it
             measured, as far as this process knows, and the position of the next batch.
         meet: called before every step and at the end, with whether a checkpoint is due by this
             process's clock; may add what other processes know, and returns what all of them do.
@@ -58,7 +58,7 @@ class Parts:
         meter: of this process; counts every step, evaluation and checkpoint.
     """
 
-    learn: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
+    make_step: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
     meet: Callable[[Progress, bool], tuple[Progress, Decision]]
     evaluate: Callable[[], BinaryScores | None]
     schedule: Schedule
@@ -213,7 +213,7 @@ class _Run:
 
     def _step(self) -> None:
         progress, interval = self.progress, self.progress.interval
-        metrics, after = self._parts.learn(progress.step, progress.loader)
+        metrics, after = self._parts.make_step(progress.step, progress.loader)
         self._parts.meter.step_done()
         if not math.isfinite(metrics.loss_sum):
             raise DivergedError(

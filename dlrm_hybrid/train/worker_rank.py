@@ -88,8 +88,8 @@ class WorkerRank:
         """Whether this worker leads."""
         return self.worker.rank == self.leader
 
-    def learn(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Make one step; see `loop.Parts.learn`. Only last stages have something to report."""
+    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        """Make one step; see `loop.Parts.make_step`. Only last stages have something to report."""
         batch, after = self.read(at)
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch))
         metrics = self.runner.run(program)

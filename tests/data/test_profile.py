@@ -93,7 +93,7 @@ def broken(change: Callable[[dict[str, Any]], None]) -> str:
             broken(lambda raw: raw["categoricals"][2]["weights"].__setitem__(0, 5)),
             "column 15: weights must sum to 4294967296",
         ),
-        (broken(lambda raw: raw["integers"][0].update(missing=-1)), "column 0: missing must lie"),
+        (broken(lambda raw: raw["integers"][0].update(missing=-1)), "column 0: missing must be"),
         (broken(lambda raw: raw["integers"][0].update(missing_with=39)), "column 0: missing_with"),
         (broken(lambda raw: raw["teacher"]["pairs"].append([0, 26])), "teacher.pairs"),
         (broken(lambda raw: raw["teacher"]["logistic"].pop()), "teacher.logistic needs 1024"),

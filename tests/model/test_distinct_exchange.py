@@ -80,7 +80,7 @@ def test_an_id_outside_its_table_is_not_sent(tmp_path: Path) -> None:
 
 def test_who_sends_no_ids_is_named(tmp_path: Path) -> None:
     told = run(tmp_path, "hears_no_ids", 2, module=MODULE, **DISTINCT)
-    message = "trainer 1 sent what are no ids of the tables held here"
+    message = "trainer 1 sent invalid ids for the tables held here"
     assert [one["message"] for one in told] == [message] * 4
 
 

@@ -49,7 +49,7 @@ def learned(small_rows: list[str], *options: str) -> tuple[InProcessEngine, list
     losses: list[float] = []
     at = START
     for step in range(steps):
-        made, at = engine.learn(step, at)
+        made, at = engine.make_step(step, at)
         losses.append(made.loss_sum / made.rows)
     return engine, losses
 

@@ -41,7 +41,7 @@ def learn(engine: "InProcessEngine", first: int, end: int) -> None:
 
     at = START
     for step in range(first, end):
-        _, at = engine.learn(step, at)
+        _, at = engine.make_step(step, at)
 
 
 def replicas(engine: "InProcessEngine") -> list[dict[str, bytes]]:

@@ -61,7 +61,7 @@ def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 |
 
 
 def embedding_options(config: Config) -> EmbeddingOptions:
-    """How the tables learn."""
+    """The optimizer of the tables."""
     return EmbeddingOptions(
         optimizer=EmbeddingOptimizer(config.embedding.optimizer), eps=config.embedding.eps
     )

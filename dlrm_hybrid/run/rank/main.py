@@ -293,7 +293,7 @@ def _train(
         topology, task = job.layout.topology, job.task
         title = f"{job.names[task.rank]} (rank {task.rank})"
         parts = Parts(
-            learn=trainer.learn,
+            make_step=trainer.make_step,
             meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
             evaluate=lambda: trainer.evaluate(stop, evaluating(job.config, job.shards, live)),
             schedule=trainer.schedule,
