@@ -53,7 +53,7 @@ def short_folder() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def small_rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Overrides for 7,000 made-up rows, prepared once, and the small model: 93 steps of 64."""
+    """Overrides for 7,000 synthetic rows, prepared once, and the small model: 93 steps of 64."""
     from dlrm_hybrid.cli.main import run
 
     folder = tmp_path_factory.mktemp("rows")

@@ -154,7 +154,7 @@ def main() -> None:
         return (
             render("CPU time of the compressors of gradients", machine, command, rule_rows(repeats))
             + RULES_NOTE
-            + section("Methods on made-up gradients", of_drawn, METHODS_NOTE)
+            + section("Methods on synthetic gradients", of_drawn, METHODS_NOTE)
             + section("Methods on gradients of a DLRM", layer_rows(gradients), LAYERS_NOTE)
             + section("Selecting in fragments", fragment_rows(gradients, repeats), FRAGMENTS_NOTE)
         )

@@ -1,4 +1,4 @@
-"""Runs of the program that scripts start, watch by their events, and do harm to."""
+"""Runs of the program that scripts start, watch by their events, and inject faults into."""
 
 from __future__ import annotations
 

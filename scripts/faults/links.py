@@ -45,7 +45,7 @@ SLACK_SECONDS = 30.0  # of a busy machine, until all have ended
 
 
 @dataclass(frozen=True, slots=True)
-class Harm:
+class Fault:
     """What is done to a rank, and taken back.
 
     Attributes:
@@ -64,9 +64,9 @@ def _set_link(pid: int, state: str) -> None:
     subprocess.run([*inside, "ip", "link", "set", "eth0", state], check=True)
 
 
-HARMS = (
-    Harm("link down", lambda pid: _set_link(pid, "down"), lambda pid: _set_link(pid, "up")),
-    Harm("stopped", lambda pid: send(pid, signal.SIGSTOP), lambda pid: send(pid, signal.SIGCONT)),
+FAULTS = (
+    Fault("link down", lambda pid: _set_link(pid, "down"), lambda pid: _set_link(pid, "up")),
+    Fault("stopped", lambda pid: send(pid, signal.SIGSTOP), lambda pid: send(pid, signal.SIGCONT)),
 )
 
 
@@ -77,9 +77,9 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES)
-    parser.add_argument("--harms", nargs="+", choices=[one.name for one in HARMS])
+    parser.add_argument("--faults", nargs="+", choices=[one.name for one in FAULTS])
     parser.add_argument("--while", type=float, default=5.0, dest="seconds")
-    parser.add_argument("--patience", type=float, default=60.0, help="where the harm ends")
+    parser.add_argument("--patience", type=float, default=60.0, help="where the fault ends")
     parser.add_argument("--last", type=float, default=10.0, help="patience where it does not")
     options = parser.parse_args()
     whole = options.folder / "whole"
@@ -88,35 +88,35 @@ def main() -> None:
         raise SystemExit(f"{whole}: the run that nobody has harmed failed")
     rows: list[list[str]] = []
     for role in options.roles:
-        for harm in HARMS:
-            if options.harms and harm.name not in options.harms:
+        for injected in FAULTS:
+            if options.faults and injected.name not in options.faults:
                 continue
-            kind = f"{role}-{harm.name}".replace(" ", "-").replace(".", "-")
-            passing = _passing(options.folder / f"{kind}-passing", role, harm, options, whole)
-            lasting = _lasting(options.folder / f"{kind}-lasting", role, harm, options)
+            kind = f"{role}-{injected.name}".replace(" ", "-").replace(".", "-")
+            passing = _passing(options.folder / f"{kind}-passing", role, injected, options, whole)
+            lasting = _lasting(options.folder / f"{kind}-lasting", role, injected, options)
             rows += [[role, *passing], [role, *lasting]]
             print(f"{rows[-2]}\n{rows[-1]}", file=sys.stderr)
-    columns = ("rank", "harm", "for", "exit code", "seconds", "said", "faults")
+    columns = ("rank", "injected fault", "for", "exit code", "seconds", "said", "faults")
     align = "llrrrll"
     print(Table(columns, rows, align).markdown(), end="")
     sys.exit(any(row[-1] != "none" for row in rows))
 
 
 def _passing(
-    folder: Path, role: str, harm: Harm, options: argparse.Namespace, whole: Path
+    folder: Path, role: str, injected: Fault, options: argparse.Namespace, whole: Path
 ) -> list[str]:
-    """A harm that is taken back: nobody notices."""
+    """A fault that is taken back: nobody notices."""
     seconds: float = options.seconds
     faults: list[str] = []
     struck = time.monotonic()
     try:
-        program, pid = _struck(folder, role, harm, options.patience)
+        program, pid = _struck(folder, role, injected, options.patience)
         time.sleep(seconds)
-        harm.end(pid)
+        injected.end(pid)
         struck = time.monotonic()
         code = program.end()
     except HangError as error:
-        return [harm.name, f"{seconds:g} s", "–", "–", "–", str(error)]
+        return [injected.name, f"{seconds:g} s", "–", "–", "–", str(error)]
     took = time.monotonic() - struck
     if code != ExitCode.DONE:
         faults.append(_last_line(folder))
@@ -125,19 +125,26 @@ def _passing(
     if sum(event.kind is Kind.STARTED for event in read(folder)) != 1:
         faults.append("restarted")
     faults += _left(program)
-    return [harm.name, f"{seconds:g} s", str(code), f"{took:.0f}", "–", "; ".join(faults) or "none"]
+    return [
+        injected.name,
+        f"{seconds:g} s",
+        str(code),
+        f"{took:.0f}",
+        "–",
+        "; ".join(faults) or "none",
+    ]
 
 
-def _lasting(folder: Path, role: str, harm: Harm, options: argparse.Namespace) -> list[str]:
-    """A harm that stays: the run ends, and says who it was."""
+def _lasting(folder: Path, role: str, injected: Fault, options: argparse.Namespace) -> list[str]:
+    """A fault that stays: the run ends, and says who it was."""
     patience: float = options.last
     struck = time.monotonic()
     try:
-        program, _ = _struck(folder, role, harm, patience, "checkpoint.max_restarts=0")
+        program, _ = _struck(folder, role, injected, patience, "checkpoint.max_restarts=0")
         struck = time.monotonic()
         code = program.end()
     except HangError as error:
-        return [harm.name, "good", "–", "–", "–", str(error)]
+        return [injected.name, "good", "–", "–", "–", str(error)]
     took = time.monotonic() - struck
     said, faults = _last_line(folder), _left(program)
     if code != ExitCode.FAILED:
@@ -147,17 +154,17 @@ def _lasting(folder: Path, role: str, harm: Harm, options: argparse.Namespace) -
     if took > 2 * patience + SLACK_SECONDS:
         faults.append("late")
     shown = said.partition(": ")[0]
-    return [harm.name, "good", str(code), f"{took:.0f}", shown, "; ".join(faults) or "none"]
+    return [injected.name, "good", str(code), f"{took:.0f}", shown, "; ".join(faults) or "none"]
 
 
 def _struck(
-    folder: Path, role: str, harm: Harm, patience: float, *more: str
+    folder: Path, role: str, injected: Fault, patience: float, *more: str
 ) -> tuple[Program, int]:
     """A run that has come so far, and the rank that is harmed now."""
     program = start(folder, [*GIVEN, f"network.patience_seconds={patience}", *more])
     program.wait_for(1, STRUCK_STEP)
     pid = program.pids()[role]
-    harm.begin(pid)
+    injected.begin(pid)
     return program, pid
 
 

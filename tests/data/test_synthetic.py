@@ -1,4 +1,4 @@
-"""Made-up rows: their bytes, their marginals and what is planted in them."""
+"""Synthetic rows: their bytes, their marginals and what is planted in them."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _other_content(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("damage", "reason"),
     [
         (_cut, "is damaged"),
         (_flip, "is damaged"),
@@ -123,11 +123,11 @@ def _other_content(path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_and_ours_is_compiled_again_in_one_line(
-    harm: Callable[[Path], None], reason: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    damage: Callable[[Path], None], reason: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hits_of_a_new_process()
     path = only_file(folder)
-    harm(path)
+    damage(path)
     assert hits_of_a_new_process() == 0
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{path}: {reason}")
@@ -154,7 +154,7 @@ def _is_a_link(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("damage", "reason"),
     [
         (_writable_by_others, "may be written by others"),
         (_is_a_file, "cannot be used"),
@@ -162,13 +162,13 @@ def _is_a_link(root: Path) -> None:
     ],
 )
 def test_a_folder_that_must_not_be_used_is_named_and_another_one_taken(
-    harm: Callable[[Path], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "cache"
     root.mkdir()
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(root))
-    harm(root)
+    damage(root)
     cache._first_usable.cache_clear()
     found = cache.kernel_folder()
     assert len(found.refused) == 1 and reason in found.refused[0]

@@ -1,4 +1,4 @@
-"""Servers and their workers' clients, with lists instead of channels and made-up gradients."""
+"""Servers and their workers' clients, with lists instead of channels and synthetic gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The scripts that harm runs, for a moment; hours of them are for a person to start."""
+"""The scripts that inject faults into runs, for a moment; hours are for a person to start."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_killed_runs_end_equal(parallel: str, seed: str, tmp_path: Path) -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take down a link in a namespace")
 @needs_namespaces
 def test_a_link_that_is_cut_for_a_moment_or_for_good(tmp_path: Path) -> None:
-    options = ("--roles", "worker-0.1", "server-0", "--harms", "link down", "--while", "3")
+    options = ("--roles", "worker-0.1", "server-0", "--faults", "link down", "--while", "3")
     found = lines("links.py", tmp_path / "runs", *options, "--last", "6")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found]
     assert [(one[0], one[2], one[3]) for one in cells] == [

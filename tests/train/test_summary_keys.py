@@ -43,7 +43,7 @@ ROLE_KEYS = {
     *(f"seconds_by_span.{span}" for span in Span),
     *(f"seconds_by_phase.{phase}" for phase in Phase),
 }
-# Of made-up rows only.
+# Of synthetic rows only.
 BEST = {"test.best_reachable.loss", "test.best_reachable.auc"}
 
 

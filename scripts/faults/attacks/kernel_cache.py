@@ -43,14 +43,14 @@ def _plant(path: Path) -> None:
     path.write_bytes(pickle.dumps(_Evil(path.with_name("evil"))))
 
 
-def _harm_files(harm: Callable[[Path], None], folder: Path) -> str:
+def _damaged_files(damage: Callable[[Path], None], folder: Path) -> str:
     """Every file is harmed: the next run says so of each that it needs, and mends them."""
     first = program(RUN, folder, _environ(folder))
     expect(first.code == 0, f"exit code {first.code}: {first.errors}")
     files = _files(folder)
     expect(bool(files), "nothing was kept")
     for path in files:
-        harm(path)
+        damage(path)
     second = program(RUN, folder, _environ(folder))
     expect(second.code == 0, f"exit code {second.code}: {second.errors}")
     told = [line for line in second.output.splitlines() if "compiled again" in line]
@@ -100,8 +100,8 @@ def _two_at_once(folder: Path) -> str:
 
 ATTACKS = (
     *(
-        Attack(f"kernels-{name}", "a line each, compiled again", partial(_harm_files, harm))
-        for name, harm in (("cut", _cut), ("flipped", _flip), ("planted-pickle", _plant))
+        Attack(f"kernels-{name}", "a line each, compiled again", partial(_damaged_files, damage))
+        for name, damage in (("cut", _cut), ("flipped", _flip), ("planted-pickle", _plant))
     ),
     Attack(
         "kernels-home-not-writable",
