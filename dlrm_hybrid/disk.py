@@ -111,6 +111,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generato
 
 
 def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
+    has_waited = False
     while True:
         # No link is followed: the folder may be of unknown origin.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -122,8 +123,9 @@ def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
                 holder = _holder(descriptor)
                 if waiting is None:
                     raise HeldError(holder) from None
-                waiting(holder)
-                waiting = _say_nothing
+                if not has_waited:
+                    waiting(holder)
+                has_waited = True
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
@@ -160,10 +162,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def _say_nothing(holder: str) -> None:
-    """It has been said before."""
 
 
 def plain_file(folder: Path, file: str, instead: str = "") -> Path:
