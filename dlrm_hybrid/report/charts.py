@@ -65,9 +65,7 @@ def losses(drawn: Sequence[Line], text: AxesText, *, above_zero: bool) -> Figure
         above_zero: no x is 0, so the axis is logarithmic where one run ends far before another.
     """
     with drawing():
-        figure, axes = _one(HEIGHT_INCHES, text)
-        for line in drawn:
-            draw(axes, line)
+        figure, axes = _lines(HEIGHT_INCHES, drawn, text)
         curves = [curve for line in drawn for curve in (line.curve, line.dots) if curve is not None]
         ends = [float(curve.index[-1]) for curve in curves]
         if above_zero and max(ends) > WIDE_RANGE * min(ends) > 0:
@@ -83,9 +81,7 @@ def losses(drawn: Sequence[Line], text: AxesText, *, above_zero: bool) -> Figure
 def magnitudes(drawn: Sequence[Line], text: AxesText) -> Figure:
     """Lines of positive values: from zero where they are alike, else in powers of ten."""
     with drawing():
-        figure, axes = _one(HEIGHT_INCHES, text)
-        for line in drawn:
-            draw(axes, line)
+        figure, axes = _lines(HEIGHT_INCHES, drawn, text)
         values = [value for line in drawn for value in _values(line)]
         if max(values) > WIDE_RANGE * min(values) > 0:
             axes.set_yscale("log")
@@ -99,9 +95,7 @@ def shares(drawn: Sequence[Line], text: AxesText, *, with_key: bool) -> Figure:
     """Lines of percentages, with all of 0 to 100 in sight; a key to them needs room of its own."""
     with drawing():
         key_lines = -(-len(drawn) // KEY_COLUMNS) if with_key else 0
-        figure, axes = _one(HEIGHT_INCHES + KEY_LINE_INCHES * key_lines, text)
-        for line in drawn:
-            draw(axes, line)
+        figure, axes = _lines(HEIGHT_INCHES + KEY_LINE_INCHES * key_lines, drawn, text)
         axes.set_ylim(0.0, max([100.0, *(value for line in drawn for value in _values(line))]))
         if with_key:
             add_key(figure, KEY_COLUMNS)
@@ -206,6 +200,13 @@ def draw(axes: Axes, line: Line) -> None:
         label = ""
     if line.dots is not None:
         axes.plot(line.dots, "D", color=color, markersize=5, markeredgecolor="white", label=label)
+
+
+def _lines(height_inches: float, drawn: Sequence[Line], text: AxesText) -> tuple[Figure, Axes]:
+    figure, axes = _one(height_inches, text)
+    for line in drawn:
+        draw(axes, line)
+    return figure, axes
 
 
 def _one(height_inches: float, text: AxesText) -> tuple[Figure, Axes]:

@@ -70,13 +70,8 @@ MAX_NAMED = 3  # different values; of more it says how many
 
 def trained(runs: Sequence[Run]) -> str:
     """A line on all runs together; where they differ it names the values."""
-    facts = {
-        "model": [_model(run) for run in runs],
-        "data": [_data(run) for run in runs],
-        "training": [_steps(run) for run in runs],
-        "world": [_world(run) for run in runs],
-    }
-    return " ".join(f"{name.title()}: {_together(values)}." for name, values in facts.items())
+    facts = {"Model": _model, "Data": _data, "Training": _steps, "World": _world}
+    return " ".join(f"{name}: {_together(list(map(of, runs)))}." for name, of in facts.items())
 
 
 def _together(values: Sequence[str]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report import charts, curves
@@ -25,6 +27,8 @@ LOSS_CAPTIONS = {
     Axis.BYTES: "Samples times the mean bytes per sample of the whole run.",
 }
 
+DENSITY_CAPTION = "All tensors together, since the point before."
+THRESHOLD_CAPTION = "Line: the median tensor's mean threshold; shaded: from lowest to highest."
 KINDS = ((compression.GRADIENT, "gradients"), (compression.ACTIVATION, "activations"))
 
 
@@ -74,15 +78,11 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """Bytes by class, and their shares."""
     counted = by_run(runs, labels, bytes_by_class).dropna(how="all")
-    if counted.empty:
-        return
     caption = "Sent while training; every message counts once."
-    figure = charts.stacked(counted, BYTES.title)
-    yield Picture("Bytes by class", figure, caption, has_key=False)
+    yield from _bars("Bytes by class", counted, BYTES.title, caption)
     shares = counted.div(counted.sum(axis="columns") / 100, axis="index")
     caption = "The same bytes, scaled to 100 % for each run."
-    figure = charts.stacked(shares, "% of the bytes of each run")
-    yield Picture("Shares of the classes", figure, caption, has_key=False)
+    yield from _bars("Shares of the classes", shares, "% of the bytes of each run", caption)
 
 
 def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
@@ -107,25 +107,21 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """What the ranks of each role do all the time."""
-    spent = span_bars(runs, labels)
-    if not spent.empty:
-        figure = charts.stacked(spent, "µs per sample")
-        caption = "Wall time of training steps per sample of all trainers."
-        yield Picture("Time by span", figure, caption, has_key=False)
+    caption = "Wall time of training steps per sample of all trainers."
+    return _bars("Time by span", span_bars(runs, labels), "µs per sample", caption)
 
 
 def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """CPU seconds by role."""
     spent = by_run(runs, labels, cpu_seconds_by_role).dropna(how="all")
-    if not spent.empty:
-        figure = charts.stacked(spent, "CPU seconds of training steps")
-        caption = "A stage's workers are summed over all trainers."
-        yield Picture("CPU seconds by role", figure, caption, has_key=False)
+    caption = "A stage's workers are summed over all trainers."
+    return _bars("CPU seconds by role", spent, "CPU seconds of training steps", caption)
 
 
 def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """How busy links and processors were: of each run, or of each rank of a run alone."""
-    if len(runs) == 1:
+    is_alone = len(runs) == 1
+    if is_alone:
         network = _named(network_use(runs[0]))
         processors = _named(cpu_use(runs[0]))
         whose = "Each rank's link, the busiest first", "Each rank, of one core."
@@ -133,36 +129,33 @@ def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
         network = _lines(runs, labels, lambda run: next(iter(network_use(run).values()), None))
         processors = _lines(runs, labels, cpu_use_of_all)
         whose = "The busiest link of each run", "All ranks, of the cores that they can use."
-    if _something(network):
-        caption = f"{whose[0]}; in each window of time the busier direction."
-        text = AxesText("seconds since training began", "% of the link's rate")
-        yield _over_time("Network use over time", network, text, caption, len(runs))
-    if _something(processors):
-        text = AxesText("seconds since training began", "CPU use, %")
-        yield _over_time("CPU use over time", processors, text, whose[1], len(runs))
+    caption = f"{whose[0]}; in each window of time the busier direction."
+    for title, drawn, y, text in (
+        ("Network use over time", network, "% of the link's rate", caption),
+        ("CPU use over time", processors, "CPU use, %", whose[1]),
+    ):
+        if _something(drawn):
+            axes = AxesText("seconds since training began", y)
+            figure = charts.shares(drawn, axes, with_key=is_alone)
+            yield Picture(title, figure, text, has_key=not is_alone)
 
 
 def compressed(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """Density and thresholds of gradients and activations over steps."""
     for prefix, what in KINDS:
-        shares = _lines(runs, labels, lambda run, prefix=prefix: curves.density(run, prefix))
-        if _something(shares):
-            text = AxesText(Axis.STEPS.value, "share of elements sent")
-            caption = "All tensors together, since the point before."
-            figure = charts.magnitudes(shares, text)
-            yield Picture(f"Density of {what}", figure, caption, has_key=True)
-        bands = _lines(runs, labels, lambda run, prefix=prefix: curves.threshold(run, prefix))
-        if _something(bands):
-            caption = "Line: the median tensor's mean threshold; shaded: from lowest to highest."
-            figure = charts.magnitudes(bands, AxesText(Axis.STEPS.value, "threshold"))
-            yield Picture(f"Thresholds of {what}", figure, caption, has_key=True)
+        for title, found, y, caption in (
+            ("Density", curves.density, "share of elements sent", DENSITY_CAPTION),
+            ("Thresholds", curves.threshold, "threshold", THRESHOLD_CAPTION),
+        ):
+            drawn = _lines(runs, labels, functools.partial(found, prefix=prefix))
+            if _something(drawn):
+                figure = charts.magnitudes(drawn, AxesText(Axis.STEPS.value, y))
+                yield Picture(f"{title} of {what}", figure, caption, has_key=True)
 
 
-def _over_time(
-    title: str, drawn: Sequence[Line], text: AxesText, caption: str, num_runs: int
-) -> Picture:
-    figure = charts.shares(drawn, text, with_key=num_runs == 1)
-    return Picture(title, figure, caption, has_key=num_runs > 1)
+def _bars(title: str, parts: pd.DataFrame, x_text: str, caption: str) -> Iterator[Picture]:
+    if not parts.empty:
+        yield Picture(title, charts.stacked(parts, x_text), caption, has_key=False)
 
 
 def _named(shapes: Mapping[str, Curve]) -> list[Line]:

@@ -157,25 +157,21 @@ class RankMeter:
             "versions": None if self.versions is None else asdict(self.versions()),
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
-            and {phase: self._tallies(one.sent) for phase, one in counters.items()},
+            and {phase: self._tallies(one.sent, TALLY_NAMES) for phase, one in counters.items()},
             # What messages would have been as float32 is known to their senders.
             "received": counters
             and {
-                phase: self._tallies(one.received, ("messages", "bytes"))
+                phase: self._tallies(one.received, TALLY_NAMES[:2])
                 for phase, one in counters.items()
             },
         }
 
     def _tallies(
-        self, counter: TrafficCounter, names: Sequence[str] = TALLY_NAMES
+        self, counter: TrafficCounter, names: Sequence[str]
     ) -> Mapping[str, Mapping[str, int]]:
-        """These sums by class of traffic."""
+        """The first sums of a tally, as many as there are names, by class of traffic."""
         return {
-            traffic.value: {
-                name: value
-                for name, value in zip(TALLY_NAMES, astuple(tally), strict=True)
-                if name in names
-            }
+            traffic.value: dict(zip(names, astuple(tally), strict=False))
             for traffic, tally in counter.snapshot().items()
             if traffic not in self.uncounted
         }
