@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -111,15 +111,10 @@ def _refuse_unread(verb: str, given: Arguments) -> None:
         return
     if verb == "evaluate":  # it compares what `train` reads with its checkpoint
         others = unread("train", given.overrides)
-        unread_keys = {
-            one: text for one, text in unread_keys.items() if one in others or _is_hydras(one)
-        }
+        others |= {one: "" for one in given.overrides if one.lstrip("+~").startswith("hydra.")}
+        unread_keys = [one for one in unread_keys if one in others]
     if unread_keys:
         print(printable(f"not read by `{verb}`: {' '.join(unread_keys)}"), file=sys.stderr)
-
-
-def _is_hydras(override: str) -> bool:
-    return override.lstrip("+~").startswith("hydra.")
 
 
 def _complete(arguments: Sequence[str]) -> int:
@@ -199,7 +194,7 @@ class _Jobs:
             ensure_forkserver([RANK_MODULE])
         if self.launch is not None:
             import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
-        return _function(self.verb)(request)
+        return import_module(f"dlrm_hybrid.cli.{self.verb}").run(request)
 
 
 class _Terminated(BaseException):
@@ -237,10 +232,6 @@ class _Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
-
-
-def _function(verb: str) -> Callable[[Request], int]:
-    return import_module(f"dlrm_hybrid.cli.{verb}").run
 
 
 def _tell(error: DlrmError, title: str = "") -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
-from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.data.shards import export_parquet, open_shards, verify
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepare_rows
@@ -49,8 +49,6 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
 
 
 def _export(folder: Path, target: Path, terminal: Terminal) -> None:
-    from dlrm_hybrid.data.shards import export_parquet
-
     shards = open_shards(folder, expected=None)
     rows = shards.manifest.rows
     with terminal.counter("parquet", "rows") as show:
