@@ -48,7 +48,7 @@ def parse(verb: str, arguments: Sequence[str]) -> Arguments:
     rest = list(arguments)
     while rest:
         text = rest.pop(0)
-        if not _is_utf8(text):
+        if text.encode(errors="ignore").decode() != text:
             given.faults.append(f"{text}: is not UTF-8")
         elif text.startswith("-"):
             _take_flag(given, text, rest)
@@ -79,14 +79,6 @@ def _take_flag(given: Arguments, text: str, rest: list[str]) -> None:
         if not sign and rest and not rest[0].startswith("-") and "=" not in rest[0]:
             value = rest.pop(0)  # what would be read as the value of that flag
         given.faults.append(_unknown_flag(flag, value))
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _unknown_flag(flag: str, value: str) -> str:
