@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.types import Version
 from dlrm_hybrid.wire.dense import array_of, dense
@@ -33,8 +34,14 @@ def message(
     values: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Frame:
-    """A frame with values, and contiguous tensors whose memory it shows."""
+    """A frame with values, and contiguous tensors whose memory it shows.
+
+    Raises:
+        ValueError: a tensor is not in the CPU's memory.
+    """
     held = tensors or {}
+    for name, tensor in held.items():
+        require_cpu(tensor, name, "a message")
     text = json.dumps({**values, NAMES: {name: list(held[name].shape) for name in held}})
     sections = [dense(0, np.frombuffer(text.encode(), np.uint8))]
     sections += [dense(0, tensor.detach().view(-1).numpy()) for tensor in held.values()]

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.host import addresses_of
+from dlrm_hybrid.compress.host import addresses_of, require_host
 from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update, decode
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
@@ -161,6 +161,9 @@ class Bucket:
         values: their initial values by name, float32; copied.
         options: how it is updated and published.
 
+    Raises:
+        ValueError: a value is not contiguous float32 in the CPU's memory.
+
     Attributes:
         num_bytes: size as float32.
         versions: all that were published since this was made.
@@ -172,6 +175,8 @@ class Bucket:
         values: Mapping[str, Tensor],
         options: BucketOptions,
     ) -> None:
+        for tensor in tensors:
+            require_host(values[tensor.name], "weight", tensor.name)
         self._tensors = tensors
         self._offsets_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])

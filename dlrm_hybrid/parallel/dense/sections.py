@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
@@ -23,8 +24,12 @@ Array = NDArray[np.float32]
 
 
 def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """The same memory as flat arrays; the tensors are contiguous."""
-    return {name: tensor.view(-1).numpy() for name, tensor in tensors.items()}
+    """The same memory as flat arrays.
+
+    Raises:
+        ValueError: a tensor is not contiguous float32 in the CPU's memory.
+    """
+    return {name: host_array(one.view(-1), "weight", name) for name, one in tensors.items()}
 
 
 def check_tensors(sections: Sequence[Section], bucket: Sequence[DenseTensor], what: str) -> None:
