@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import TypeVar, final
 
 import psutil
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed import (  # documented there, which its stubs do not know
+    FileStore,  # pyright: ignore[reportPrivateImportUsage]
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from dlrm_hybrid.types import ConfigError, DeadlineError, DlrmError, ResourceError, RunFailedError
 
