@@ -122,12 +122,7 @@ def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
 
 
 def values_of(section: Section) -> Float32s:
-    """The values of a dense section, in memory of their own; raises as `payload_of`."""
-    return unpack(payload_of(section), section.dtype)
-
-
-def payload_of(section: Section) -> NDArray[np.uint8]:
-    """The bytes of the values of a dense section, a read-only view.
+    """Read the values of a dense section into memory of their own.
 
     Raises:
         SectionError: it is not dense, holds no floats, or has another size than it says.
@@ -136,9 +131,9 @@ def payload_of(section: Section) -> NDArray[np.uint8]:
         reason = f"it holds {section.encoding.name} {section.dtype.name.lower()}"
         raise SectionError(section.tensor, Encoding.DENSE, reason)
     if len(section.payload) != section.count * ELEMENT_BYTES[section.dtype]:
-        reason = f"{section.count} values do not fill {len(section.payload)} bytes"
-        raise SectionError(section.tensor, Encoding.DENSE, reason)
-    return np.frombuffer(memoryview(section.payload).toreadonly(), np.uint8)
+        raise section.error(f"{section.count} values do not fill {len(section.payload)} bytes")
+    payload = np.frombuffer(memoryview(section.payload).toreadonly(), np.uint8)
+    return unpack(payload, section.dtype)
 
 
 def _float16(values_K: Float32s) -> NDArray[np.float16]:

@@ -43,12 +43,20 @@ def index_set(indices_K: Int32s, count: int) -> Section:
     return Section(0, Encoding.DENSE, Dtype.UINT8, num_bytes, out[:num_bytes].data)
 
 
-def index_set_of(section: Section, count: int) -> Int32s:
-    """The indices of a section that `index_set` made for a vector of N elements.
+def index_set_of(sections: Sequence[Section], count: int) -> Int32s:
+    """Read the indices of a message that is one section of `index_set`.
+
+    Args:
+        sections: of the message.
+        count: N, elements of the vector, below 2**31.
 
     Raises:
-        SectionError: no such section has this payload.
+        SectionError: there is not one such section, or none has this payload.
     """
+    if len(sections) != 1:
+        reason = f"{len(sections)} sections, expected one set of indices"
+        raise SectionError(0, Encoding.DENSE, reason)
+    (section,) = sections
     if section.encoding is not Encoding.DENSE or section.dtype is not Dtype.UINT8:
         reason = f"{section.encoding.name} {section.dtype.name.lower()} is no set of indices"
         raise SectionError(section.tensor, Encoding.DENSE, reason)
@@ -57,17 +65,8 @@ def index_set_of(section: Section, count: int) -> Int32s:
     indices_K = np.empty(min(count, 8 * given.size), np.int64)
     found = decode_ids(given, *_vector(count), indices_K, np.empty(1, np.int64))
     if found < 0:
-        reason = f"{given.size} bytes hold no set of {count} elements"
-        raise SectionError(section.tensor, Encoding.DENSE, reason)
+        raise section.error(f"{given.size} bytes hold no set of {count} elements")
     return indices_K[:found].astype(np.int32)
-
-
-def only_index_set_of(sections: Sequence[Section], count: int) -> Int32s:
-    """The indices of a message that is one such section; raises SectionError if it is not."""
-    if len(sections) != 1:
-        reason = f"{len(sections)} sections, expected one set of indices"
-        raise SectionError(0, Encoding.DENSE, reason)
-    return index_set_of(sections[0], count)
 
 
 def _vector(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

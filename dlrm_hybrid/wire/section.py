@@ -86,9 +86,13 @@ class Section(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     payload: bytes | memoryview
 
+    def error(self, reason: str) -> SectionError:
+        """The error for a payload that is not what the head says."""
+        return SectionError(self.tensor, self.encoding, reason)
+
 
 def size_fault(encoding: Encoding, dtype: Dtype, count: int, num_bytes: int) -> str | None:
-    """What shows without a look into the payload to be wrong with its size, if anything.
+    """What is wrong with the size of a payload, found without reading it; None if nothing is.
 
     A dense payload has one size. Of the others this bounds only what a receiver may be made to
     hold: every element and a bitmap.

@@ -147,7 +147,7 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
         SectionError: no such section has this payload, or it is of another size.
     """
     if section.count != shape[0] * shape[1]:
-        raise _misfit(section, f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
+        raise section.error(f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
     found = _read((section,), shape[1])
     return found.indices_K, found.values_K
 
@@ -212,32 +212,25 @@ def _read(sections: Sequence[Section], width: int) -> Elements:
 
 def _check(section: Section, dtype: Dtype, width: int) -> None:
     if section.dtype not in FLOATS or section.count > MAX_COUNT:
-        raise _misfit(section, f"it holds {section.count} elements of {section.dtype.name.lower()}")
+        raise section.error(f"it holds {section.count} elements of {section.dtype.name.lower()}")
     if section.dtype is not dtype:
-        raise _misfit(
-            section, f"it holds {section.dtype.name.lower()}, others {dtype.name.lower()}"
-        )
+        raise section.error(f"it holds {section.dtype.name.lower()}, others {dtype.name.lower()}")
     if section.encoding > Encoding.ROWS:
-        raise _misfit(section, "its elements are not listed")
+        raise section.error("its elements are not listed")
     if section.encoding is Encoding.ROWS and not width:
-        raise _misfit(section, "only the shape of its matrix tells what it holds")
+        raise section.error("only the shape of its matrix says what it holds")
 
 
 def _fault(section: Section, fault: int) -> SectionError:
     count = section.count
     if fault == SIZE:
-        return _misfit(section, f"{len(section.payload)} bytes hold no choice of {count} elements")
+        return section.error(f"{len(section.payload)} bytes hold no choice of {count} elements")
     match section.encoding:
         case Encoding.INDEX32:
-            return _misfit(section, f"indices do not increase from 0 to {count - 1}")
+            return section.error(f"indices do not increase from 0 to {count - 1}")
         case Encoding.BITMAP:
-            return _misfit(section, f"the bitmap does not choose as many of {count} as have values")
+            return section.error(f"the bitmap does not choose as many of {count} as have values")
         case Encoding.ROWS:
-            return _misfit(section, "columns do not increase inside their rows")
+            return section.error("columns do not increase inside their rows")
         case _:
-            return _misfit(section, f"the gaps are not those of indices below {count}")
-
-
-def _misfit(section: Section, reason: str) -> SectionError:
-    """What is wrong with the section."""
-    return SectionError(section.tensor, section.encoding, reason)
+            return section.error(f"the gaps are not those of indices below {count}")

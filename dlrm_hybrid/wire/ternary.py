@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.ternary import SPARE_BYTES, read_bits, read_levels, write_levels
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 Float32s = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -87,7 +87,7 @@ def ternary_of(section: Section) -> Float32s:
         digits, indices = np.divmod(np.arange(count, values.size), max(packed.size, 1))
         is_valid = bool((packed < _DIGITS).all() and not signs[digits, packed[indices]].any())
     if not is_valid:
-        raise _error(section, f"its codes are not those of {count} elements")
+        raise section.error(f"its codes are not those of {count} elements")
     return values[:count]
 
 
@@ -98,12 +98,12 @@ def scale_of(section: Section) -> float:
         SectionError: no such section has a payload of this size or with this scale.
     """
     if not is_ternary(section) or section.dtype is not Dtype.FLOAT32:
-        raise _error(section, f"it holds {section.encoding.name} {section.dtype.name.lower()}")
+        raise section.error(f"it holds {section.encoding.name} {section.dtype.name.lower()}")
     if len(section.payload) != SCALE_BYTES + _packed_bytes(section):
-        raise _error(section, f"{len(section.payload)} bytes for {section.count} elements")
+        raise section.error(f"{len(section.payload)} bytes for {section.count} elements")
     scale = float(np.frombuffer(section.payload, np.float32, 1)[0])
     if not (math.isfinite(scale) and scale >= 0):
-        raise _error(section, f"its scale is {scale}")
+        raise section.error(f"its scale is {scale}")
     return scale
 
 
@@ -141,22 +141,22 @@ def mean_of(section: Section) -> Float32s:
         SectionError: no such section has this payload.
     """
     if section.encoding is not Encoding.LEVELS or section.dtype is not Dtype.FLOAT32:
-        raise _error(section, f"it holds {section.encoding.name} {section.dtype.name.lower()}")
+        raise section.error(f"it holds {section.encoding.name} {section.dtype.name.lower()}")
     given = np.frombuffer(section.payload, np.uint8)
     if given.size < _LEVELS_HEAD_BYTES:
-        raise _error(section, f"{given.size} bytes are no head")
+        raise section.error(f"{given.size} bytes are no head")
     unit = float(given[:4].view(np.float32)[0])
     trainers = int.from_bytes(given[4:_LEVELS_HEAD_BYTES].tobytes(), "little")
     if not (math.isfinite(unit) and unit >= 0 and 1 <= trainers <= MAX_TRAINERS):
-        raise _error(section, f"a unit of {unit} for {trainers} trainers")
+        raise section.error(f"a unit of {unit} for {trainers} trainers")
     bits = _bits(trainers)
     if given.size != _LEVELS_HEAD_BYTES + (section.count * bits + 7) // 8:
-        raise _error(section, f"{given.size} bytes for {section.count} levels of {bits} bits")
+        raise section.error(f"{given.size} bytes for {section.count} levels of {bits} bits")
     fields = np.zeros(given.size - _LEVELS_HEAD_BYTES + SPARE_BYTES, np.uint8)
     fields[:-SPARE_BYTES] = given[_LEVELS_HEAD_BYTES:]
     mean_N = np.empty(section.count, np.float32)
     if not read_levels(fields, unit, trainers, bits, mean_N):
-        raise _error(section, f"a level is above {trainers}, or not finite")
+        raise section.error(f"a level is above {trainers}, or not finite")
     return mean_N
 
 
@@ -178,7 +178,3 @@ def _signs_of_trits() -> Float32s:
 def _bits(trainers: int) -> int:
     """Of a field: ceil(log2(2 n + 1))."""
     return (2 * trainers).bit_length()
-
-
-def _error(section: Section, reason: str) -> SectionError:
-    return SectionError(section.tensor, section.encoding, reason)

@@ -61,11 +61,11 @@ NO_INT32 = Section(6, Encoding.INDEX32, Dtype.INT32, 9, b"?" * 8)
         (rice(1, bytes(12)), "the gaps are not those of indices below 9"),
         (rice(1, b"\xff\x01\0\0", bytes(4)), "the gaps are not those of indices below 9"),
         (rice(1, b"\xff" * 4, bytes(4)), "the gaps are not those of indices below 9"),
-        (section(Encoding.ROWS, 9, bytes(9)), "only the shape of its matrix tells"),
+        (section(Encoding.ROWS, 9, bytes(9)), "only the shape of its matrix says"),
         (section(Encoding.TERNARY, 9, bytes(9)), "its elements are not listed"),
     ],
 )
-def test_a_forged_payload_is_told(forged: Section, reason: str) -> None:
+def test_a_forged_payload_is_named(forged: Section, reason: str) -> None:
     with pytest.raises(DlrmError) as caught:
         sparse_of(forged)
     start = f"tensor 6: no {forged.encoding.name} section: {reason}"

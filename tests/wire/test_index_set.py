@@ -17,7 +17,7 @@ def test_a_set_comes_back(count: int, data: st.DataObject) -> None:
     chosen = data.draw(st.sets(st.integers(0, count - 1), max_size=200) if count else st.just(()))
     indices_K = np.array(sorted(chosen), np.int32)
     section = index_set(indices_K, count)
-    found_K = index_set_of(section, count)
+    found_K = index_set_of([section], count)
     assert found_K.dtype == np.int32
     np.testing.assert_array_equal(found_K, indices_K)
 
@@ -43,7 +43,7 @@ def test_what_does_not_rise_inside_the_vector_is_refused(indices: list[int]) -> 
 def test_any_bytes_give_a_set_or_an_error(payload: bytes, count: int) -> None:
     section = dense(0, np.frombuffer(payload, np.uint8))
     try:
-        indices_K = index_set_of(section, count)
+        indices_K = index_set_of([section], count)
     except SectionError:
         return
     assert index_set(indices_K, count).payload.nbytes == len(payload)
@@ -52,6 +52,6 @@ def test_any_bytes_give_a_set_or_an_error(payload: bytes, count: int) -> None:
 def test_other_sections_are_no_sets() -> None:
     section = index_set(np.array([1, 5], np.int32), 10)
     with pytest.raises(SectionError, match="hold no set of 10 elements"):
-        index_set_of(section._replace(payload=b""), 10)
+        index_set_of([section._replace(payload=b"")], 10)
     with pytest.raises(SectionError, match="float32 is no set"):
-        index_set_of(Section(0, section.encoding, Dtype.FLOAT32, 0, b""), 10)
+        index_set_of([Section(0, section.encoding, Dtype.FLOAT32, 0, b"")], 10)

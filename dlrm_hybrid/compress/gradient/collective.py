@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.index_set import index_set, index_set_of, only_index_set_of
+from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 
 Float32s = NDArray[np.float32]
@@ -65,12 +65,12 @@ def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> 
     if op is Op.LEADER:
         led = contributions[step % len(contributions)]
         if len(led) == 1 and led[0].dtype is Dtype.UINT8:
-            index_set_of(led[0], count)
+            index_set_of(led, count)
         else:
             counts_of(led)
         return led
     if op is Op.UNION:
-        chosen_K = np.concatenate([only_index_set_of(one, count) for one in contributions])
+        chosen_K = np.concatenate([index_set_of(one, count) for one in contributions])
         chosen_K.sort()
         is_first_K = np.ones(chosen_K.size, bool)  # six times as fast as np.unique
         np.not_equal(chosen_K[1:], chosen_K[:-1], out=is_first_K[1:])

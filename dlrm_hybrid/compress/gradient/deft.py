@@ -33,7 +33,7 @@ from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int6
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
+from dlrm_hybrid.wire.index_set import index_set, index_set_of
 
 Float64s = NDArray[np.float64]
 
@@ -73,7 +73,7 @@ class Deft(Selector):
         chosen = choose(values_N, own, x.ops)
         contribution = index_set(np.concatenate([np.zeros(0, np.int32), *chosen]), values_N.size)
         agreed = yield Collective(Op.UNION, (contribution,))
-        agreed_K = only_index_set_of(agreed, values_N.size)
+        agreed_K = index_set_of(agreed, values_N.size)
         ends = np.array([(part.start, part.stop) for part, _ in own], np.int32).reshape(-1, 2)
         counts = np.diff(np.searchsorted(agreed_K, ends)).ravel()
         if counts.tolist() != [chosen_K.size for chosen_K in chosen]:

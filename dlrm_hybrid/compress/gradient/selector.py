@@ -21,7 +21,7 @@ from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Layout
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
+from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype
 
 Selection = Generator[Collective, Sections, Indices]
@@ -112,7 +112,7 @@ class FromLeader(Selector):
             _ = x.values  # what is not finite must be found before others wait
             contribution = ()
         agreed = yield Collective(Op.LEADER, contribution)
-        return Indices.of_flat(x.layout, only_index_set_of(agreed, x.layout.size))
+        return Indices.of_flat(x.layout, index_set_of(agreed, x.layout.size))
 
 
 @final
@@ -149,7 +149,7 @@ class Union(Selector):
         if self.dtype is not Dtype.FLOAT32:
             flat_K = flat_K[narrow(x.values_at(own), self.dtype) != 0]
         agreed = yield Collective(Op.UNION, (index_set(flat_K, x.layout.size),))
-        return Indices.of_flat(x.layout, only_index_set_of(agreed, x.layout.size))
+        return Indices.of_flat(x.layout, index_set_of(agreed, x.layout.size))
 
 
 def largest(values_N: Float32s, k: int, ops: Ops) -> Int32s:

@@ -95,7 +95,7 @@ def test_all_send_what_owners_chose_by_the_leaders_budget(trainers: int, dtype: 
         chosen_K = chosen_K[owner_N[chosen_K] != 0]
         choices = [encoding.send(proposals[leader]).value for encoding in encodings]
         agreed = reduce(Op.UNION, choices, step, COUNT)
-        np.testing.assert_array_equal(index_set_of(agreed[0], COUNT), chosen_K)
+        np.testing.assert_array_equal(index_set_of(agreed, COUNT), chosen_K)
         for trainer, one in enumerate(world.compressors):
             sent_N = flat_sent(ended(encodings[trainer], agreed))
             residuals[trainer] = flat(one.tensors(), ".residual").copy()
@@ -191,7 +191,7 @@ def test_a_choice_from_anothers_fragments_is_refused() -> None:
     for others in (0, 1):
         encoding = group(2).compressors[0].encode(drawn(0, 0), 0)
         next(encoding)
-        own_K = index_set_of(encoding.send(plan).value[0], COUNT)
+        own_K = index_set_of(encoding.send(plan).value, COUNT)
         others_K = np.setdiff1d(np.arange(COUNT, dtype=np.int32), own_K)[:others]
         agreed = (index_set(np.union1d(own_K, others_K), COUNT),)
         if not others:

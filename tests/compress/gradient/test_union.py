@@ -18,7 +18,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.selector import Union
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.index_set import index_set, only_index_set_of
+from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
 
 COUNT = elements(SPECS)
@@ -96,5 +96,5 @@ def test_what_is_no_choice_is_refused(broken: tuple[Section, ...]) -> None:
 def test_what_rounds_to_zero_is_not_chosen(dtype: Dtype) -> None:
     gradients = {spec.name: torch.full(spec.shape, 1e-9) for spec in SPECS}
     encoding = group(1, dtype).compressors[0].encode(gradients, 0)
-    chosen_K = only_index_set_of(next(encoding).value, COUNT)
+    chosen_K = index_set_of(next(encoding).value, COUNT)
     assert (chosen_K.size == 0) is (dtype is Dtype.FLOAT16)
