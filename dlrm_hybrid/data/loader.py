@@ -10,6 +10,7 @@ F = 26 categorical features.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -63,21 +64,12 @@ class _Epoch:
 
     number: int
     runs: npt.NDArray[np.uint32]
-    starts: npt.NDArray[np.int64]
+    starts: list[int]
 
-    @property
-    def blocks(self) -> int:
-        return len(self.starts) - 1
-
-    def size(self, block: int) -> int:
-        return int(self.starts[block + 1] - self.starts[block])
-
-    def forward(self, block: int, row: int) -> tuple[int, int]:
-        """The same position with `row` inside its block."""
-        while block < self.blocks and row >= self.size(block):
-            row -= self.size(block)
-            block += 1
-        return block, row
+    def position(self, rows_before: int) -> tuple[int, int]:
+        """Block, and row in it, after so many rows of the epoch."""
+        block = bisect_right(self.starts, rows_before) - 1
+        return block, rows_before - self.starts[block]
 
 
 Read = Callable[[LoaderState], tuple[Batch, LoaderState]]
@@ -150,12 +142,12 @@ class Loader:
             DataError: `state` points past the rows; it belongs to other data or options. Or a row
                 is none that `prepare` writes.
         """
-        epoch, used = self._position(state)
+        epoch, used = self._find(state)
         if self._rows - used < self._global_rows:  # saved with a smaller global batch
             state = LoaderState(state.epoch + 1, 0, 0)
-            epoch, used = self._position(state)
+            epoch, used = self._find(state)
         batch = _empty_batch(self._batch_size)
-        number, row = epoch.forward(state.block, state.row + self._skip)
+        number, row = epoch.position(used + self._skip)
         filled = 0
         while filled < self._batch_size:
             order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
@@ -166,21 +158,22 @@ class Loader:
             number, row = number + 1, 0
         if self._rows - used - self._global_rows < self._global_rows:
             return batch, LoaderState(state.epoch + 1, 0, 0)
-        number, row = epoch.forward(state.block, state.row + self._global_rows)
-        return batch, LoaderState(state.epoch, number, row)
+        return batch, LoaderState(state.epoch, *epoch.position(used + self._global_rows))
 
-    def _position(self, state: LoaderState) -> tuple[_Epoch, int]:
+    def _find(self, state: LoaderState) -> tuple[_Epoch, int]:
         """The order of the state's epoch, and how many of its rows are used up."""
         if self._epoch is None or self._epoch.number != state.epoch:
             self._epoch = self._plan(state.epoch)
         epoch = self._epoch
-        inside = 0 <= state.block < epoch.blocks and 0 <= state.row < epoch.size(state.block)
-        if state.epoch < 0 or not inside:
+        used = -1
+        if 0 <= state.block < len(epoch.starts) - 1:
+            used = epoch.starts[state.block] + state.row
+        if state.epoch < 0 or used < 0 or epoch.position(used) != (state.block, state.row):
             raise DataError(
                 f"{state} does not fit {self._rows} training rows in blocks of"
                 f" {len(self._buffer_RW)} (data.shuffle_block_rows)"
             )
-        return epoch, int(epoch.starts[state.block]) + state.row
+        return epoch, used
 
     def _plan(self, number: int) -> _Epoch:
         count = -(-self._rows // self._run_rows)
@@ -188,7 +181,7 @@ class Loader:
         sizes = np.full(count, self._run_rows, np.int64)
         sizes[runs == count - 1] = self._rows - (count - 1) * self._run_rows
         block_sizes = np.add.reduceat(sizes, np.arange(0, count, self._runs_per_block))
-        return _Epoch(number, runs, np.concatenate([[0], np.cumsum(block_sizes)]))
+        return _Epoch(number, runs, [0, *np.cumsum(block_sizes).tolist()])
 
     def _order_of_block(self, epoch: _Epoch, number: int) -> npt.NDArray[np.uint32]:
         """Read a block into memory, unless it is there; the order of its rows."""
