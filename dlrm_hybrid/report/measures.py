@@ -105,12 +105,14 @@ def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
 
 def texts(found: pd.DataFrame) -> pd.DataFrame:
     """Columns of `figures` as they are to be read, under their titles; a dash for NaN."""
+    measures = {measure.key: measure for measure in COMPARISON}
     return pd.DataFrame(
         {
-            measure.title: found[measure.key].map(measure.show, na_action="ignore").fillna(MISSING)
-            for measure in COMPARISON
-            if measure.key in found
-        }
+            measure.title: [MISSING if pd.isna(value) else measure.show(value) for value in values]
+            for key, values in found.items()
+            if (measure := measures.get(str(key)))
+        },
+        index=found.index,
     )
 
 

@@ -172,6 +172,6 @@ def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) 
     """A row for each label: its figures, then a cell of `last`; None where there are no figures."""
     if found.empty:
         return None
-    cells = found.map(digits, na_action="ignore").fillna(MISSING)
+    cells = found.map(lambda value: MISSING if pd.isna(value) else digits(value))
     cells.insert(0, head, list(found.index))
     return Table.of(cells.assign(**{last_head: list(last)}), "lr")
