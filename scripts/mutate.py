@@ -346,14 +346,14 @@ FAULTS = (
     ),
     Fault(
         "resharding: running means of gradients are forgotten",
-        "dlrm_hybrid/checkpoint/reshard.py",
+        "dlrm_hybrid/checkpoint/reader.py",
         '(".residual", ".momentum")',
         '(".residual",)',
         "tests/checkpoint/test_reshard.py",
     ),
     Fault(
         "resharding: one trainer's residual is taken for all",
-        "dlrm_hybrid/checkpoint/reshard.py",
+        "dlrm_hybrid/checkpoint/reader.py",
         "torch.stack(parts).double().mean(0)",
         "parts[0].double()",
         "tests/checkpoint/test_reshard.py",

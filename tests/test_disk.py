@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_disk import enlarge, fill, needs_mount, small_disk
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.disk import HeldError, append, locked, refusals, writing
 from dlrm_hybrid.telemetry.events import Event, Kind, read
 from dlrm_hybrid.telemetry.sinks import JsonLines, TensorBoard
@@ -24,7 +24,7 @@ def test_the_umask_decides_who_else_may_write_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     before = os.umask(0o002)
     try:
-        durable.replace_text(path, "text")
+        disk.replace_text(path, "text")
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o664

@@ -30,7 +30,7 @@ from dlrm_hybrid.checkpoint.folder import (
     unwritten,
 )
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, folder_name, manifest_text
-from dlrm_hybrid.durable import flush, replace_text
+from dlrm_hybrid.disk import flush, replace_text
 from dlrm_hybrid.parallel.finite import key_of_rate
 from dlrm_hybrid.types import ConfigError, DivergedError, DlrmError, ResourceError
 

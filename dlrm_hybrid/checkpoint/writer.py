@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dlrm_hybrid.checkpoint.commit import Shard
 from dlrm_hybrid.checkpoint.folder import key_of, partial_folder, unwritten
-from dlrm_hybrid.durable import Content, write
+from dlrm_hybrid.disk import Content, write
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DlrmError
@@ -138,7 +138,7 @@ def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: 
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Content:
-    """Make a file of contiguous tensors, and make it durable.
+    """Make a file of contiguous tensors, and make it disk.
 
     Raises:
         OSError: it cannot be written.

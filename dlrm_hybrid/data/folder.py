@@ -21,8 +21,7 @@ from dlrm_hybrid.data.manifest import (
     Semantics,
     SourceFile,
 )
-from dlrm_hybrid.disk import HeldError, locked
-from dlrm_hybrid.durable import flush
+from dlrm_hybrid.disk import HeldError, flush, locked
 from dlrm_hybrid.types import DataError, ResourceError
 
 QUARANTINE_FILE = "bad_rows.txt"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL, RECORD_BYTES
 from dlrm_hybrid.types import DataError
 
@@ -168,7 +168,7 @@ class Manifest:
 
 def write(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` into `folder`, complete and on the disk or not at all."""
-    durable.replace_text(folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=1))
+    disk.replace_text(folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=1))
 
 
 def read(folder: Path) -> Manifest:
@@ -286,6 +286,6 @@ def file_xxh3(path: Path) -> str:
         DataError: it cannot be read.
     """
     try:
-        return durable.content(path).xxh3
+        return disk.content(path).xxh3
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.data import folder, manifest, reader
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
 from dlrm_hybrid.data.format import (
@@ -212,7 +212,7 @@ def assemble(task: ShardTask, report: Report) -> Shard:
             report(len(records_RW))
             yield part
 
-    written = durable.write(task.shard, parts())
+    written = disk.write(task.shard, parts())
     return Shard(
         file=task.shard.name, rows=rows, clicks=clicks, xxh3=written.xxh3, blocks=tuple(blocks)
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile
 from dlrm_hybrid.kernels import synthesize
@@ -79,7 +79,7 @@ def generate(
             progress(first + count)
 
     try:
-        durable.write(partial, blocks())
+        disk.write(partial, blocks())
         partial.replace(path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.data.format import VOCABULARY_FOLDER, Spill, read_rows
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
@@ -117,7 +117,7 @@ def number_columns(
     by_length = [tasks[column] for column in order]
     results = threads.run(encode, by_length, report, window=len(order))
     by_column = dict(zip(order, results, strict=True))
-    durable.flush(vocabulary)
+    disk.flush(vocabulary)
     return [by_column[column] for column in range(len(tasks))]
 
 
@@ -141,7 +141,7 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
             new_ids[1:] *= kept_V
             for ids_N in _blocks(file, range(task.rows)):
                 ids_N[:] = new_ids[ids_N]
-    written = durable.write(task.keys, [keys_V.view(np.uint8).data])
+    written = disk.write(task.keys, [keys_V.view(np.uint8).data])
     return ColumnResult(keys_V.size + shares_id(task.semantics), bytes.fromhex(written.xxh3))
 
 

@@ -20,8 +20,15 @@ from dlrm_hybrid.config.identity import (
 )
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.disk import RUN_FOLDER_KEY, HeldError, append, locked, read_object, writing
-from dlrm_hybrid.durable import replace_text
+from dlrm_hybrid.disk import (
+    RUN_FOLDER_KEY,
+    HeldError,
+    append,
+    locked,
+    read_object,
+    replace_text,
+    writing,
+)
 from dlrm_hybrid.run.request import CONFIG_FILE, Request
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE

@@ -24,7 +24,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.format import (
@@ -287,6 +287,6 @@ def _write_day(path: Path, records_RW: npt.NDArray[np.uint32]) -> Shard:
         file=path.name,
         rows=len(records_RW),
         clicks=int(np.count_nonzero(records_RW[:, 0])),
-        xxh3=durable.content(path).xxh3,
+        xxh3=disk.content(path).xxh3,
         blocks=tuple(xxhash.xxh3_64_hexdigest(block_RW.data) for block_RW in blocks),
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dlrm_hybrid import durable
+from dlrm_hybrid import disk
 from dlrm_hybrid.checkpoint import commit as checkpoint_commit
 from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import Preparing, amend, clean, commit
@@ -80,7 +80,7 @@ def test_others_can_read_the_files(tmp_path: Path) -> None:
     }
     path = tmp_path / "some.safetensors"
     written = write_tensors(path, tensors)
-    assert written == durable.content(path)
+    assert written == disk.content(path)
     found = load_file(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -280,15 +280,15 @@ def test_a_disk_that_is_full_leaves_the_old_checkpoint(
 ) -> None:
     root = tmp_path / "checkpoints"
     save(root, 1, groups(1.0), ONE)
-    real = durable.write
+    real = disk.write
 
-    def full(path: Path, parts: object) -> durable.Content:
+    def full(path: Path, parts: object) -> disk.Content:
         if path == root / file:
             raise OSError(28, "No space left on device", str(path))
         return real(path, parts)
 
     monkeypatch.setattr("dlrm_hybrid.checkpoint.writer.write", full)
-    monkeypatch.setattr(durable, "write", full)
+    monkeypatch.setattr(disk, "write", full)
     with pytest.raises(ResourceError) as caught:
         save(root, 2, groups(2.0), ONE)
     monkeypatch.undo()

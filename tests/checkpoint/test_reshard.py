@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_runs import Train, summary, tensors
 
-from dlrm_hybrid.checkpoint.reshard import spread
+from dlrm_hybrid.checkpoint.reader import spread
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 

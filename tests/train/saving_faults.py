@@ -11,7 +11,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint import writer
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter
-from dlrm_hybrid.durable import Content
+from dlrm_hybrid.disk import Content
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.in_process import InProcessEngine

@@ -15,8 +15,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
-from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.checkpoint.reshard import remembered
+from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions
