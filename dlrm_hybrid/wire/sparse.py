@@ -185,8 +185,12 @@ def _read(sections: Sequence[Section], width: int) -> Elements:
         SectionError: no such section has the payload of one.
     """
     dtype = sections[0].dtype if sections else Dtype.FLOAT32
+    last = Encoding.ROWS if width else Encoding.RICE
     for section in sections:
-        _check(section, dtype, width)
+        if section.dtype is not dtype or section.encoding > last or section.count > MAX_COUNT:
+            raise _unreadable(section, dtype)
+    if dtype not in FLOATS:
+        raise _unreadable(sections[0], dtype)
     payloads = [section.payload for section in sections]
     joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
     # Read-only whatever the frame was: one type for the kernel.
@@ -210,15 +214,16 @@ def _read(sections: Sequence[Section], width: int) -> Elements:
     return Elements(offsets_E, indices_K[:size], values_K)
 
 
-def _check(section: Section, dtype: Dtype, width: int) -> None:
+def _unreadable(section: Section, dtype: Dtype) -> SectionError:
+    """Why `read_sections` must not see the section."""
+    name = section.dtype.name.lower()
     if section.dtype not in FLOATS or section.count > MAX_COUNT:
-        raise section.error(f"it holds {section.count} elements of {section.dtype.name.lower()}")
+        return section.error(f"it holds {section.count} elements of {name}")
     if section.dtype is not dtype:
-        raise section.error(f"it holds {section.dtype.name.lower()}, others {dtype.name.lower()}")
+        return section.error(f"it holds {name}, others {dtype.name.lower()}")
     if section.encoding > Encoding.ROWS:
-        raise section.error("its elements are not listed")
-    if section.encoding is Encoding.ROWS and not width:
-        raise section.error("only the shape of its matrix says what it holds")
+        return section.error("its elements are not listed")
+    return section.error("only the shape of its matrix says what it holds")
 
 
 def _fault(section: Section, fault: int) -> SectionError:

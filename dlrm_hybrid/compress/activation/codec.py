@@ -107,18 +107,21 @@ def only_section(
 def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
     """Decode a dense float32 tensor into memory of torch; raises as `only_section`."""
     section = only_section(sections, Dtype.FLOAT32, shape, key, dense=True)
-    tensor_N = torch.empty(shape.numel())
-    np.copyto(host_array(tensor_N, "received", "activation"), array_of(section))
-    return tensor_N.view(shape)
+    tensor = torch.empty(shape)
+    array = host_array(tensor, "received", "activation")
+    np.copyto(array.reshape(-1), array_of(section))
+    return tensor
 
 
 def scattered(
     indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
 ) -> Tensor:
     """A tensor with K values at ascending flat positions and 0 elsewhere."""
-    tensor_N = torch.zeros(shape.numel())
-    put(indices_K, values_K, host_array(tensor_N, "received", "activation"))
-    return tensor_N.view(shape)
+    tensor = torch.empty(shape)
+    array = host_array(tensor, "received", "activation")
+    array.fill(0)
+    put(indices_K, values_K, array.reshape(-1))
+    return tensor
 
 
 def _shown(sections: Sections) -> str:
