@@ -125,7 +125,11 @@ class _Chain(torch.autograd.Function):
             kind = kinds[layer]
             g_BM = _cast(g_BM, kind.dtype)
             if kind.relu:
-                g_BM = torch.ops.aten.threshold_backward(g_BM, _cast(y_BM, kind.dtype), 0)
+                mask, y_BM = torch.ops.aten.threshold_backward, _cast(y_BM, kind.dtype)
+                if layer == len(kinds) - 1:  # what arrived belongs to the caller
+                    g_BM = mask.default(g_BM, y_BM, 0)
+                else:
+                    mask.grad_input(g_BM, y_BM, 0, grad_input=g_BM)
             of_weight_MN = _cast(gradient_of_weight(g_BM, x_BN, weight_MN), torch.float32)
             of_parameters += (g_BM.sum(0, dtype=torch.float32), of_weight_MN)
             if layer > 0 or wants_input:

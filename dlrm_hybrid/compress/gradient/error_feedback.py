@@ -113,6 +113,7 @@ class ErrorFeedback(Compressor):
         self._selector = selector
         self._options = options
         self._low_pass = np.float32(options.low_pass)
+        self._damps = bool(self._low_pass < 1)
         self._x = Accumulated(layout, ops)
         self._selected = selector.init(layout)
         self._transforms = [(one, one.init(layout)) for one in options.transforms]
@@ -131,11 +132,11 @@ class ErrorFeedback(Compressor):
         x, low_pass = self._x, self._low_pass
         joining = self._joining(gradients, step)
         flushed = self._drain(step)
-        before_N = x.residual_N.copy() if low_pass < 1 else x.residual_N
+        before_N = x.residual_N.copy() if self._damps else x.residual_N
         x.begin(joining, step, flushed)
         indices = yield from self._selector.select(x, self._selected, step)
         indices, rounded_K = self._rounded(indices)
-        if low_pass < 1:
+        if self._damps:
             x.residual_N -= before_N
             x.residual_N *= low_pass
             x.residual_N += before_N
