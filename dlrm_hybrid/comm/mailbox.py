@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.types import DeadlineError, DlrmError
@@ -15,44 +15,32 @@ class UnexpectedFrameError(DlrmError):
     """A frame that nobody can want; names it."""
 
 
-class Wanted(Protocol):
-    """What a frame is asked for by."""
+class Receive(NamedTuple):
+    """What a frame is asked for by.
 
-    @property
-    def kind(self) -> Kind:
-        """What the frame is for."""
-        ...
+    Attributes:
+        kind: of the frame.
+        sender: rank it comes from.
+        number: what frames of this kind count.
+        boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
+        round: of a collective result before its push, 0 where there is none.
+        microbatch: 0 where there is none.
+        waits: False asks only whether it has come; the result may be None.
+    """
 
-    @property
-    def sender(self) -> int:
-        """Rank it comes from."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """What frames of its kind count."""
-        ...
-
-    @property
-    def boundary(self) -> int:
-        """Boundary it crosses."""
-        ...
-
-    @property
-    def round(self) -> int:
-        """Round before a push."""
-        ...
-
-    @property
-    def microbatch(self) -> int:
-        """Part of the batch."""
-        ...
+    kind: Kind
+    sender: int
+    number: int
+    boundary: int = 0
+    round: int = 0
+    microbatch: int = 0
+    waits: bool = True
 
 
 _Key = tuple[Kind, int, int, int, int, int]
 
 
-def _key(one: Wanted) -> _Key:
+def _key(one: Frame | Receive) -> _Key:
     return one.kind, one.sender, one.number, one.boundary, one.round, one.microbatch
 
 
@@ -82,7 +70,7 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, wanted: Wanted, deadline_seconds: float) -> Frame:
+    def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
         """Wait for a frame and hand it out.
 
         Raises:
@@ -104,7 +92,7 @@ class Mailbox:
                 ) from None
         return self._kept.pop(key)
 
-    def take_now(self, wanted: Wanted) -> Frame | None:
+    def take_now(self, wanted: Receive) -> Frame | None:
         """The frame if it has come, without waiting.
 
         Raises:

@@ -11,9 +11,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
 from dlrm_hybrid.model.spec import StagePart
-from dlrm_hybrid.parallel.effects import Program, Receive
+from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.telemetry.spans import Span, SpanClock

@@ -11,31 +11,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.wire.frame import Frame
 
 Result = TypeVar("Result")
-
-
-class Receive(NamedTuple):
-    """Wait for one frame; the result is the frame.
-
-    Attributes:
-        kind: of the frame.
-        sender: rank it comes from.
-        number: what frames of this kind count.
-        boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
-        round: of a collective result before its push, 0 where there is none.
-        microbatch: 0 where there is none.
-        waits: False asks only whether it has come; the result may be None.
-    """
-
-    kind: Kind
-    sender: int
-    number: int
-    boundary: int = 0
-    round: int = 0
-    microbatch: int = 0
-    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.mailbox import Mailbox, Receive
 from dlrm_hybrid.compress.host import require_cpu
-from dlrm_hybrid.parallel.effects import Receive
 from dlrm_hybrid.types import Version
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, Kind

@@ -6,12 +6,13 @@ from server_world import pushed
 from tiny_world import uncompressed
 from torch import Tensor
 
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.optimizer import Constant, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Outgoing, Receive
+from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy

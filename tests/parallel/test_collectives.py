@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
@@ -16,7 +17,7 @@ from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.parallel.collectives.client import CollectiveClient
 from dlrm_hybrid.parallel.collectives.server import CollectiveServer
-from dlrm_hybrid.parallel.effects import Program, Receive, Send
+from dlrm_hybrid.parallel.effects import Program, Send
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock

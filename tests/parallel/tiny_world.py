@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
@@ -25,7 +26,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Effect, Receive, Together
+from dlrm_hybrid.parallel.effects import Effect, Together
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.update import Destination, decode
 from dlrm_hybrid.parallel.collectives.client import CollectiveClient
@@ -22,7 +23,7 @@ from dlrm_hybrid.parallel.dense.sections import (
     flat_views,
     split_digest,
 )
-from dlrm_hybrid.parallel.effects import Program, Receive
+from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor
