@@ -71,7 +71,7 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.kernels.ops import NUMBA
-from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly import compress as build_compress
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Elements, sparse_of
@@ -287,7 +287,7 @@ def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compresso
     config = _configured(method)
     if methods()[method].is_sparse:
         config = replace(config, gradient=replace(config.gradient, sparsity=1 - density))
-    return build_gradient.compressor(
+    return build_compress.compressor(
         config,
         Layout(specs),
         trainer=0,

@@ -6,7 +6,7 @@ from world_runs import Train, assert_moved, assert_same_state, curve, summary
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run.assembly.gradient import rounds
+from dlrm_hybrid.run.assembly.compress import rounds
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),

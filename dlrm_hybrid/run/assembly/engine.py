@@ -19,7 +19,6 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import server as build_server
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -108,7 +107,7 @@ def _ranks(
         clients=[one.client for one in parts],
         compressions=[one.compression for one in parts],
         servers=[
-            (channels[topology.server(index)], build_server.server(config, layout, index, clock))
+            (channels[topology.server(index)], build_world.server(config, layout, index, clock))
             for index in range(topology.servers)
         ],
         channels=channels,
@@ -120,7 +119,7 @@ def _handler(
     config: Config, layout: Layout, index: int, server: ParameterServer, clock: SpanClock
 ) -> Handle:
     """What a server does with frames: pushes, and contributions where there are any."""
-    collect = build_server.collectives(config, layout, index)
+    collect = build_world.collectives(config, layout, index)
 
     def handle(frame: Frame) -> Sequence[Outgoing]:
         if collect is not None and frame.kind is Kind.CONTRIBUTION:

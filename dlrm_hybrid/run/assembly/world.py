@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import torch
+from torch import Tensor
+
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
@@ -14,10 +17,14 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.tensors import draw_dense
 from dlrm_hybrid.parallel.boundaries import Boundaries
+from dlrm_hybrid.parallel.collectives.server import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
+from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Send
 from dlrm_hybrid.parallel.port import Port
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
@@ -27,9 +34,8 @@ from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker
-from dlrm_hybrid.run.assembly import activations as build_compress
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly import compress as build_compress
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.telemetry.spans import SpanClock
 
@@ -104,7 +110,7 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             for tensor in plan.tensors
             if tensor.stage == stage
         ]
-        gradients = build_gradient.compressor(
+        gradients = build_compress.compressor(
             config,
             FlatLayout(specs),
             trainer=trainer,
@@ -171,7 +177,7 @@ def _client(
         return LocalClient(weights, optimizer, clock)
     options = ClientOptions(
         policy=policy(config),
-        optimizer=optimizer if build_gradient.publishes_means(config) else None,
+        optimizer=optimizer if build_compress.publishes_means(config) else None,
     )
     return ServerClient(port, plan.tensors, weights, options, own.gradients, clock)
 
@@ -195,3 +201,34 @@ def _worker(
         embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
         client=client,
     )
+
+
+def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> ParameterServer:
+    """A server with the initial values of what it owns."""
+    values: dict[str, Tensor] = {
+        tensor.name: torch.empty(tensor.shape)
+        for tensor in layout.tensors
+        if tensor.server == index
+    }
+    draw_dense(values, config.train.seed)
+    sync = policy(config)
+    options = ServerOptions(
+        policy=sync,
+        bucket=BucketOptions(
+            optimizer=optimizer_config(config, layout),
+            history=sync.history,
+            pull=build_compress.dtype(config.pull.precision),
+            publishes_means=build_compress.publishes_means(config),
+        ),
+        check_every=config.sync.check_every,
+        attempt=layout.attempt,
+    )
+    return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
+
+
+def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
+    """What takes contributions on a server; None where the method has no rounds."""
+    ops = build_compress.rounds(config)
+    if not ops:
+        return None
+    return CollectiveServer(layout.topology, index, layout.tensors, ops, layout.attempt).handle

@@ -32,7 +32,6 @@ from dlrm_hybrid.parallel.topology import ServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import server as build_server
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
@@ -242,7 +241,7 @@ def _telling(
 
 
 def _serve(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
-    server = build_server.server(job.config, job.layout, index, job.clock)
+    server = build_world.server(job.config, job.layout, index, job.clock)
     meter.versions = server.versions
     start = 0
     if job.task.resume_from is not None:
@@ -254,7 +253,7 @@ def _serve(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> 
             channel.send(*outgoing)
     answering = ServerRank(
         server=server,
-        collect=build_server.collectives(job.config, job.layout, index),
+        collect=build_world.collectives(job.config, job.layout, index),
         rank=job.task.rank,
         attempt=job.task.attempt,
         meter=meter,

@@ -22,7 +22,7 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
-from dlrm_hybrid.run.assembly import gradient as build_gradient
+from dlrm_hybrid.run.assembly import compress as build_compress
 
 Float32s = NDArray[np.float32]
 # What joins a residual, of a tensor's gradient and of the state before the step.
@@ -69,7 +69,7 @@ class MethodRow:
 
     def make(self, specs: Sequence[Spec], ops: Ops = NUMBA) -> Compressor:
         """A fresh compressor of the only trainer for some tensors."""
-        return build_gradient.compressor(
+        return build_compress.compressor(
             configured(self),
             Layout(specs),
             trainer=0,
