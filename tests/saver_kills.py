@@ -15,9 +15,8 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import CheckpointWriter, Committer
+from dlrm_hybrid.train.saver import CheckpointWriter, Committer, piece_groups
 from dlrm_hybrid.types import Version
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")

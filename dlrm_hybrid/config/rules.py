@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
+from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.schema import Config

@@ -24,8 +24,8 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
-from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.progress import Decision, Plan, Progress

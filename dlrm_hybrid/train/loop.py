@@ -28,9 +28,8 @@ from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.worker import StepMetrics
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
-from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.progress import Decision, Plan, Progress, is_due

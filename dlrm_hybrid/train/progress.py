@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dlrm_hybrid.data.loader import START, LoaderState
-from dlrm_hybrid.telemetry.meter import Interval
+from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.types import DataError
 
 SYNC_EVERY = 10  # steps, or groups of test batches, between meetings where nothing is due

@@ -11,8 +11,9 @@ Workers make a round whenever they meet, as long as a checkpoint is on its way.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +22,16 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
+from dlrm_hybrid.model.tensors import Piece
+from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
+from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
+COMPRESSOR = "compressor"
+_VERSION = re.compile(r"\.(published|behind[0-9]+)$")
 WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
 
 
@@ -212,3 +218,23 @@ class CheckpointWriter:
     def _written(self, wait_seconds: float) -> dict[str, Any]:
         shard = self.writer.take(wait_seconds)
         return {"shard": None if shard is None else asdict(shard)}
+
+
+def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    """What one rank adds to a checkpoint, by group; none of them is empty.
+
+    `dense` and `embeddings` are in every checkpoint, the others where the layout of the world needs
+    them: `versions` that workers have of weights, and the state of a `compressor`.
+    """
+    groups: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(_group(piece.name), []).append(piece)
+    return groups
+
+
+def _group(name: str) -> str:
+    if name.startswith(COMPRESSOR_PREFIX):
+        return COMPRESSOR
+    if name.startswith(EMBEDDING_PREFIX):
+        return "embeddings"
+    return "versions" if _VERSION.search(name) else "dense"

@@ -11,10 +11,9 @@ from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, num_bytes, values_of
-from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
-from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.groups import piece_groups
+from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 

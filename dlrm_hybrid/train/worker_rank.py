@@ -23,8 +23,8 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
-from dlrm_hybrid.telemetry.meter import Interval
 from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 
 LR = 0.1
 TABLES = 26

@@ -40,7 +40,7 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, partial_folders
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.types import ExitCode
 
 EXIT_SECONDS = 10.0

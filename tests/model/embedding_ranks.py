@@ -27,7 +27,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings, full_pieces
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.groups import piece_groups
+from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.types import PeerLostError
 
 SPEC = ModelSpec(

@@ -14,7 +14,7 @@ import pytest
 from emulation_hosts import links, needs_namespaces, network_namespaces
 from launched_runs import assert_same, environment, program, summary
 
-from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 
 Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]")

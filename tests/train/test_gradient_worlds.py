@@ -67,7 +67,7 @@ def test_every_method_learns(method: str, small_rows: list[str]) -> None:
 
 def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
     """Where lr · g waits instead of g, the server must not multiply by lr again."""
-    from dlrm_hybrid.train.groups import piece_groups
+    from dlrm_hybrid.train.saver import piece_groups
 
     options = (*WORLD, "gradient=dct", "gradient.sparsity=0", "optimizer.schedule=linear")
     engines = [

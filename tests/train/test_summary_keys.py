@@ -9,7 +9,7 @@ from world_runs import Train, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 

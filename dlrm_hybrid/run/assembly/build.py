@@ -8,8 +8,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.comm.netem.plan import Plan, host_of, num_hosts
-from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
+from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
 from dlrm_hybrid.config.rules import raw_files
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.folder import PrepareOptions

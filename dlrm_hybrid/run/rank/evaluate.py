@@ -20,8 +20,8 @@ from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.train.groups import piece_groups
 from dlrm_hybrid.train.loop import TICK_SECONDS
+from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError
 

@@ -49,16 +49,14 @@ from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
-from dlrm_hybrid.telemetry.meter import Interval
-from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
-from dlrm_hybrid.train.groups import COMPRESSOR, piece_groups
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.loop import Parts, train
 from dlrm_hybrid.train.progress import Plan, Progress
-from dlrm_hybrid.train.saver import CheckpointWriter
+from dlrm_hybrid.train.saver import COMPRESSOR, CheckpointWriter, piece_groups
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank

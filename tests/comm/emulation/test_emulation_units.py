@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.comm.netem.units import bits_per_second, seconds
+from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 
 
 @pytest.mark.parametrize(
