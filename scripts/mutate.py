@@ -304,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         "index sets: a broken payload holds nothing",
-        "dlrm_hybrid/wire/index_set.py",
+        "dlrm_hybrid/wire/sparse.py",
         "    if found < 0:",
         "    if found < -1:",
         "tests/wire/test_index_set.py",

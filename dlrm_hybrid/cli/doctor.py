@@ -8,7 +8,7 @@ from pathlib import Path
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.zmq.curve import make_key_file
 from dlrm_hybrid.config.overrides import override_text
-from dlrm_hybrid.doctor.checks import Finding, Level, check_rows, run_checks
+from dlrm_hybrid.doctor import Finding, Level, check_rows, run_checks
 from dlrm_hybrid.kernels import ALL
 from dlrm_hybrid.kernels.cache import ROOT_VARIABLE, kernel_folder
 from dlrm_hybrid.kernels.jit import cache_state

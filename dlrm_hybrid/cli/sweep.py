@@ -67,7 +67,7 @@ class Sweep:
                 self._sum_up()
 
     def _sum_up(self) -> None:
-        from dlrm_hybrid.report.sweep import sweep_frame, sweep_table  # pandas: 0.3 s
+        from dlrm_hybrid.report.tables import sweep_frame, sweep_table  # pandas: 0.3 s
 
         folder, terminal = self.folder, self.terminal
         frame = sweep_frame(self._jobs)

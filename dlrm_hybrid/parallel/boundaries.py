@@ -14,8 +14,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
 from dlrm_hybrid.model.spec import StagePart
-from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber

@@ -1,4 +1,4 @@
-"""The tables of a report: what was reached, sent and spent, and how the runs differ."""
+"""The tables of a report, and of a sweep: what was reached, sent and spent, and how runs differ."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from dlrm_hybrid.config.identity import flat
+from dlrm_hybrid.config.compose import Job
+from dlrm_hybrid.config.identity import flat, same_results
+from dlrm_hybrid.report.labels import short, varying
 from dlrm_hybrid.report.measures import (
     BYTES,
     CPU_USE,
+    SWEEP,
     Measure,
     Summary,
     digits,
@@ -21,10 +24,15 @@ from dlrm_hybrid.report.measures import (
     nonzero,
     texts,
 )
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import role_of, role_order
+from dlrm_hybrid.telemetry.summary import UNFINISHED, role_of, role_order
+from dlrm_hybrid.types import ExitCode
+
+REFUSED = "refused"
+FAILED = "failed"
+
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed")
@@ -175,3 +183,48 @@ def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) 
     cells = found.map(lambda value: MISSING if pd.isna(value) else digits(value))
     cells.insert(0, head, list(found.index))
     return Table.of(cells.assign(**{last_head: list(last)}), "lr")
+
+
+def sweep_frame(jobs: Sequence[tuple[Job, int]]) -> pd.DataFrame:
+    """A row for each job: its folder's name, the keys that differ, status and scores.
+
+    Args:
+        jobs: that have ended, with their exit codes.
+
+    Raises:
+        DataError: a file in a run folder is damaged.
+    """
+    runs = [_own_run(job) for job, _ in jobs]
+    heads = pd.DataFrame(
+        {
+            "job": [job.folder.name for job, _ in jobs],
+            **varying([job.overrides for job, _ in jobs]),
+            "status": [_status(run, code) for run, (_, code) in zip(runs, jobs, strict=True)],
+        }
+    )
+    found = figures([None if run is None else run.summary for run in runs])
+    return heads.join(found.filter([measure.key for measure in SWEEP]))
+
+
+def sweep_table(frame: pd.DataFrame) -> Table:
+    """The rows of `sweep_frame` as they are to be read."""
+    heads = frame.drop(columns=[measure.key for measure in SWEEP]).fillna(MISSING)
+    columns = ["job", *short(list(map(str, heads.columns[1:-1]))).values(), "status"]
+    shown = heads.set_axis(columns, axis="columns").join(texts(frame))
+    return Table.of(shown, "l" * len(columns) + "r")
+
+
+def _own_run(job: Job) -> Run | None:
+    """The run of this job, not one that was in the folder before and is another."""
+    if not is_run(job.folder):
+        return None
+    run = read_run(job.folder)
+    return run if same_results(run.config, job.values) else None
+
+
+def _status(run: Run | None, exit_code: int) -> str:
+    if run is None:
+        return REFUSED
+    if run.status == UNFINISHED and exit_code != ExitCode.DONE:
+        return FAILED
+    return run.status

@@ -7,17 +7,17 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from dlrm_hybrid import doctor
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.comm.zmq.curve import read_key_file
-from dlrm_hybrid.doctor import checks
-from dlrm_hybrid.doctor.checks import Level
+from dlrm_hybrid.doctor import Level, check_rows, run_checks
 
 
 def test_a_wrong_version_is_named_and_ends_with_5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without rows that somebody has prepared where tests are run
-    monkeypatch.setattr(checks, "VERSIONS", {"torch": "1.0.0"})
+    monkeypatch.setattr(doctor, "VERSIONS", {"torch": "1.0.0"})
     assert run(["dlrm_hybrid", "doctor"]) == 5
     report = capsys.readouterr().out
     assert "FAIL  packages" in report
@@ -31,13 +31,11 @@ def test_a_broken_probe_is_a_finding_and_the_others_go_on(
     def no_device(*_: object) -> NoReturn:
         raise OSError("no such device")
 
-    monkeypatch.setattr(checks, "_vectors", no_device)
+    monkeypatch.setattr(doctor, "_vectors", no_device)
     monkeypatch.setattr(SplitTableBatchedEmbeddingBagsCodegen, "forward", no_device)
     found = {
         check.name: check
-        for check in checks.run_checks(
-            Path.cwd(), lambda: checks.check_rows(Path("nothing"), print)
-        )
+        for check in run_checks(Path.cwd(), lambda: check_rows(Path("nothing"), print))
     }
     assert found["vector instructions"].level is Level.FAIL
     assert found["vector instructions"].detail == "OSError: no such device"
@@ -65,10 +63,10 @@ def test_kernels_that_cannot_be_kept_are_not_said_to_be(
 def test_damaged_rows_are_a_finding(small_rows: list[str], tmp_path: Path) -> None:
     prepared = Path(next(text for text in small_rows if "prepared" in text).partition("=")[2])
     rows = Path(shutil.copytree(prepared, tmp_path / "rows"))
-    assert checks.check_rows(rows, print)[0] is Level.OK
+    assert check_rows(rows, print)[0] is Level.OK
     with (rows / "day_0.bin").open("r+b") as file:
         file.write(b"\xff")
-    level, detail = checks.check_rows(rows, print)
+    level, detail = check_rows(rows, print)
     assert level is Level.FAIL
     assert "day_0.bin: rows 0 to 999 (counted from 0): checksum differs" in detail
 

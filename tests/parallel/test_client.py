@@ -12,8 +12,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology, lay_out

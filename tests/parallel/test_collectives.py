@@ -17,8 +17,7 @@ from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.parallel.collectives.client import CollectiveClient
 from dlrm_hybrid.parallel.collectives.server import CollectiveServer
-from dlrm_hybrid.parallel.effects import Program, Send
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Port, Program, Send
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DlrmError

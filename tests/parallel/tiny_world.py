@@ -26,8 +26,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Effect, Together
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Effect, Port, Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep

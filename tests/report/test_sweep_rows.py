@@ -5,7 +5,7 @@ from pathlib import Path
 from made_runs import make_run, plain_events, progress, values_of, world_events
 
 from dlrm_hybrid.config.compose import Job
-from dlrm_hybrid.report.sweep import sweep_frame, sweep_table
+from dlrm_hybrid.report.tables import sweep_frame, sweep_table
 from dlrm_hybrid.types import ExitCode
 
 

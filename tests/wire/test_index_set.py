@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
+from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
 
 @given(st.integers(0, 5000), st.data())

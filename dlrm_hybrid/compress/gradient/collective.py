@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
 Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]

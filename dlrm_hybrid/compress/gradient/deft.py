@@ -33,7 +33,7 @@ from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int6
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
+from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
 Float64s = NDArray[np.float64]
 

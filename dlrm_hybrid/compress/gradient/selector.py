@@ -21,8 +21,8 @@ from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Layout
 from dlrm_hybrid.kernels.ops import Ops
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
 Selection = Generator[Collective, Sections, Indices]
 

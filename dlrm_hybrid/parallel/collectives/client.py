@@ -7,8 +7,7 @@ from typing import TypeVar, final
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
-from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind

@@ -23,8 +23,7 @@ from dlrm_hybrid.parallel.dense.sections import (
     flat_views,
     split_digest,
 )
-from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock

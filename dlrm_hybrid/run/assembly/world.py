@@ -25,8 +25,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Send
-from dlrm_hybrid.parallel.port import Port
+from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep

@@ -19,8 +19,8 @@ from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.index_set import index_set
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
+from dlrm_hybrid.wire.sparse import index_set
 
 COUNT = elements(SPECS)
 KEEP = 34  # of 337 elements at sparsity 0.9

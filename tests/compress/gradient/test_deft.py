@@ -15,8 +15,8 @@ from dlrm_hybrid.compress.gradient.deft import Deft, exact_budget, partition, si
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
+from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
 SPECS = (
     Spec(3, "a.weight", (60, 20)),

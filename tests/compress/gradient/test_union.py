@@ -18,8 +18,8 @@ from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.selector import Union
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.index_set import index_set, index_set_of
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
+from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
 COUNT = elements(SPECS)
 

@@ -1,1 +1,0 @@
-"""What this machine is able to do, and what is wrong with it."""
