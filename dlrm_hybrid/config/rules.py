@@ -34,14 +34,14 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "activation=dct": {"activation.allow_rice": None},
     "activation=none": {"activation.observe": None},
 }
-# Keys that must not be null with a choice.
-NEEDED = {
-    "data=synthetic": ("data.rows", "data.seed"),
-    "data=criteo_kaggle": ("data.prepared",),
-    "optimizer=momentum": ("optimizer.momentum",),
-    "optimizer=adagrad": ("optimizer.eps",),
-    "network=emulated": ("network.rate", "network.ranks_per_host"),
-    "activation=dct": ("activation.allow_rice",),
+# Keys that must not be null with a choice, and what they must be.
+NEEDED: Mapping[str, Mapping[str, str]] = {
+    "data=synthetic": {"data.rows": "a number", "data.seed": "a number"},
+    "data=criteo_kaggle": {"data.prepared": "a folder"},
+    "optimizer=momentum": {"optimizer.momentum": "a number"},
+    "optimizer=adagrad": {"optimizer.eps": "a number"},
+    "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},
+    "activation=dct": {"activation.allow_rice": "true or false"},
 }
 
 
@@ -62,9 +62,9 @@ def _choices(config: Config) -> Iterator[str]:
         for name, elsewhere in ONLY.get(choice, {}).items():
             if chosen != wanted and (value := _at(config, name)) != elsewhere:
                 yield f"{name} = {shown(value)}: only applies to {choice}, not {chosen}"
-        for name in NEEDED.get(choice, ()):
+        for name, what in NEEDED.get(choice, {}).items():
             if chosen == wanted and _at(config, name) is None:
-                yield f"{name} = null: {choice} needs a value"
+                yield f"{name} = null: {choice} needs {what}"
 
 
 def _at(config: Config, key: str) -> Any:

@@ -239,7 +239,7 @@ def world_cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None
     seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / (processes or 1)
     return {
         "utilization": _share(cpu_seconds, seconds * min(processes, cores)),
-        "seconds": cpu_seconds if ranks else None,
+        "seconds": cpu_seconds or None,
     }
 
 

@@ -31,7 +31,7 @@ def faults(*overrides: str) -> list[str]:
             [*EMULATED, "network.bind=10.0.0.1"],
             "network.bind = '10.0.0.1': only applies to network=host, not emulated",
         ),
-        ([*EMULATED, "network.rate=null"], "network.rate = null: network=emulated needs a value"),
+        ([*EMULATED, "network.rate=null"], "network.rate = null: network=emulated needs a rate"),
         (
             [*EMULATED, "network.rate=100Mbps"],
             "network.rate = '100Mbps': must be a rate such as 100mbit or 2.5gbit",
