@@ -22,6 +22,14 @@ from dlrm_hybrid import limits
 from dlrm_hybrid.types import DataError, DlrmError, ResourceError
 
 CHUNK_BYTES = 1 << 24
+RUN_FOLDER_KEY = "hydra.run.dir"
+NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
+POLL_SECONDS = 0.01
+MOST_JSON_BYTES = 1 << 25
+_REFUSALS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def flush(folder: Path) -> None:
-    """Make the names in a folder disk."""
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -105,16 +113,6 @@ def flush(folder: Path) -> None:
 def _write_all(descriptor: int, chunk: memoryview) -> None:
     while chunk:
         chunk = chunk[os.write(descriptor, chunk) :]
-
-
-RUN_FOLDER_KEY = "hydra.run.dir"
-NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
-POLL_SECONDS = 0.01
-MOST_JSON_BYTES = 1 << 25
-_REFUSALS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def spread(
         trainers: that saved.
 
     Returns:
-        As `own`; the residuals under a name or shape that is no more is left out.
+        As `own`; residuals of other names or shapes are left out.
     """
     return {name: _mean(saved, name, tensor, trainers) for name, tensor in own.items()}
 

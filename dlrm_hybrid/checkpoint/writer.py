@@ -138,7 +138,7 @@ def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: 
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Content:
-    """Make a file of contiguous tensors, and make it disk.
+    """Make a file of contiguous tensors, and make it durable.
 
     Raises:
         OSError: it cannot be written.

@@ -1,7 +1,7 @@
-"""Where the ranks of one attempt meet: a store of torch, in which each leaves texts for the others.
+"""Where the ranks of one attempt meet: a store, in which each leaves texts for the others.
 
-Ranks of one machine share a file in a folder that only this user can read, those of several
-machines a TCPStore that one process serves. Whoever reaches its port can read and write it, so what
+Ranks of one machine share a folder that only this user can read, those of several machines a
+TCPStore that one process serves. Whoever reaches its port can read and write it, so what
 keeps unknown peers out of a run are the CURVE keys, which never go through it.
 """
 
@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -34,7 +35,7 @@ FIRST_PAUSE_SECONDS = 0.001
 LONGEST_PAUSE_SECONDS = 0.05
 CONNECT_POLL_SECONDS = 0.05
 LEAST_SECONDS = 1.0
-FILE = "rendezvous"
+GROUPS = "process_groups"
 FAILURE = "failure.json"
 ALL_ATTEMPTS = "dlrm_hybrid"
 IN_USE = "; another program uses it, perhaps another job: give each job its own port"
@@ -58,7 +59,49 @@ class Endpoint:
 
 
 def go_on() -> None:
-    """Nothing ends the waiting, but a signal that ends the process."""
+    """Nothing ends the waiting but its deadline."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FolderTexts:
+    """What a rendezvous asks of a store, with a file for each text, which appears whole.
+
+    Readers of a torch FileStore wait forever for the rest of a text whose writer was killed, or had
+    no room on the disk.
+
+    Attributes:
+        path: the folder; made if missing.
+    """
+
+    path: Path
+
+    def compare_set(self, key: str, expected: str, text: str) -> bytes:
+        """Leave a text where `expected`, nothing, is; the text that is there then."""
+        path = self._path(key)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+            path.hardlink_to(temporary)  # unlike a rename, refuses to replace a file
+        except FileExistsError:
+            return path.read_bytes()
+        finally:
+            temporary.unlink(missing_ok=True)
+        return text.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these texts are there."""
+        return all(self._path(key).exists() for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """A text that is there."""
+        return self._path(key).read_bytes()
+
+    def _path(self, key: str) -> Path:
+        return self.path / Path(key).name
 
 
 @final
@@ -67,13 +110,13 @@ class Rendezvous:
     """Texts that the ranks of one attempt leave for each other; `str` says where they are.
 
     Attributes:
-        root: the store of all attempts.
+        root: the store of all attempts, or the folder of one.
         attempt: prefix of the names of this one's texts.
         place: the folder, or `the store at 10.0.0.1:29500`, for messages.
         check: called while a rank waits; may raise what ends the waiting.
     """
 
-    root: Store
+    root: Store | FolderTexts
     attempt: str
     place: str
     check: Callable[[], None] = go_on
@@ -87,7 +130,13 @@ class Rendezvous:
 
     def store(self, name: str) -> Store:
         """A part of the store, for a process group."""
-        return PrefixStore(name, PrefixStore(self.attempt, self.root))
+        root = self.root
+        if isinstance(root, FolderTexts):
+            root.path.mkdir(parents=True, exist_ok=True)
+            path = root.path / GROUPS
+            os.close(os.open(path, os.O_CREAT, 0o600))  # for this user's eyes only
+            root = FileStore(str(path))
+        return PrefixStore(name, PrefixStore(self.attempt, root))
 
     def put(self, name: str, text: str) -> bool:
         """Leave a text, which is not empty; False, and nothing done, if there is another.
@@ -182,27 +231,15 @@ class Rendezvous:
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:
         try:
             return question()
+        except OSError as error:
+            raise ResourceError(f"{self} cannot be used: {error.strerror}") from error
         except RuntimeError as error:
-            if isinstance(self.root, FileStore):
-                reason = _first_line(error)
-                raise ResourceError(f"{self}/{FILE} cannot be written: {reason}") from error
             raise DlrmError(f"{self} does not answer: {_first_line(error)}") from error
 
 
-def share_folder(folder: Path) -> Rendezvous:
-    """Meet the other ranks of this machine in a folder, new for each attempt; made if missing.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    path = folder / FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT, 0o600))  # for this user's eyes only
-        return Rendezvous(FileStore(str(path)), "ranks", str(folder))
-    except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else _first_line(error)
-        raise ResourceError(f"{path} cannot be written: {reason}") from error
+def share_folder(folder: Path, check: Callable[[], None] = go_on) -> Rendezvous:
+    """Meet the other ranks of this machine in a folder, new for each attempt; made if missing."""
+    return Rendezvous(FolderTexts(folder), "ranks", str(folder), check)
 
 
 def serve_store(

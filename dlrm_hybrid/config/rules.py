@@ -104,8 +104,9 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _optimizer(config: Config) -> Iterator[str]:
-    start, warmup = config.optimizer.decay_start_step, config.optimizer.warmup_steps
-    if config.optimizer.decay_steps and start < warmup:
+    optimizer = config.optimizer
+    start, warmup = optimizer.decay_start_step, optimizer.warmup_steps
+    if optimizer.schedule == "warmup_decay" and optimizer.decay_steps and start < warmup:
         yield (
             f"optimizer.decay_start_step = {start}: must not be less than "
             f"optimizer.warmup_steps = {warmup}"

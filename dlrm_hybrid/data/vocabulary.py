@@ -151,15 +151,16 @@ def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Tab
     table = Table()
     counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if semantics.min_count > 1 else None
     first_id = int(shares_id(semantics))
-    for rows in (range(task.known_rows), range(task.known_rows, task.rows)):
+    parts = (True, range(task.known_rows)), (False, range(task.known_rows, task.rows))
+    for is_known, rows in parts:
         for keys_N in _blocks(file, rows):
             if 0 < semantics.max_ind_range <= 0xFFFFFFFF:
                 keys_N %= np.uint32(semantics.max_ind_range)
-            if rows.start == 0:
+            if is_known:
                 table.insert(keys_N, first_id)
             else:
                 table.lookup(keys_N)
-            if rows.start == 0 and counts_V is not None:
+            if is_known and counts_V is not None:
                 if table.used > counts_V.size:
                     counts_V = np.concatenate([counts_V, np.zeros(table.used, np.uint32)])
                 count(keys_N, counts_V, first_id)

@@ -128,7 +128,10 @@ class Stage:
     def _flying(self, batch: BatchNumber) -> _Batch:
         found = self._batches.get(batch)
         if found is None:
-            raise DlrmError(f"stage {self.model.part.index}: batch {batch} is not in flight")
+            raise DlrmError(
+                f"stage {self.model.part.index}: batch {batch} is not in flight; the checkpoints "
+                "of runs hold no batches in flight, so a schedule with delays cannot resume"
+            )
         return found
 
     def batches(self) -> dict[BatchNumber, Inputs]:

@@ -6,11 +6,10 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dlrm_hybrid.config.compose import Job
 from dlrm_hybrid.config.identity import flat, same_results
 from dlrm_hybrid.report.labels import short, varying
 from dlrm_hybrid.report.measures import (
@@ -29,6 +28,9 @@ from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import UNFINISHED, role_of, role_order
 from dlrm_hybrid.types import ExitCode
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.config.compose import Job
 
 REFUSED = "refused"
 FAILED = "failed"

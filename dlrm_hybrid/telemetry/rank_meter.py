@@ -1,4 +1,4 @@
-"""What one rank of a run sends and spends, apart for warm-up, training, evaluating and saving."""
+"""What one rank of a run measures, sends and spends, apart for each phase; sums between points."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from dlrm_hybrid.telemetry.traffic import (
 )
 
 WARMUP_STEPS = 5  # of each attempt: caches and allocators settle in them, so they are not timed
+CPU_WINDOW_SECONDS = 0.1
+TALLY_NAMES = ("messages", "bytes", "dense_equivalent_bytes")  # of the fields of a `Tally`
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,6 @@ class Interval:
             sent_rows=sum(one.sent_rows for one in several),
             compression=merged(one.compression for one in several),
         )
-
-
-CPU_WINDOW_SECONDS = 0.1
-TALLY_NAMES = ("messages", "bytes", "dense_equivalent_bytes")  # of the fields of a `Tally`
 
 
 def _zeros() -> dict[Phase, float]:

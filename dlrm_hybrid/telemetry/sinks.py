@@ -32,7 +32,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Make everything taken so far disk."""
+        """Make everything taken so far durable."""
         ...
 
 

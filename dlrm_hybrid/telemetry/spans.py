@@ -35,9 +35,6 @@ class Span(StrEnum):
     READ = "read"
     REST = "rest"
 
-    # An enumeration hashes its names in Python, which takes as long as reading the clock.
-    __hash__ = str.__hash__
-
 
 @dataclass(slots=True)
 class _Running:

@@ -18,8 +18,6 @@ class Traffic(StrEnum):
     EMBEDDING = "embedding"
     CONTROL = "control"
 
-    __hash__ = str.__hash__  # an enumeration hashes its names in Python
-
 
 class Phase(StrEnum):
     """What a run is doing while it sends; warm-up is the first training steps of an attempt."""

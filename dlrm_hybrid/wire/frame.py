@@ -73,8 +73,6 @@ class Kind(IntEnum):
     STOP_DECISION = 22
     GOODBYE = 23
 
-    __hash__ = int.__hash__  # as `Encoding`
-
 
 _KINDS = {int(kind): kind for kind in Kind}
 

@@ -23,9 +23,6 @@ class Encoding(IntEnum):
     TRITS = 7
     LEVELS = 8
 
-    # An enumeration hashes its names in Python; a step looks hundreds of them up.
-    __hash__ = int.__hash__
-
 
 class Dtype(IntEnum):
     """Type of the elements of a section."""
@@ -37,8 +34,6 @@ class Dtype(IntEnum):
     INT64 = 5
     UINT8 = 6
     FLOAT64 = 7
-
-    __hash__ = int.__hash__  # as `Encoding`
 
 
 ELEMENT_BYTES = {

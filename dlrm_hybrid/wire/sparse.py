@@ -248,7 +248,7 @@ def _fault(section: Section, fault: int) -> SectionError:
 
 
 def index_set(indices_K: Int32s, count: int) -> Section:
-    """A section of bytes.
+    """Encode increasing indices, without values, as Golomb-Rice coded gaps.
 
     Args:
         indices_K: int32, contiguous, increasing from 0 to N - 1.

@@ -6,9 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
+from small_disk import enlarge, fill, needs_mount, small_disk
 
 from dlrm_hybrid.comm.rendezvous import Endpoint, own_address, share_folder
-from dlrm_hybrid.types import ConfigError, DeadlineError, DlrmError, ResourceError
+from dlrm_hybrid.types import (
+    ConfigError,
+    DeadlineError,
+    DlrmError,
+    InterruptedRunError,
+    ResourceError,
+)
 
 DEADLINE_SECONDS = 20.0
 
@@ -32,8 +39,9 @@ def test_all_ranks_learn_all_endpoints(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(ranks), tuple(endpoint(rank) for rank in range(ranks)))
-    (path,) = (tmp_path / "a" / "0").iterdir()
-    assert path.stat().st_mode & 0o777 == 0o600
+    files = sorted((tmp_path / "a" / "0").iterdir())
+    assert [path.name for path in files] == [f"{rank}.json" for rank in range(ranks)]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
 def test_missing_ranks_are_named_at_the_deadline(tmp_path: Path) -> None:
@@ -75,8 +83,26 @@ def test_a_text_that_is_no_endpoint_is_told(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="rendezvous cannot be written: Not a directory"):
-        share_folder(tmp_path / "file" / "0")
+    with pytest.raises(ResourceError, match="file/0 cannot be used: Not a directory"):
+        share_folder(tmp_path / "file" / "0").meet(0, 2, endpoint(0), DEADLINE_SECONDS)
+
+
+@needs_mount
+def test_a_full_disk_is_told_and_nobody_waits_for_half_a_text(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        fill(disk)
+        with pytest.raises(ResourceError, match="disk/0 cannot be used: No space left on device"):
+            share_folder(disk / "0").meet(0, 2, endpoint(0), DEADLINE_SECONDS)
+        enlarge(disk, 32)
+        assert share_folder(disk / "0").meet(0, 1, endpoint(0), 0.0) == (endpoint(0),)
+
+
+def test_waiting_ends_where_a_check_says_so(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise InterruptedRunError("Ctrl-C")
+
+    with pytest.raises(InterruptedRunError):
+        share_folder(tmp_path, stop).meet(0, 2, endpoint(0), DEADLINE_SECONDS)
 
 
 def test_a_token_is_not_printed() -> None:

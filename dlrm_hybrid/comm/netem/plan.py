@@ -27,6 +27,9 @@ MOST_SECONDS = 10
 _QUANTITY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)")
 _BITS_PER_SECOND = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": Fraction(1, 10**6), "ms": Fraction(1, 10**3), "s": Fraction(1)}
+# Set apart for measuring network devices (RFC 2544): no real link has such an address.
+NETWORK = IPv4Network("198.18.0.0/16")
+INTERFACE = "eth0"
 
 
 def bits_per_second(text: str) -> int:
@@ -58,10 +61,6 @@ def seconds(text: str) -> float:
         raise ValueError("must be a time above 0 and up to 10s")
     return float(time)
 
-
-# Set apart for measuring network devices (RFC 2544): no real link has such an address.
-NETWORK = IPv4Network("198.18.0.0/16")
-INTERFACE = "eth0"
 
 BURST_SECONDS = 4e-4
 LEAST_BURST_BYTES = 3_200  # two frames

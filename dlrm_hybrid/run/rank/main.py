@@ -106,7 +106,7 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     folder = Path(task.rendezvous)
-    be_rank(task, values, validate(values), lambda: share_folder(folder), report, stop)
+    be_rank(task, values, validate(values), lambda: share_folder(folder, stop.check), report, stop)
 
 
 def be_rank(

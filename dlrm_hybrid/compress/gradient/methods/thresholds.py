@@ -77,38 +77,55 @@ class SidcoSettings:
     gamma: Literal["exact", "closed"]
 
 
-def _build(keys: GradientKeys, context: StageContext) -> ThresholdRule:
-    from dlrm_hybrid.compress.gradient.thresholds import rule, search
+def _exact(keys: GradientKeys, context: StageContext) -> ThresholdRule:
+    from dlrm_hybrid.compress.gradient.thresholds.rule import Exact
+
+    return Exact()
+
+
+def _histogram(keys: GradientKeys, context: StageContext) -> ThresholdRule:
+    from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
+
+    return Histogram()
+
+
+def _dgc(keys: GradientKeys, context: StageContext) -> ThresholdRule:
     from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
+
+    return Dgc(keys.of(SampleSettings), fold(context.seed, "trainer", context.trainer))
+
+
+def _redsync(keys: GradientKeys, context: StageContext) -> ThresholdRule:
+    from dlrm_hybrid.compress.gradient.thresholds.search import Redsync
+
+    return Redsync(keys.of(RedsyncSettings))
+
+
+def _gaussian(keys: GradientKeys, context: StageContext) -> ThresholdRule:
+    from dlrm_hybrid.compress.gradient.thresholds.search import Gaussian
+
+    return Gaussian(keys.of(GaussianSettings))
+
+
+def _hard(keys: GradientKeys, context: StageContext) -> ThresholdRule:
+    from dlrm_hybrid.compress.gradient.thresholds.rule import Hard, target_k, usual_magnitude
+
+    k = target_k(context.model_elements, keys.sparsity)
+    return Hard(keys.of(HardSettings).magnitude or usual_magnitude(k))
+
+
+def _sidco(keys: GradientKeys, context: StageContext) -> ThresholdRule:
     from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
 
-    match keys.threshold:
-        case "exact":
-            return rule.Exact()
-        case "histogram":
-            return rule.Histogram()
-        case "dgc":
-            seed = fold(context.seed, "trainer", context.trainer)
-            return Dgc(keys.of(SampleSettings), seed)
-        case "redsync":
-            return search.Redsync(keys.of(RedsyncSettings))
-        case "gaussian":
-            return search.Gaussian(keys.of(GaussianSettings))
-        case "hard":
-            k = rule.target_k(context.model_elements, keys.sparsity)
-            return rule.Hard(keys.of(HardSettings).magnitude or rule.usual_magnitude(k))
-        case "sidco":
-            return Sidco(keys.of(SidcoSettings))
-        case _:
-            raise ValueError(f"gradient.threshold = {keys.threshold}: no such rule")
+    return Sidco(keys.of(SidcoSettings))
 
 
 RULES = {
-    "exact": Rule(build=_build),
-    "histogram": Rule(build=_build),
-    "dgc": Rule(build=_build, sections={"dgc": SampleSettings}),
-    "redsync": Rule(build=_build, sections={"redsync": RedsyncSettings}),
-    "gaussian": Rule(build=_build, sections={"gaussian": GaussianSettings}),
-    "hard": Rule(build=_build, sections={"hard": HardSettings}),
-    "sidco": Rule(build=_build, sections={"sidco": SidcoSettings}),
+    "exact": Rule(build=_exact),
+    "histogram": Rule(build=_histogram),
+    "dgc": Rule(build=_dgc, sections={"dgc": SampleSettings}),
+    "redsync": Rule(build=_redsync, sections={"redsync": RedsyncSettings}),
+    "gaussian": Rule(build=_gaussian, sections={"gaussian": GaussianSettings}),
+    "hard": Rule(build=_hard, sections={"hard": HardSettings}),
+    "sidco": Rule(build=_sidco, sections={"sidco": SidcoSettings}),
 }
