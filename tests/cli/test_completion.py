@@ -44,10 +44,10 @@ def test_bash_completes(program: str, tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("needs bash")
-    command = tmp_path / "dlrm_hybrid"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m dlrm_hybrid "$@"\n')
-    command.chmod(0o755)
-    (tmp_path / "python").symlink_to(sys.executable)
+    for name, arguments in (("dlrm_hybrid", "-m dlrm_hybrid "), ("python", "")):
+        command = tmp_path / name
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
+        command.chmod(0o755)
     function = "_dlrm_hybrid_module" if " " in program else "_dlrm_hybrid_command"
     line = f"{program} train optimizer.schedule="
     script = f"""

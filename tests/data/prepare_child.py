@@ -1,7 +1,7 @@
 """A process that prepares and halts at a stage, so that a test can kill it there.
 
 Arguments: raw file, output folder, threads, stage to halt in. At the first progress of that stage
-it writes a line and waits for one.
+with something on the disk it writes a line and waits for one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def main() -> int:
 
     def progress(stage: str, done: int, total: int | None) -> None:
         nonlocal halted
-        if stage == halt_in and done and not halted:
+        spilled = Path(f"{output}.partial").rglob("spill-*/C01.bin")
+        if stage == halt_in and not halted and any(path.stat().st_size for path in spilled):
             halted = True
             sys.stdout.write("halted\n")
             sys.stdout.flush()

@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 30
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("raw") / "train.txt"
-    path.write_bytes(b"".join(make_lines(900, seed=1)))
+    path.write_bytes(b"".join(make_lines(9_000, seed=1)))
     return path
 
 
