@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -31,6 +31,7 @@ class Running:
     Attributes:
         log_begin: bytes that earlier attempts have written to its log.
         ready: it has reported that its signal handlers are in place.
+        ended: it has closed its connection, and is or will soon be gone.
         failure: what it said before it ended.
     """
 
@@ -39,6 +40,7 @@ class Running:
     connection: Connection
     log_begin: int
     ready: bool = False
+    ended: bool = False
     failure: Event | None = None
 
     @property
@@ -68,9 +70,14 @@ class Running:
         return f"{self.rank.name} (rank {self.rank.index})"
 
     def send(self, number: int) -> None:
-        """Send a signal, unless the rank is gone."""
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, number)
+        """Send a signal, unless the rank has ended.
+
+        Without looking at the process: a handler that does takes the exit code from `join`, which
+        it has interrupted.
+        """
+        if self.process.pid is not None and not self.ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
 
 @dataclass(slots=True)

@@ -117,6 +117,7 @@ def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) ->
                 message = one.connection.recv_bytes()
             except EOFError:
                 del open_ranks[one.connection]
+                one.ended = True
                 one.process.join()
                 if one.process.exitcode != ExitCode.DONE:
                     failed.append(one)
