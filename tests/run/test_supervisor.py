@@ -239,17 +239,18 @@ def test_signals_are_passed_on(tmp_path: Path, number: int, code: int) -> None:
 def test_a_signal_while_an_exit_code_is_read_does_not_take_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, struck = forkserver.read_signed, list[int]()
+    read, read_from = forkserver.read_signed, list[int]()
 
     def read_after_a_signal(descriptor: int) -> int:
-        if not struck:
-            struck.append(signal.SIGTERM)
+        read_from.append(descriptor)
+        if len(read_from) == 3:  # the first two were the pids of the two ranks
             os.kill(os.getpid(), signal.SIGTERM)
         return read(descriptor)
 
     monkeypatch.setattr(forkserver, "read_signed", read_after_a_signal)
     outcome = run_ranks(ranks(tmp_path, "3", "4"), f"{__name__}:tells_its_pid", lambda event: None)
-    assert struck and (outcome.exit_code, outcome.message) == (0, "")
+    assert len(read_from) == 4
+    assert (outcome.exit_code, outcome.message) == (0, "")
 
 
 def test_a_signal_that_comes_before_the_ranks_waits_for_them(tmp_path: Path) -> None:
