@@ -13,9 +13,11 @@ case "${1:-}" in
     --all) markers="" ;;
 esac
 export OMP_NUM_THREADS=1
+trap wait EXIT
+pyright & types=$!
 ruff check .
 ruff format --check .
 lint-imports --no-cache
-pyright
+wait "$types"
 # Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
 pytest "${tests[@]}" -m "$markers" --hypothesis-profile="$profile" --numprocesses 2 --dist loadfile
