@@ -102,7 +102,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One day of records.
+    """The file with the records of one day.
 
     Attributes:
         file: name in the folder: `day_0.bin` …

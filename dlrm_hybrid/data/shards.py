@@ -45,7 +45,7 @@ ROW_GROUP_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Prepared rows on disk.
+    """Prepared rows of a folder, mapped into memory day by day.
 
     Attributes:
         folder: that holds them.

@@ -43,7 +43,7 @@ Send = Callable[[int, Frame, int], None]
 
 
 class Outgoing(NamedTuple):
-    """What `Channel.send` takes.
+    """A frame to be sent: the arguments of `Channel.send`.
 
     Attributes:
         to: rank.

@@ -99,11 +99,11 @@ class Messenger:
         self.channel.send(to, frame, num_bytes(tensors))
 
     def receive(self, sender: int, kind: Kind, number: int) -> dict[str, Any]:
-        """Values from a rank."""
+        """Wait for the values that a rank sends."""
         return values_of(self._take(sender, kind, number))
 
     def receive_tensors(self, sender: int, kind: Kind, number: int) -> dict[str, Tensor]:
-        """Tensors from a rank."""
+        """Wait for the named tensors that a rank sends."""
         return tensors_of(self._take(sender, kind, number))
 
     def fetch(self, servers: Sequence[int], version: Version, stage: int) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Compare CPU time per sample of two checkouts of this program, run in turns.
 
     python scripts/benchmarks/checkouts.py ../old . --repeats 5
+    python scripts/benchmarks/checkouts.py ../old . --worlds "dct_hybrid, 2 × 3 + 1"
 
 Each checkout has its own `.venv` (`make install` there) and prepares its own rows.
 """
@@ -11,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -49,16 +50,16 @@ def cpu_microseconds(checkout: Path, overrides: tuple[str, ...], run: Path) -> f
     return 1e6 * summary["cpu"]["seconds"] / samples
 
 
-def measure(old: Path, new: Path, repeats: int) -> list[Row]:
+def measure(old: Path, new: Path, repeats: int, worlds: Sequence[str]) -> list[Row]:
     """A row for each world; the order of the two changes from turn to turn."""
-    times: dict[str, list[tuple[float, float]]] = {world: [] for world in WORLDS}
+    times: dict[str, list[tuple[float, float]]] = {world: [] for world in worlds}
     for turn in range(repeats):
-        for world, overrides in WORLDS.items():
+        for world in worlds:
             with TemporaryDirectory() as folder:
                 found: dict[Path, float] = {}
                 for checkout in (old, new) if turn % 2 == 0 else (new, old):
                     run = Path(folder) / str(len(found))
-                    found[checkout] = cpu_microseconds(checkout, overrides, run)
+                    found[checkout] = cpu_microseconds(checkout, WORLDS[world], run)
             times[world].append((found[old], found[new]))
     return [
         {
@@ -76,13 +77,14 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("old", type=Path, help="a checkout with a .venv")
     parser.add_argument("new", type=Path, help="another one")
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     given = parser.parse_args()
     old, new = given.old.resolve(), given.new.resolve()
     if old == new:
         sys.exit(f"{old}: old and new are the same checkout")
 
     def page(machine: Machine, command: str) -> str:
-        rows = measure(old, new, given.repeats)
+        rows = measure(old, new, given.repeats, given.worlds)
         return render("CPU time per sample of two checkouts", machine, command, rows)
 
     publish(page, given.output)

@@ -56,7 +56,7 @@ def rounds(config: Config) -> tuple[Op, ...]:
 
 
 def publishes_means(config: Config) -> bool:
-    """Whether servers tell means of ternary gradients, from which replicas learn."""
+    """Whether servers publish means of ternary gradients, which replicas apply."""
     terngrad = config.gradient.find(TernGradSettings)
     return terngrad is not None and terngrad.pull == "levels"
 

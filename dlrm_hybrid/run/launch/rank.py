@@ -63,7 +63,7 @@ class Part:
 
     @property
     def topology(self) -> Topology:
-        """Who is who."""
+        """Roles and names of all ranks of the world."""
         return build.topology(self.request.config)
 
     @property

@@ -86,7 +86,7 @@ class _Job:
 
     @property
     def checkpoints(self) -> Path:
-        """Their folder."""
+        """The folder that holds all checkpoints of the run."""
         return Path(self.task.run_folder) / CHECKPOINTS
 
     @property
