@@ -22,7 +22,7 @@ from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.scatter import put
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of
+from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 Sections = tuple[Section, ...]
@@ -102,6 +102,15 @@ def only_section(
             return section
     expected = f"{'DENSE ' if dense else ''}{dtype.name} of {' x '.join(map(str, shape))} elements"
     raise DlrmError(f"{key}: {_shown(sections)}, expected {expected}")
+
+
+def dense_sections(tensor: Tensor, what: str, key: Key) -> Sections:
+    """Encode a tensor as it is, for `dense_tensor`; `what` names its kind in messages.
+
+    Raises:
+        ValueError: it is not contiguous float32 on the CPU.
+    """
+    return (dense(0, host_array(tensor, what, key)),)
 
 
 def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:

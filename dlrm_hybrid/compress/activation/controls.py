@@ -19,13 +19,14 @@ from dlrm_hybrid.compress.activation.codec import (
     Key,
     Mask,
     Sections,
+    dense_sections,
     dense_tensor,
     only_section,
     scattered,
 )
 from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
-from dlrm_hybrid.compress.host import host_array, require_host
+from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.rng import fold
@@ -72,7 +73,7 @@ class SketchCodec(ActivationCodec):
 
     @override
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
-        return (dense(0, host_array(g_BN, "gradient of activations", key)),)
+        return dense_sections(g_BN, "gradient of activations", key)
 
     @override
     def decode_gradient(
@@ -117,7 +118,7 @@ class GradientTopKCodec(ActivationCodec):
 
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
-        return (dense(0, host_array(x_BN, "activation", key)),), None
+        return dense_sections(x_BN, "activation", key), None
 
     @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:

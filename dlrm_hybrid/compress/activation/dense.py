@@ -16,12 +16,11 @@ from dlrm_hybrid.compress.activation.codec import (
     Key,
     Mask,
     Sections,
+    dense_sections,
     dense_tensor,
 )
 from dlrm_hybrid.compress.activation.dct import largest_of_rows
-from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
-from dlrm_hybrid.wire.dense import dense
 
 
 @final
@@ -42,7 +41,7 @@ class DenseCodec(ActivationCodec):
         if self._observe is not None:
             largest = largest_of_rows(x_BN, self._observe, key)
             self._tally.add(x_BN.numel(), x_BN.numel(), largest.tau_B)
-        return (dense(0, host_array(x_BN, "activation", key)),), None
+        return dense_sections(x_BN, "activation", key), None
 
     @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
@@ -50,7 +49,7 @@ class DenseCodec(ActivationCodec):
 
     @override
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
-        return (dense(0, host_array(g_BN, "gradient of activations", key)),)
+        return dense_sections(g_BN, "gradient of activations", key)
 
     @override
     def decode_gradient(
