@@ -238,10 +238,10 @@ class Thresholds(State):
     def renew(self, number: int, tau: float) -> None:
         """Set a new threshold for a group."""
         group = self.groups[number]
-        tensors = slice(group.start, group.stop)
-        self._account(tensors)
-        self._renewals_T[tensors] += 1
-        self.taus_T[tensors] = tau
+        for tensor in group:
+            self._account(tensor)
+            self._renewals[tensor] += 1
+        self.taus_T[group.start : group.stop] = tau
         self._lives_T2[group.start] = 0
 
     def count_step(self, counts: Sequence[int], flushed: Sequence[int]) -> None:
@@ -269,26 +269,27 @@ class Thresholds(State):
 
     @override
     def report(self, reports: Sequence[SentReport]) -> Sequence[SentReport]:
-        self._account(slice(None))
-        sums = zip(self._sums_T.tolist(), self._served_T.tolist(), strict=True)
+        for tensor in range(len(self._specs)):
+            self._account(tensor)
+        columns = zip(reports, self._sums, self._served, self._renewals, strict=True)
         made = [
             replace(report, threshold_sum=total, thresholds=served, renewals=renewals)
-            for report, (total, served), renewals in zip(
-                reports, sums, self._renewals_T.tolist(), strict=True
-            )
+            for report, total, served, renewals in columns
         ]
         self._start_report()
         return made
 
-    def _account(self, tensors: slice) -> None:
-        """For the report: add thresholds once for every step since this was last done."""
-        steps_T = np.where(np.isnan(self.taus_T), 0, self._steps - self._accounted_T)[tensors]
-        self._sums_T[tensors] += steps_T * np.nan_to_num(self.taus_T[tensors])
-        self._served_T[tensors] += steps_T
-        self._accounted_T[tensors] = self._steps
+    def _account(self, tensor: int) -> None:
+        """For the report: add a threshold once for every step since this was last done."""
+        steps, self._accounted[tensor] = self._steps - self._accounted[tensor], self._steps
+        tau = self.taus_T.item(tensor)
+        if not math.isnan(tau):
+            self._sums[tensor] += steps * tau
+            self._served[tensor] += steps
 
     def _start_report(self) -> None:
+        # Plain numbers: to change one of an array takes ten times as long.
         tensors = len(self._specs)
         self._steps = 0
-        self._accounted_T, self._served_T, self._renewals_T = np.zeros((3, tensors), np.int64)
-        self._sums_T = np.zeros(tensors)
+        self._sums = [0.0] * tensors
+        self._accounted, self._served, self._renewals = ([0] * tensors for _ in range(3))
