@@ -15,12 +15,14 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import selectors
 import socket as sockets
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -111,10 +113,15 @@ class Sockets:
     _keys: CurveKeys | None
     _gate: _Socket | None
     _door: _Socket
-    _poller: zmq.Poller
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _dealers: dict[int, _Socket] = field(default_factory=dict[int, _Socket])
-    _monitors: dict[_Socket, int] = field(default_factory=dict[_Socket, int])
-    _ranks: dict[_Socket, int] = field(default_factory=dict[_Socket, int])
+    _answering: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        self._watch(self._router, self._message)
+        self._watch(self._door, lambda: [Refused() for _ in _events(self._door)])
+        if self._gate is not None:
+            self._watch(self._gate, partial(self._open_gate, self._gate))
 
     def connect(self, rank: int, address: str) -> None:
         """Open the connection over which this rank sends to another."""
@@ -130,8 +137,7 @@ class Sockets:
             dealer.curve_secretkey = self._keys.secret
         monitor = dealer.get_monitor_socket(_WATCHED)
         self._dealers[rank] = dealer
-        self._monitors[monitor] = rank
-        self._poller.register(monitor, zmq.POLLIN)
+        self._watch(monitor, partial(self._changes, rank, monitor))
         dealer.connect(address)
 
     def shut(self) -> None:
@@ -150,8 +156,8 @@ class Sockets:
     def watch_answers(self) -> None:
         """From now on `wait` wakes up for answers to goodbyes, too."""
         for rank, dealer in self._dealers.items():
-            self._ranks[dealer] = rank
-            self._poller.register(dealer, zmq.POLLIN)
+            self._watch(dealer, partial(self._answers, rank))
+            self._answering.append(rank)
 
     def send(self, rank: int, parts: Sequence[Part]) -> bool:
         """Queue a message for another rank; False if the connection to it has ended."""
@@ -164,23 +170,16 @@ class Sockets:
     def wait(self, seconds: float) -> list[Event]:
         """What happened, oldest message first; waits up to `seconds` for something.
 
-        It takes one message of the others at a time, so that lost connections are soon seen.
+        It takes one or two messages of the others at a time, so that lost connections are soon
+        seen.
         """
-        happened: list[Event] = []
-        for socket, _ in self._poller.poll(math.ceil(1000 * seconds)):
-            if socket is self._router:
-                happened.append(Message(socket.recv(), _parts(socket)))
-            elif socket is self._gate:
-                self._open_gate(socket)
-            elif socket is self._door:
-                happened.extend(Refused() for _ in _events(socket))
-            elif socket in self._monitors:
-                changes = _changes(self._monitors[socket], socket)
-                # What came back before a connection ended is told before its end.
-                happened.extend(self._answers(self._monitors[socket]))
-                happened.extend(changes)
-            else:
-                happened.extend(self._answers(self._ranks[socket]))
+        # A descriptor of ZeroMQ's tells of what its socket has not looked at yet, and of nothing
+        # else: sockets that may have looked while they sent are asked first.
+        happened = self._message()
+        for rank in self._answering:
+            happened.extend(self._answers(rank))
+        for key, _ in self._selector.select(0.0 if happened else seconds):
+            happened.extend(key.data())
         return happened
 
     def destroy(self, linger_seconds: float) -> None:
@@ -189,7 +188,26 @@ class Sockets:
             return
         for watched in (self._router, *self._dealers.values()):
             watched.disable_monitor()
+        self._selector.close()
         self._context.destroy(linger=math.ceil(1000 * linger_seconds))
+
+    def _watch(self, socket: _Socket, happened: Callable[[], list[Event]]) -> None:
+        # zmq.Poller would ask every socket two or three times: 25 µs more for each message.
+        self._selector.register(socket, selectors.EVENT_READ, happened)
+        socket.poll(0)  # a descriptor wakes up only for what comes after the socket was last asked
+
+    def _open_gate(self, gate: _Socket) -> list[Event]:
+        assert self._keys is not None
+        while gate.poll(0):
+            gate.send_multipart(zap_reply(gate.recv_multipart(), self._keys))
+        return []
+
+    def _message(self) -> list[Event]:
+        try:
+            connection = self._router.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return []
+        return [Message(connection, _parts(self._router))]
 
     def _answers(self, rank: int) -> list[Event]:
         found: list[Event] = []
@@ -197,9 +215,10 @@ class Sockets:
             found.append(Answer(rank, _parts(self._dealers[rank])))
         return found
 
-    def _open_gate(self, gate: _Socket) -> None:
-        assert self._keys is not None
-        gate.send_multipart(zap_reply(gate.recv_multipart(), self._keys))
+    def _changes(self, rank: int, monitor: _Socket) -> list[Event]:
+        changes = [Changed(rank, _change(event)) for event in _events(monitor)]
+        # What came back before a connection ended is told before its end.
+        return [*self._answers(rank), *changes]
 
 
 def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds: float) -> Sockets:
@@ -235,12 +254,9 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
     number = listener.detach()  # ZeroMQ closes it
     router.setsockopt(zmq.USE_FD, number)
     bound = f"tcp://{address}:{port}"
-    router.bind(bound)
-    poller = zmq.Poller()
-    for one in (router, gate, door):
-        if one is not None:
-            poller.register(one, zmq.POLLIN)
-    return Sockets(bound, number, context, router, silence_seconds, keys, gate, door, poller)
+    made = Sockets(bound, number, context, router, silence_seconds, keys, gate, door)
+    router.bind(bound)  # now that all is watched that somebody who comes may set off
+    return made
 
 
 def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:
@@ -263,14 +279,10 @@ def _send(socket: _Socket, parts: Sequence[Part]) -> bool:
     return True
 
 
-def _changes(rank: int, monitor: _Socket) -> list[Event]:
-    found: list[Event] = []
-    for event in _events(monitor):
-        if event & _HANDSHAKE_FAILED:
-            found.append(Changed(rank, Change.REFUSED))
-        else:
-            found.append(Changed(rank, Change.ENDED if event & _ENDED else Change.UP))
-    return found
+def _change(event: int) -> Change:
+    if event & _HANDSHAKE_FAILED:
+        return Change.REFUSED
+    return Change.ENDED if event & _ENDED else Change.UP
 
 
 def _events(monitor: _Socket) -> Iterator[int]:
