@@ -13,8 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray
 
-from dlrm_hybrid.kernels.bits import load64, nearest_bfloat16, store64, tail64, trailing_zeros
+from dlrm_hybrid.kernels.bits import (
+    floats_at,
+    load64,
+    nearest_bfloat16,
+    store64,
+    tail64,
+    trailing_zeros,
+)
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
@@ -201,6 +209,16 @@ def widen(data: ReadOnlyBytes, words: Bytes) -> None:
         words[4 * half] = words[4 * half + 1] = 0
         words[4 * half + 2] = data[2 * half]
         words[4 * half + 3] = data[2 * half + 1]
+
+
+@kernel
+def scatter_bfloat16(indices_K: Int32s, data: ReadOnlyBytes, address: int, count: int) -> None:
+    """Overwrite `count` float32 at an address: bfloat16 at some indices, 0 elsewhere."""
+    words_N = carray(floats_at(address), count).view(np.uint32)
+    words_N[:] = 0
+    for k in range(indices_K.size):
+        low, high = np.uint32(data[2 * k]), np.uint32(data[2 * k + 1])
+        words_N[indices_K[k]] = low << np.uint32(16) | high << np.uint32(24)
 
 
 @kernel

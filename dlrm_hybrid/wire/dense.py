@@ -122,7 +122,12 @@ def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
 
 
 def values_of(section: Section) -> Float32s:
-    """Read the values of a dense section into memory of their own.
+    """Read the values of a dense section into memory of their own; raises as `payload_of`."""
+    return unpack(payload_of(section), section.dtype)
+
+
+def payload_of(section: Section) -> NDArray[np.uint8]:
+    """The bytes of the values of a dense section, a read-only view for kernels.
 
     Raises:
         SectionError: it is not dense, holds no floats, or has another size than it says.
@@ -132,8 +137,7 @@ def values_of(section: Section) -> Float32s:
         raise SectionError(section.tensor, Encoding.DENSE, reason)
     if len(section.payload) != section.count * ELEMENT_BYTES[section.dtype]:
         raise section.error(f"{section.count} values do not fill {len(section.payload)} bytes")
-    payload = np.frombuffer(memoryview(section.payload).toreadonly(), np.uint8)
-    return unpack(payload, section.dtype)
+    return np.frombuffer(memoryview(section.payload).toreadonly(), np.uint8)
 
 
 def _float16(values_K: Float32s) -> NDArray[np.float16]:

@@ -17,6 +17,7 @@ from dlrm_hybrid.kernels.scatter import (
     scatter_add,
     split,
 )
+from dlrm_hybrid.kernels.sections import scatter_bfloat16, widen
 
 Push = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -140,3 +141,17 @@ def test_a_copy_approaches_by_rounded_differences() -> None:
     expected_N[flat_K] += rounded_K
     publish(flat_K, value_K, out_N, sent_K)
     assert (sent_K.tobytes(), out_N.tobytes()) == (rounded_K.tobytes(), expected_N.tobytes())
+
+
+def test_bfloat16_are_scattered_as_if_widened_first() -> None:
+    rng = np.random.default_rng(3)
+    data = np.frombuffer(rng.bytes(2 * 37), np.uint8)
+    indices_K = np.sort(rng.choice(300, 37, replace=False)).astype(np.int32)
+    values_K, expected_N = np.empty(37, np.float32), np.zeros(300, np.float32)
+    widen(data, values_K.view(np.uint8))
+    put(indices_K, values_K, expected_N)
+    assert expected_N.any()
+
+    found_N = np.full(300, 7, np.float32)
+    scatter_bfloat16(indices_K, data, found_N.ctypes.data, found_N.size)
+    assert found_N.tobytes() == expected_N.tobytes()

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.host import host_array, require_host
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.scatter import put
+from dlrm_hybrid.kernels.sections import scatter_bfloat16
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.dense import array_of, dense, payload_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 Sections = tuple[Section, ...]
@@ -130,6 +131,16 @@ def scattered(
     array = host_array(tensor, "received", "activation")
     array.fill(0)
     put(indices_K, values_K, array.reshape(-1))
+    return tensor
+
+
+def scattered_section(indices_K: NDArray[np.int32], section: Section, shape: torch.Size) -> Tensor:
+    """As `scattered`, the values being those of a dense section; raises as `values_of`."""
+    if section.dtype is not Dtype.BFLOAT16:
+        return scattered(indices_K, values_of(section), shape)
+    tensor = torch.empty(shape)
+    require_host(tensor, "received", "activation")
+    scatter_bfloat16(indices_K, payload_of(section), tensor.data_ptr(), tensor.numel())
     return tensor
 
 

@@ -29,6 +29,7 @@ from dlrm_hybrid.compress.activation.codec import (
     Sections,
     only_section,
     scattered,
+    scattered_section,
 )
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.host import host_array
@@ -36,7 +37,7 @@ from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, RowSelection
 from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError
-from dlrm_hybrid.wire.dense import packed, values_of
+from dlrm_hybrid.wire.dense import packed
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
 
@@ -119,7 +120,7 @@ class ThresholdCodec(ActivationCodec):
     ) -> Tensor:
         assert mask is not None
         section = only_section(sections, self._dtype, mask.shape, key, dense=True)
-        return scattered(mask, values_of(section), shape)
+        return scattered_section(mask, section, shape)
 
     @override
     def report(self) -> SentReport | None:
