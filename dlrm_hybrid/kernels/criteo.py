@@ -297,6 +297,10 @@ def gather(
         label_B: receives 0 or 1.
         table_rows_F: int64, rows of each embedding table.
     """
+    # Sums, not comparisons: these loops then take half the time. A sign bit says of an id that it
+    # is below 0 or above the last row, and x - x is 0 unless x is infinite or NaN.
+    signs = np.int64(0)
+    zero = np.float32(0)
     good = True
     count = order_B.shape[0]
     for start in range(0, count, _TILE):
@@ -309,11 +313,11 @@ def gather(
             for i in range(_DENSE):
                 x = floats_RW[row, 1 + i]
                 dense_BI[first + b, i] = x
-                good &= x - x == 0  # not of an infinity, not of NaN
+                zero += x - x
         for f in range(_CATEGORICAL):
-            rows = table_rows_F[f]
+            last = table_rows_F[f] - 1
             for b in range(start, stop):
                 index = np.int64(integers_RW[order_B[b], 1 + _DENSE + f])
                 ids_FB[f, first + b] = index
-                good &= (index >= 0) & (index < rows)
-    return good
+                signs |= index | (last - index)
+    return good and signs >= 0 and zero == 0
