@@ -176,3 +176,8 @@ def _residual(config: Config) -> Iterator[str]:
             f"pull.precision = {config.pull.precision!r}: gradient.terngrad.pull=levels does not "
             "round weights; needs gradient.terngrad.pull=weights"
         )
+    if reports_levels and config.pull.sparsity is not None:
+        yield (
+            f"pull.sparsity = {config.pull.sparsity}: gradient.terngrad.pull=levels moves every "
+            "weight of every replica; needs gradient.terngrad.pull=weights"
+        )

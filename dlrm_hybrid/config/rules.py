@@ -229,8 +229,16 @@ def sparsity_per_cut(config: Config) -> tuple[float, ...]:
 
 def _pull(config: Config) -> Iterator[str]:
     """Faults of `pull`."""
-    if config.pull.precision != "float32" and not config.parallel.servers:
-        yield f"pull.precision = {config.pull.precision!r}: needs parallel.servers of 1 or more"
+    pull = config.pull
+    if config.parallel.servers:
+        return
+    if pull.precision != "float32":
+        yield f"pull.precision = {pull.precision!r}: needs parallel.servers of 1 or more"
+    if pull.sparsity is not None:
+        yield (
+            f"pull.sparsity = {pull.sparsity}: needs parallel.servers of 1 or more; a single "
+            "trainer without servers updates its own weights and pulls nothing"
+        )
 
 
 def _no_cuts(config: Config) -> str:

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from dlrm_hybrid.bounds import (
     PAGE_PATTERN,
     STRICT,
+    BelowOne,
     Count,
     Name,
     Path,
@@ -103,6 +104,7 @@ class PullConfig:
     """How new weights travel from the servers."""
 
     precision: Precision
+    sparsity: BelowOne | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -18,7 +18,11 @@ from dlrm_hybrid.config.rules import RULES, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
 
-ADDED_LATER = {"minutes": 0.0}  # to `checkpoint`; runs before it saved by steps alone
+# Keys that runs of older versions lack: they saved by steps alone, and pulled all that had changed.
+ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
+    "checkpoint": {"minutes": 0.0},
+    "pull": {"sparsity": None},
+}
 NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {
@@ -112,10 +116,12 @@ def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of a checkpoint with the keys of today, neither fewer nor more."""
     kept = {key: value for key, value in values.items() if key not in REPLACED}
     values = {"prepare": NOT_PREPARED, **kept}
-    section: Any = values.get("checkpoint")
-    if not isinstance(section, dict):
-        return values
-    return {**values, "checkpoint": {**ADDED_LATER, **cast("dict[str, Any]", section)}}
+    added = {
+        name: {**keys, **cast("dict[str, Any]", section)}
+        for name, keys in ADDED_LATER.items()
+        if isinstance(section := values.get(name), dict)
+    }
+    return {**values, **added}
 
 
 def faults_text(faults: Sequence[str]) -> str:

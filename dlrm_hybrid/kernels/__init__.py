@@ -11,7 +11,9 @@ ALL = ("sections", "synthesize", "magnitudes", "scatter", "criteo", "gaps", "ops
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
 
-def needed(*, prepares: bool, is_synthetic: bool, world: str | None) -> frozenset[str]:
+def needed(
+    *, prepares: bool, is_synthetic: bool, world: str | None, selects: bool
+) -> frozenset[str]:
     """The files whose kernels a verb calls; one too many costs seconds at the first run.
 
     Args:
@@ -19,6 +21,7 @@ def needed(*, prepares: bool, is_synthetic: bool, world: str | None) -> frozense
         is_synthetic: the rows are; a teacher scores them.
         world: the method, `gradient.name`, where stages and servers train; "" for a single
             process; None where nothing is trained or evaluated.
+        selects: servers select what they publish, whatever the method.
     """
     names: set[str] = set()
     if prepares or world is not None:
@@ -31,6 +34,6 @@ def needed(*, prepares: bool, is_synthetic: bool, world: str | None) -> frozense
         names.update(_WORLD)
     if world == "terngrad":
         names.add("ternary")
-    elif world not in (None, "", "none"):
+    if selects or world not in (None, "", "none", "terngrad"):
         names.add("ops")
     return frozenset(names)

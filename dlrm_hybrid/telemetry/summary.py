@@ -287,7 +287,7 @@ def _all_bytes(tallies: RankValues | None, phase: str) -> int | None:
 
 
 def _pull_density(ranks: Sequence[RankValues]) -> float | None:
-    """Share of the weights that a version changes; of all versions, those of warm-up too."""
+    """Share of the weights that a pull sends; of all versions, those of warm-up too."""
     versions: list[RankValues] = [rank["versions"] for rank in ranks if rank.get("versions")]
     published, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
     return _share(published, elements)

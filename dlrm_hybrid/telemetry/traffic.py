@@ -49,7 +49,7 @@ class Versions:
 
     Attributes:
         elements: weights of them.
-        told: of these, the weights that pulls send; the others have not changed.
+        told: of these, the weights that pulls send.
     """
 
     elements: int = 0

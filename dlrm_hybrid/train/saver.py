@@ -31,7 +31,7 @@ from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
 COMPRESSOR = "compressor"
-_VERSION = re.compile(r"\.(published|behind[0-9]+)$")
+_VERSION = re.compile(r"\.(published|threshold|life|behind[0-9]+)$")
 WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
 
 

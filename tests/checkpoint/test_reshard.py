@@ -1,10 +1,12 @@
 """A checkpoint goes on in a world of another shape: weights exact, what waited still waits."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from world_runs import Train, summary, tensors
+from saved_tensors import saved_groups
+from world_runs import Train, assert_moved, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.reader import spread
 from dlrm_hybrid.telemetry import events
@@ -95,13 +97,20 @@ def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, train: Tr
 
 PLAIN = ("parallel=hybrid", "parallel.cuts=[]", "sync.check_every=1", "train.batch_size=16")
 LATE = ("sync=bounded", "sync.staleness=2", "pull.precision=bfloat16")
-SWITCHES = [((), LATE, False), (LATE, (), False), ((), LATE, True), (LATE, (), True)]
+SPARSE = ("pull.sparsity=0.9",)
+SWITCHES = [
+    *(((), LATE, False), (LATE, (), False), ((), LATE, True), (LATE, (), True)),
+    *(((), SPARSE, False), (SPARSE, LATE, True)),
+]
 
 
 @pytest.mark.parametrize(
     ("saved", "now", "processes"),
-    [pytest.param(*one, marks=() if one is SWITCHES[0] else pytest.mark.slow) for one in SWITCHES],
-    ids=lambda one: str(one) if isinstance(one, bool) else "late" if one else "exact",
+    [
+        pytest.param(*one, marks=() if one[0] == () and not one[2] else pytest.mark.slow)
+        for one in SWITCHES
+    ],
+    ids=lambda one: str(one) if isinstance(one, bool) else "+".join(one) or "exact",
 )
 def test_versions_that_are_told_otherwise_begin_as_the_weights(
     saved: tuple[str, ...], now: tuple[str, ...], processes: bool, train: Train
@@ -115,3 +124,20 @@ def test_versions_that_are_told_otherwise_begin_as_the_weights(
     loaded = tensors(after, STEPS + 4)
     for name, tensor in tensors(before, STEPS).items():
         assert tensor.tobytes() == loaded[name].tobytes(), name
+
+
+def test_sparse_pulls_go_on_with_more_servers(train: Train) -> None:
+    world = (*PLAIN, "parallel.world=in_process", *SPARSE, "gradient=dct", "gradient.sparsity=0.9")
+    length = (f"train.steps={2 * STEPS}", f"checkpoint.every={STEPS}", "checkpoint.keep=9")
+    code, unbroken = train("unbroken", *world, *length, "parallel.servers=1")
+    assert code == 0
+    resume = f"checkpoint.resume={checkpoint(unbroken, STEPS)}"
+    code, after = train("after", *world, *length, "parallel.servers=3", resume)
+    assert code == 0
+    assert_same_state(after, unbroken, 2 * STEPS)
+    assert_moved(unbroken, STEPS, 2 * STEPS)
+    versions = saved_groups(checkpoint(after, 2 * STEPS))["versions"]
+    weights = tensors(after, 2 * STEPS)
+    name = "bottom.1.weight"
+    assert not np.array_equal(versions[f"{name}.published"], weights[name])
+    assert f"{name}.threshold" in versions

@@ -18,6 +18,21 @@ HYBRID = "parallel=hybrid"
             "pull.precision = 'bfloat16': needs parallel.servers of 1 or more",
         ),
         (
+            ["pull.sparsity=0.99"],
+            "pull.sparsity = 0.99: needs parallel.servers of 1 or more; a single trainer without "
+            "servers updates its own weights and pulls nothing",
+        ),
+        (
+            [HYBRID, "parallel.trainers=1", "parallel.servers=0", "pull.sparsity=0.99"],
+            "pull.sparsity = 0.99: needs parallel.servers of 1 or more",
+        ),
+        (
+            [HYBRID, "gradient=terngrad", "pull.sparsity=0.99"],
+            "pull.sparsity = 0.99: gradient.terngrad.pull=levels moves every weight of every "
+            "replica; needs gradient.terngrad.pull=weights",
+        ),
+        ([HYBRID, "pull.sparsity=1"], "pull.sparsity = 1: must be less than 1"),
+        (
             ["activation=dct"],
             "activation = 'dct': compresses what stages exchange, and parallel=single has "
             "none; add parallel=hybrid",

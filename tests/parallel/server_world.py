@@ -79,11 +79,12 @@ class World:
         stages: int = 1,
         check_every: int = 1,
         pull: Dtype = Dtype.FLOAT32,
+        pull_sparsity: float | None = None,
         publishes_means: bool = False,
         make: Callable[[Layout], Compressor] = Dense,
         gradients: Gradients = gradients_of,
     ) -> None:
-        self.pull_dtype = pull
+        self.pull_dtype, self.pull_sparsity = pull, pull_sparsity
         self.publishes_means = publishes_means
         self.gradients = gradients
         self.topology = Topology(
@@ -115,6 +116,7 @@ class World:
                 optimizer=self.optimizer,
                 history=self.policy.history,
                 pull=self.pull_dtype,
+                pull_sparsity=self.pull_sparsity,
                 publishes_means=self.publishes_means,
             ),
             check_every=check_every,

@@ -58,7 +58,11 @@ def versions(steps: int) -> list[Frame]:
     options = ServerOptions(
         policy=Lockstep(),
         bucket=BucketOptions(
-            optimizer=OPTIMIZER, history=0, pull=Dtype.FLOAT32, publishes_means=False
+            optimizer=OPTIMIZER,
+            history=0,
+            pull=Dtype.FLOAT32,
+            pull_sparsity=None,
+            publishes_means=False,
         ),
         check_every=2,
         attempt=1,

@@ -194,6 +194,7 @@ class Scrambled:
     stages=st.integers(1, 2),
     policy=st.sampled_from(POLICIES),
     pull=st.sampled_from(DTYPES),
+    pull_sparsity=st.sampled_from([None, 0.0, 0.9]),
     optimizer=st.sampled_from(OPTIMIZERS),
     choices=st.randoms(use_true_random=False),
 )
@@ -203,6 +204,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
     stages: int,
     policy: SyncPolicy,
     pull: Dtype,
+    pull_sparsity: float | None,
     optimizer: DenseOptimizer,
     choices: Random,
 ):
@@ -214,6 +216,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
             servers=servers,
             stages=stages,
             pull=pull,
+            pull_sparsity=pull_sparsity,
             make=sparsifier(0.9, dtype=pull, drain=DrainMode.FLUSH),
             gradients=gappy_gradients_of,
         )
@@ -256,9 +259,12 @@ def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOpt
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("pull", DTYPES)
-@pytest.mark.parametrize("drain", [DrainMode.DISCARD, DrainMode.FLUSH])
+@pytest.mark.parametrize(
+    ("drain", "pull_sparsity"),
+    [(DrainMode.DISCARD, None), (DrainMode.FLUSH, None), (DrainMode.FLUSH, 0.9)],
+)
 def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
-    policy: SyncPolicy, pull: Dtype, drain: DrainMode
+    policy: SyncPolicy, pull: Dtype, drain: DrainMode, pull_sparsity: float | None
 ):
     def world() -> World:
         return World(
@@ -268,6 +274,7 @@ def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
             servers=2,
             stages=2,
             pull=pull,
+            pull_sparsity=pull_sparsity,
             make=sparsifier(0.9, dtype=pull, drain=drain),
             gradients=gappy_gradients_of,
         )

@@ -27,6 +27,7 @@ def test_replicas_servers_and_messages_refuse_tensors_of_another_device() -> Non
         optimizer=OptimizerConfig(optimizer=Sgd(), schedule=Constant(base_lr=0.1)),
         history=0,
         pull=Dtype.FLOAT32,
+        pull_sparsity=None,
         publishes_means=False,
     )
     with pytest.raises(ValueError, match=NAMED):

@@ -159,6 +159,7 @@ class TinyWorld:
                 optimizer=config,
                 history=layout.policy.history,
                 pull=Dtype.FLOAT32,
+                pull_sparsity=None,
                 publishes_means=False,
             ),
             check_every=1,

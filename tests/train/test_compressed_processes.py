@@ -5,6 +5,7 @@ from saved_tensors import saved_groups
 from world_runs import Train, assert_moved, assert_same_state, checkpoint, curve, summary
 
 WORLD = ("+experiment=dct_hybrid", "network.patience_seconds=60", "train.batch_size=16")
+SPARSE_PULLS = ("pull.sparsity=0.95", "gradient.sparsity=0.9")
 LATE = (
     *("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
     *("activation.sparsity=[0.5,0.9]", "schedule=one_f_one_b", "schedule.microbatches=4"),
@@ -21,9 +22,13 @@ OTHER = (
     ("steps", "options"),
     [
         pytest.param(30, LATE, id="late-short"),
+        pytest.param(30, (*LATE, *SPARSE_PULLS), id="sparse-pulls-short"),
         pytest.param(200, (), id="hybrid", marks=pytest.mark.slow),
         pytest.param(200, LATE, id="late", marks=pytest.mark.slow),
         pytest.param(120, OTHER, id="other", marks=pytest.mark.slow),
+        pytest.param(
+            *(120, ("pull.precision=float32", *SPARSE_PULLS)), id="pulls", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_processes_keep_what_one_process_keeps(

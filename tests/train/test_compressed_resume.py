@@ -27,6 +27,7 @@ EXACT = ("activation.precision=float32",)
 METHODS = {
     "hybrid": (),
     "late": ("sync=bounded", "sync.staleness=2"),
+    "sparse pulls": ("pull.sparsity=0.95", "gradient.sparsity=0.9", "parallel.servers=2"),
     "drained": ("gradient.drain=flush", "gradient.drain_every=10", "gradient.sparsity=0.9"),
     "discarded": ("gradient.drain=discard", "gradient.drain_every=10", "optimizer=adagrad"),
     "momentum": ("gradient=dgc", "gradient.sparsity=0.9", "gradient.correction.warmup_steps=8"),

@@ -97,6 +97,7 @@ def train_here(folder: Path, values: dict) -> None:
     ("options", "cut"),
     [
         ((), Kind.ACTIVATION),
+        (("pull.sparsity=0.95",), Kind.ACTIVATION),
         pytest.param(FEEDBACK, Kind.ACTIVATION_GRADIENT, marks=pytest.mark.slow),
         pytest.param(DRAINED, Kind.ACTIVATION, marks=pytest.mark.slow),
     ],

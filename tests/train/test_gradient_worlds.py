@@ -82,13 +82,25 @@ def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
         np.testing.assert_allclose(of_updates[name].numpy(), weight.numpy(), atol=1e-6)
 
 
+DENSE_PUSHES = [
+    ("none", ("pull.sparsity=0.9",)),
+    (
+        "terngrad",
+        ("gradient.terngrad.pull=weights", "pull.sparsity=0.9", "pull.precision=bfloat16"),
+    ),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", methods())
-def test_processes_compress_as_one_process_does(method: str, train: Train) -> None:
+@pytest.mark.parametrize(("method", "more"), [*((one, ()) for one in methods()), *DENSE_PUSHES])
+def test_processes_compress_as_one_process_does(
+    method: str, more: tuple[str, ...], train: Train
+) -> None:
+    options = (*options_of(method), *more)
     every = ("telemetry.every=10", "network.patience_seconds=60", f"checkpoint.every={STEPS // 2}")
-    code, one = train("one", *options_of(method), *every, IN_PROCESS)
+    code, one = train("one", *options, *every, IN_PROCESS)
     assert code == 0
-    code, many = train("many", *options_of(method), *every)
+    code, many = train("many", *options, *every)
     assert code == 0
     assert_compiled_ahead(many)
     for step in (STEPS // 2, STEPS):

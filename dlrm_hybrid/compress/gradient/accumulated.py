@@ -64,11 +64,11 @@ class Accumulated:
         self._local_N = np.empty(layout.size, np.int32)
         self._reached_N = np.empty(layout.size, np.float32)
 
-    def begin(self, gradients: Sequence[Tensor], step: int, flushed: Sequence[int]) -> None:
+    def begin(self, gradients: Sequence[Tensor | None], step: int, flushed: Sequence[int]) -> None:
         """Take the gradients of a step; their memory must last until `take`.
 
         Args:
-            gradients: of all tensors, float32, contiguous, on the CPU.
+            gradients: of all tensors, float32, contiguous, on the CPU; None where nothing joins.
             step: counted from 0, for messages.
             flushed: tensors of which everything is to be sent.
         """

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, Limits
 from dlrm_hybrid.compress.gradient.compressor import State
-from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
 from dlrm_hybrid.compress.report import SentReport
@@ -153,6 +153,10 @@ class Thresholded(Selector):
     @override
     def select(self, x: Accumulated, state: Thresholds, step: int) -> Selection:
         yield from ()
+        return self.choose(x, state, step)
+
+    def choose(self, x: Accumulated, state: Thresholds, step: int) -> Indices:
+        """Select without any round; see `Selector.select`."""
         target = self.target
         if target.warmup_steps and state.sparsity != target.sparsity_at(step):
             state.sparsity = target.sparsity_at(step)

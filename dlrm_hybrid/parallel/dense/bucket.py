@@ -19,11 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.host import addresses_of, require_host
 from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update, decode
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX, ReplicaMirror
+from dlrm_hybrid.parallel.dense.mirror import (
+    Mirror,
+    Published,
+    ReplicaMirror,
+    SparseChange,
+    SparseMirror,
+)
 from dlrm_hybrid.parallel.dense.sections import bucket_bytes, check_tensors, digest_of
 from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.topology import DenseTensor
@@ -116,26 +123,17 @@ class BucketOptions:
         optimizer: with its learning rates.
         history: older versions to keep, with which a worker may still have to compute.
         pull: type of the values that are published.
+        pull_sparsity: fraction of each tensor's elements that a version leaves out; None publishes
+            all that has changed.
         publishes_means: means of ternary gradients are published instead, where they can be;
-            `pull` is FLOAT32.
+            `pull` is FLOAT32 and `pull_sparsity` None.
     """
 
     optimizer: OptimizerConfig
     history: int
     pull: Dtype
+    pull_sparsity: float | None
     publishes_means: bool
-
-
-class SparseChange(NamedTuple):
-    """Elements that have moved; lasts until the next update.
-
-    Attributes:
-        indices_K: increasing, among the N.
-        weight_K: the weights there.
-    """
-
-    indices_K: Int32s
-    weight_K: Array
 
 
 class TernaryMean(NamedTuple):
@@ -181,7 +179,7 @@ class Bucket:
         self._offsets_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])
         self._master = MasterWeights({_ALL: weight_N}, options.optimizer)
-        self._mirror = ReplicaMirror(tensors, self._offsets_E, weight_N.numpy(), options.pull)
+        self._mirror = _mirror(tensors, weight_N.numpy(), options)
         self._aggregate = Aggregate(self._offsets_E)
         self._publishes_means = options.publishes_means
         self.num_bytes = bucket_bytes(tensors)
@@ -220,14 +218,23 @@ class Bucket:
             return TernaryMean(mean.values_K, mean.units, len(pushes))
         return None
 
-    def publish(self, change: SparseChange | TernaryMean | None) -> list[Section]:
-        """The sections that say what `apply` has changed; every replica will have taken it over."""
+    def publish(self, change: SparseChange | TernaryMean | None, number: int) -> list[Section]:
+        """The sections that say what `apply` has changed; every replica will have taken it over.
+
+        Args:
+            change: what `apply` returned.
+            number: as given to it.
+
+        Raises:
+            DivergedError: a weight is not finite.
+        """
         elements = int(self._offsets_E[-1])
-        published = change.indices_K.size if isinstance(change, SparseChange) else elements
-        self.versions = self.versions.plus(Versions(elements, published))
         if isinstance(change, TernaryMean):
-            return self._means(change)
-        return self._mirror.publish_all() if change is None else self._mirror.publish(*change)
+            published = Published(self._means(change), elements)
+        else:
+            published = self._mirror.publish(change, number)
+        self.versions = self.versions.plus(Versions(elements, published.elements))
+        return published.sections
 
     def _means(self, change: TernaryMean) -> list[Section]:
         """Levels, and views of the weights of what was not ternary."""
@@ -255,15 +262,14 @@ class Bucket:
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold; see `ParameterServer.tensors`."""
         held = dict(self._master.tensors())
-        if self._mirror.is_rounded:
-            held[SUFFIX] = torch.from_numpy(self._mirror.value_N)
         for behind, value_N in enumerate(self._older, start=1):
             held[f".behind{behind}"] = torch.from_numpy(value_N)
-        return {
+        views = {
             name: view
             for end, flat_N in held.items()
             for name, view in self._named(end, flat_N).items()
         }
+        return views | self._mirror.tensors()
 
     def _named(self, end: str, flat_N: Tensor) -> dict[str, Tensor]:
         """Views of all tensors in `flat_N`, by their names, each followed by `end`."""
@@ -295,3 +301,10 @@ class Bucket:
             given = [push.values_of(index) for push in pushes]
             name = self._tensors[index].name
             check_finite(name, number, mean.values_K[first:last], given, sender)
+
+
+def _mirror(tensors: Sequence[DenseTensor], weight_N: Array, options: BucketOptions) -> Mirror:
+    layout = Layout([Spec(tensor.id, tensor.name, tensor.shape) for tensor in tensors])
+    if options.pull_sparsity is None:
+        return ReplicaMirror(layout, weight_N, options.pull)
+    return SparseMirror(layout, weight_N, options.pull, options.pull_sparsity)

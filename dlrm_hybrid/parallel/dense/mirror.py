@@ -1,31 +1,46 @@
 """What a server has published of its weights: every replica equals it bit for bit.
 
-In float32 that is the weights themselves. In half precision the rounded difference between weight
-and mirror is published, and both sides add it; what rounding leaves out stays in the difference and
-is published when the element changes again.
+Unless a sparsity is set, that is the weights themselves in float32; in half precision the rounded
+difference between weight and mirror is published, and both sides add it. With a sparsity only the
+largest differences are published. Either way what is left out stays in the difference, which is
+error feedback without a residual of its own.
 
-Shapes: T tensors of N elements in all, E = T + 1 offsets between them; K elements that changed.
+Shapes: T tensors of N elements in all; K elements that are published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
 
+from dlrm_hybrid.compress.gradient.accumulated import Accumulated
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.thresholded import (
+    Mode,
+    Renewal,
+    Scope,
+    SparsityTarget,
+    Thresholded,
+)
+from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
+from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
-from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.wire.dense import narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
-SUFFIX = ".published"
+PUBLISHED = "published"
+SUFFIX = f".{PUBLISHED}"
+# Versions for which a threshold serves at most. One found anew for each costs five times as much.
+LIFESPAN = 1000
 
 
 def adds(sections: Sequence[Section]) -> bool:
@@ -33,60 +48,175 @@ def adds(sections: Sequence[Section]) -> bool:
     return any(section.dtype is not Dtype.FLOAT32 for section in sections)
 
 
-@final
-class ReplicaMirror:
-    """What every replica of a bucket is.
-
-    Args:
-        tensors: of the bucket.
-        offsets_E: where each begins among the N, and the end of the last.
-        weight_N: of all, updated in place.
-        dtype: of values on the wire.
+class SparseChange(NamedTuple):
+    """Elements that have moved; lasts until the next update.
 
     Attributes:
-        is_rounded: whether the mirror differs from the weights.
-        value_N: the mirror; the weights themselves in float32.
+        indices_K: increasing, among the N.
+        weight_K: the weights there.
     """
 
-    def __init__(
-        self, tensors: Sequence[DenseTensor], offsets_E: Int64s, weight_N: Array, dtype: Dtype
-    ) -> None:
-        self._ids = [tensor.id for tensor in tensors]
-        self._offsets_E = offsets_E
-        self._counts_T = np.diff(offsets_E)
-        self._dtype = dtype
-        self._weight_N = weight_N
-        self.is_rounded = dtype is not Dtype.FLOAT32
-        self.value_N = weight_N.copy() if self.is_rounded else weight_N
+    indices_K: Int32s
+    weight_K: Array
 
-    def publish_all(self) -> list[Section]:
-        """Publish all elements; the sections may view the weights."""
-        sent_N = self._weight_N
-        if self.is_rounded:
-            sent_N = narrow(self._weight_N - self.value_N, self._dtype)
-            np.add(self.value_N, sent_N, out=self.value_N)
-        bounds = self._offsets_E[1:-1]
-        return [
-            packed(number, values_N, self._dtype)
-            for number, values_N in zip(self._ids, np.split(sent_N, bounds), strict=True)
-        ]
 
-    def publish(self, indices_K: Int32s, weight_K: Array) -> list[Section]:
-        """Publish the elements that changed, and no others.
+class Published(NamedTuple):
+    """What replicas are sent to follow the mirror.
+
+    Attributes:
+        sections: one for each tensor; may view the weights.
+        elements: that they hold.
+    """
+
+    sections: list[Section]
+    elements: int
+
+
+class Mirror(Protocol):
+    """What every replica of a bucket is.
+
+    Attributes:
+        value_N: of all tensors; may be the weights themselves.
+    """
+
+    value_N: Array
+
+    def publish(self, change: SparseChange | None, number: int) -> Published:
+        """Follow the weights, and say how.
 
         Args:
-            indices_K: increasing, among the N.
-            weight_K: the weights there.
+            change: the elements that have moved; None for all.
+            number: of the pushes that have moved them.
+
+        Raises:
+            DivergedError: a weight is not finite.
         """
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all that a checkpoint must hold beside the weights."""
+        ...
+
+
+@final
+class ReplicaMirror(Mirror):
+    """Publishes every element that has changed.
+
+    Args:
+        layout: of the bucket.
+        weight_N: of all, updated in place.
+        dtype: of values on the wire.
+    """
+
+    def __init__(self, layout: Layout, weight_N: Array, dtype: Dtype) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._weight_N = weight_N
+        self._is_rounded = dtype is not Dtype.FLOAT32
+        self.value_N = weight_N.copy() if self._is_rounded else weight_N
+
+    @override
+    def publish(self, change: SparseChange | None, number: int) -> Published:
+        if change is None:
+            return Published(self._all(), self._layout.size)
+        return Published(self._some(*change), change.indices_K.size)
+
+    @override
+    def tensors(self) -> dict[str, Tensor]:
+        return self._layout.tensors(self.value_N, PUBLISHED) if self._is_rounded else {}
+
+    def _all(self) -> list[Section]:
+        sent_N = self._weight_N
+        if self._is_rounded:
+            sent_N = narrow(self._weight_N - self.value_N, self._dtype)
+            np.add(self.value_N, sent_N, out=self.value_N)
+        return [
+            packed(number, values_N, self._dtype)
+            for number, values_N in zip(self._layout.ids, self._layout.parts(sent_N), strict=True)
+        ]
+
+    def _some(self, indices_K: Int32s, weight_K: Array) -> list[Section]:
         sent_K = weight_K
         if self._dtype is Dtype.BFLOAT16:
             sent_K = np.empty_like(weight_K)
             publish(indices_K, weight_K, self.value_N, sent_K)
-        elif self.is_rounded:
+        elif self._is_rounded:
             value_K = np.empty_like(weight_K)
             gather(indices_K, self.value_N, value_K)
             sent_K = narrow(weight_K - value_K, self._dtype)
             put(indices_K, value_K + sent_K, self.value_N)
-        splits_E, local_K = np.empty_like(self._offsets_E), np.empty_like(indices_K)
-        split(self._offsets_E, indices_K, splits_E, local_K)
-        return sparse_all(self._ids, self._counts_T, splits_E, local_K, sent_K, self._dtype)
+        layout = self._layout
+        splits_E, local_K = np.empty_like(layout.offsets), np.empty_like(indices_K)
+        split(layout.offsets, indices_K, splits_E, local_K)
+        return sparse_all(layout.ids, layout.sizes, splits_E, local_K, sent_K, self._dtype)
+
+
+@final
+class SparseMirror(Mirror):
+    """Publishes the elements that differ most from the weights, whenever they have moved.
+
+    In float32 it takes over their weights, so that nothing of them is left out.
+
+    Args:
+        layout: of the bucket.
+        weight_N: of all, updated in place.
+        dtype: of values on the wire.
+        sparsity: fraction of each tensor's elements that is not published.
+    """
+
+    def __init__(self, layout: Layout, weight_N: Array, dtype: Dtype, sparsity: float) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._weight_N = weight_N
+        self.value_N = weight_N.copy()
+        self._selector = _selector(sparsity)
+        self._thresholds = self._selector.init(layout)
+        self._differences = Accumulated(layout, NUMBA)
+        self._no_gradients = [None] * len(layout.specs)
+
+    @override
+    def publish(self, change: SparseChange | None, number: int) -> Published:
+        layout, x = self._layout, self._differences
+        # Computed anew each time: what is summed up would drift from what replicas lack.
+        np.subtract(self._weight_N, self.value_N, out=x.residual_N)
+        x.begin(self._no_gradients, number, ())
+        indices = self._selector.choose(x, self._thresholds, number)
+        if self._dtype is Dtype.FLOAT32:
+            sent_K = self._weight_N[indices.flat]
+            self.value_N[indices.flat] = sent_K
+        else:
+            sent_K = narrow(x.take(indices), self._dtype)
+            self.value_N[indices.flat] += sent_K
+        sections = sparse_all(
+            *(layout.ids, layout.sizes, indices.splits_E, indices.local_K, sent_K, self._dtype)
+        )
+        return Published(sections, sent_K.size)
+
+    @override
+    def tensors(self) -> dict[str, Tensor]:
+        return self._layout.tensors(self.value_N, PUBLISHED) | self._thresholds.tensors()
+
+
+def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
+    """What `SparseMirror.tensors` has of these weights beside the mirror, before the first version.
+
+    Args:
+        weights: by name.
+        sparsity: of the mirror.
+    """
+    specs = [Spec(0, name, tuple(weight.shape)) for name, weight in weights.items()]
+    return _selector(sparsity).init(Layout(specs)).tensors()
+
+
+def _selector(sparsity: float) -> Thresholded:
+    return Thresholded(
+        target=SparsityTarget(
+            sparsity=sparsity,
+            scope=Scope.TENSOR,
+            sends_ties=True,
+            warmup_sparsities=(),
+            warmup_steps=0,
+        ),
+        rule=Histogram(),
+        renewal=Renewal(steps=LIFESPAN, mode=Mode.CONTROLLED, staggered=False),
+    )

@@ -124,8 +124,9 @@ class ParameterServer:
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold.
 
-        Weights by name, the optimizer state as `<name>.<slot>`; where workers get rounded values,
-        what they have as `<name>.published`; and with a history of h versions those 1 … h before as
+        Weights by name, and the optimizer state as `<name>.<slot>`. Where workers get rounded
+        values, or some of them later, what they have as `<name>.published`, in the latter case with
+        `<name>.threshold` and its `<name>.life`. With a history of h versions those 1 … h before as
         `<name>.behind<n>`: a worker may still have to compute with them.
         """
         return {
@@ -187,7 +188,7 @@ class ParameterServer:
             updates, action.number, lambda index: self._name(action.pushes[index].sender)
         )
         with self._encoding:
-            return bucket.publish(change)
+            return bucket.publish(change, action.number)
 
     def _publish(
         self, stage: int, version: Version, sections: list[Section], to: Sequence[int], behind: int

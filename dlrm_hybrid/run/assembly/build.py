@@ -100,6 +100,7 @@ def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
         prepares=rows_missing or not trains,
         is_synthetic=config.data.name == "synthetic",
         world=world if trains else None,
+        selects=config.pull.sparsity is not None,
     )
 
 

@@ -217,6 +217,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
             optimizer=optimizer_config(config, layout),
             history=sync.history,
             pull=build_compress.dtype(config.pull.precision),
+            pull_sparsity=config.pull.sparsity,
             publishes_means=build_compress.publishes_means(config),
         ),
         check_every=config.sync.check_every,

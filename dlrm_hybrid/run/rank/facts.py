@@ -18,7 +18,7 @@ from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.config.identity import config_hash, same_compressors, same_versions
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX
+from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
@@ -143,6 +143,9 @@ def dense_values(
         return checkpoint.tensors(checkpoint.names("dense", "versions"))
     weights = checkpoint.tensors(checkpoint.names("dense"))
     ends = [f".behind{number}" for number in range(1, now["sync"]["staleness"] + 1)]
-    if now["pull"]["precision"] != "float32":
+    precision, sparsity = now["pull"]["precision"], now["pull"]["sparsity"]
+    if precision != "float32" or sparsity is not None:
         ends.append(SUFFIX)
-    return weights | {f"{name}{end}": weight for name, weight in weights.items() for end in ends}
+    versions = {f"{name}{end}": weight for name, weight in weights.items() for end in ends}
+    thresholds = {} if sparsity is None else fresh_thresholds(weights, sparsity)
+    return weights | versions | thresholds
