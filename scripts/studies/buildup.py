@@ -3,8 +3,9 @@
     python scripts/studies/buildup.py FOLDER... --output buildup.png
 
 Trainers that select alone select different elements, and a version changes all of them: figure 4 of
-DEFT (Yoon and Oh, ICPP 2023) for this model, beside the figures that its text gives. Runs are of
-one density; those with one method and number of trainers are averaged.
+DEFT (Yoon and Oh, ICPP 2023) for this model, beside the figures that its text gives, and the
+log-loss on test rows. Runs are of one density; those with one method and number of trainers are
+averaged. With pull.sparsity a run is of a method of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
+from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.types import ConfigError
@@ -32,7 +34,8 @@ PUBLISHED = {"ResNet-18, 0.01": 13.59, "LSTM, 0.001": 14.18, "NCF, 0.1": 5.31}
 def points(runs: Sequence[Run]) -> Frame:
     """A row for each method and number of trainers, means over seeds, in the order of the runs.
 
-    `growth` is how many times more elements a version changes than one trainer sent.
+    `growth` is how many times more elements a pull sends than one trainer; `losses` has a test
+    loss for each seed.
 
     Raises:
         ConfigError: one sent whole gradients or did not count what its servers sent, or they are of
@@ -50,6 +53,7 @@ def points(runs: Sequence[Run]) -> Frame:
         density=("density", "first"),
         sent=("sent", "mean"),
         pulled=("pulled", "mean"),
+        losses=("loss", list),
         seeds=("seed", "size"),
     )
     means["growth"] = means["pulled"] / means["sent"]
@@ -62,15 +66,26 @@ def independent(pushed: float, trainers: int) -> float:
 
 
 def table(found: Frame) -> Table:
-    """A row for each method: what is pulled in percent of the weights, over what each pushed."""
+    """A row for each method: what is pulled in percent of the weights, over what each pushed.
+
+    Then the test losses.
+    """
     cells = found.assign(
-        cell=[f"{100 * one.pulled:.2f} % ({one.growth:.2f}×)" for one in found.itertuples()]
+        pull=[f"{100 * one.pulled:.2f} % ({one.growth:.2f}×)" for one in found.itertuples()],
+        loss=[mean_spread(one.losses, 4) for one in found.itertuples()],
     )
-    wide = cells.pivot(index="method", columns="trainers", values="cell").fillna(MISSING)
+    pulls, losses = (
+        cells.pivot(index="method", columns="trainers", values=name).fillna(MISSING)
+        for name in ("pull", "loss")
+    )
     seeds = found.groupby("method", observed=True)["seeds"].min()
+    heads = (f"{what}n = {number}" for what in ("", "loss, ") for number in pulls.columns)
     return Table(
-        ("method", *(f"n = {number}" for number in wide.columns), "seeds"),
-        tuple((name, *wide.loc[name], str(seeds[name])) for name in found["method"].unique()),
+        ("method", *heads, "seeds"),
+        tuple(
+            (name, *pulls.loc[name], *losses.loc[name], str(seeds[name]))
+            for name in found["method"].unique()
+        ),
     )
 
 

@@ -73,8 +73,8 @@ def method_of(config: Mapping[str, Any]) -> str:
     """The choice of `gradient`, and what makes more of it than its name says.
 
     That is another rule than `dct` comes with, `union` where all trainers send what any of them
-    has selected, `leader` where one of them selects for all, and with `terngrad` that nothing is
-    clipped or no scale shared.
+    has selected, `leader` where one of them selects for all, with `terngrad` that nothing is
+    clipped or no scale shared, and the share of weights in a pull where that is limited.
     """
     gradient = config["gradient"]
     words: list[str] = [gradient["name"]]
@@ -86,6 +86,9 @@ def method_of(config: Mapping[str, Any]) -> str:
         words.append("not clipped")
     if ternary and not ternary["sharing"]:
         words.append("own scales")
+    left_out = config.get("pull", {}).get("sparsity")  # older runs have no such key
+    if left_out is not None:
+        words.append(f"pulls of {100 * (1 - left_out):.3g} %")
     return ", ".join(words)
 
 

@@ -17,9 +17,11 @@ def a_run(
     pulled: float | None,
     sparsity: float = 0.99,
     status: str = "complete",
+    loss: float = 0.5,
 ) -> Run:
     summary = {
         "status": status,
+        "test": {"loss": loss},
         "compression": {"gradient_density": pushed},
         "network": {"by_class": {}, "pull_density": pulled},
     }
@@ -28,7 +30,7 @@ def a_run(
 
 RUNS = [
     a_run("topk", 4, pushed=0.01, pulled=0.03),
-    a_run("topk", 4, pushed=0.01, pulled=0.04),
+    a_run("topk", 4, pushed=0.01, pulled=0.04, loss=0.52),
     a_run("topk", 1, pushed=0.01, pulled=0.01),
     a_run("cltk", 4, pushed=0.01, pulled=0.01),
 ]
@@ -52,10 +54,10 @@ def test_runs_that_are_not_complete_do_not_count() -> None:
 
 def test_the_table_has_a_column_for_each_number_of_trainers() -> None:
     table = buildup.table(buildup.points(RUNS))
-    assert table.columns == ("method", "n = 1", "n = 4", "seeds")
+    assert table.columns == ("method", "n = 1", "n = 4", "loss, n = 1", "loss, n = 4", "seeds")
     assert table.rows == (
-        ("topk", "1.00 % (1.00×)", "3.50 % (3.50×)", "1"),
-        ("cltk", "–", "1.00 % (1.00×)", "1"),
+        ("topk", "1.00 % (1.00×)", "3.50 % (3.50×)", "0.5000", "0.5100 ± 0.0141", "1"),
+        ("cltk", "–", "1.00 % (1.00×)", "–", "0.5000", "1"),
     )
 
 

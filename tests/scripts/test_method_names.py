@@ -24,6 +24,8 @@ TERNARY = {"clip": 2.5, "sharing": True}
 )
 def test_a_method_is_named_by_what_sets_it_apart(gradient: dict[str, Any], name: str) -> None:
     assert method_of({"gradient": gradient}) == name
+    assert method_of({"gradient": gradient, "pull": {"sparsity": None}}) == name
+    assert method_of({"gradient": gradient, "pull": {"sparsity": 0.99}}) == f"{name}, pulls of 1 %"
 
 
 @pytest.mark.parametrize(

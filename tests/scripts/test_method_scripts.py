@@ -34,8 +34,9 @@ def test_a_pull_of_one_trainer_is_what_it_pushed(paper_runs: Path, tmp_path: Pat
     density = summary["network"]["pull_density"]
     assert density == summary["compression"]["gradient_density"]
     heads, _, row = rows_of("studies/buildup.py", run, "--output", output)
-    assert heads == ["method", "n = 1", "seeds"]
-    assert row[1:] == [f"{100 * density:.2f} % (1.00×)", "1"]
+    assert heads == ["method", "n = 1", "loss, n = 1", "seeds"]
+    loss = summary["test"]["loss"]
+    assert row[1:] == [f"{100 * density:.2f} % (1.00×)", f"{loss:.4f}", "1"]
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
