@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from dlrm_hybrid.comm.netem.network import open_network
-from dlrm_hybrid.comm.netem.plan import Plan
+from dlrm_hybrid.comm.netem.network import Network, open_network
+from dlrm_hybrid.comm.netem.plan import Method, Plan
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import DataError, ResourceError
 
@@ -27,6 +27,7 @@ PAPER_LAYERS = ((13, 512), (512, 256), (256, 64), (64, 16), (367, 512), (512, 25
 PAPER_BATCH = 128
 VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 EMULATED = Plan(hosts=2, rate_bits_per_second=10**8, latency_seconds=None)
+DELAYED = replace(EMULATED, latency_seconds=0.001)
 
 
 class Level(StrEnum):
@@ -240,20 +241,35 @@ def _emulation() -> Finding:
     rate = EMULATED.rate_bits_per_second / 1e6
     return _emulated(
         EMULATED,
-        f"hosts and shaped links work; at {rate:g} Mbit/s an echo takes {{share:.0%}} of its "
-        "nominal time",
+        lambda network: (
+            f"hosts and shaped links work; at {rate:g} Mbit/s an echo takes "
+            f"{network.echo_share:.0%} of its nominal time"
+        ),
     )
 
 
 def _latency() -> Finding:
-    delayed = replace(EMULATED, latency_seconds=0.001)
-    return _emulated(delayed, "an emulated network can delay packets")
+    """The same with a delay."""
+    return _emulated(DELAYED, _delay_text)
 
 
-def _emulated(plan: Plan, text: str) -> Finding:
+def _delay_text(network: Network) -> str:
+    how = {
+        Method.NETEM: "by the kernel (netem)",
+        Method.USER_SPACE: "in user space: this kernel has no netem",
+    }
+    assert network.method is not None and network.plan.latency_seconds is not None
+    return (
+        f"emulated {how[network.method]}; a round trip takes "
+        f"{1e3 * network.round_trip_seconds:.1f} ms, asked for were "
+        f"{2e3 * network.plan.latency_seconds:g}"
+    )
+
+
+def _emulated(plan: Plan, text: Callable[[Network], str]) -> Finding:
     """The text for a network that works, or why it does not: training works without."""
     try:
         with open_network(plan) as network:
-            return Level.OK, text.format(share=network.echo_share)
+            return Level.OK, text(network)
     except ResourceError as error:
         return Level.NOTE, str(error)

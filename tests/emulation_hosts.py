@@ -12,9 +12,9 @@ from threading import Thread
 
 import pytest
 
-from dlrm_hybrid.comm.netem.holder import find_tool
 from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.comm.netem.network import Network
+from dlrm_hybrid.comm.netem.tools import find_tool
 from dlrm_hybrid.types import DlrmError
 
 CHUNK_BYTES = 1 << 18

@@ -199,7 +199,9 @@ def append_events(folder: Path, reported: Sequence[events.Event]) -> None:
             append(file.fileno(), text.encode())
 
 
-def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[str, Any]:
+def write_summary(
+    folder: Path, status: str, cores: int, teacher: Any, latency: Any
+) -> dict[str, Any]:
     """`summary.json` from the events so far; returns it.
 
     Args:
@@ -207,10 +209,12 @@ def write_summary(folder: Path, status: str, cores: int, teacher: Any) -> dict[s
         status: how it ended.
         cores: of the machine.
         teacher: scores of the teacher model of synthetic rows, else None.
+        latency: what was emulated since the last start, and what it cost; else None.
     """
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)
     summary["test"]["best_reachable"] = teacher
+    summary["network"]["latency"] = latency
     write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
     return summary
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dlrm_hybrid.checkpoint.folder import has_checkpoint, lost_latest, saved_step
-from dlrm_hybrid.comm.netem.network import open_network
+from dlrm_hybrid.comm.netem.network import latency_figures, latency_remark, open_network
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import raw_name
@@ -41,6 +43,19 @@ STATUS: dict[int, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """The network of a run.
+
+    Attributes:
+        namespaces: that ranks enter.
+        latency: asks what latency was emulated, and at what cost; None where none is.
+    """
+
+    namespaces: Namespaces
+    latency: Callable[[], Mapping[str, Any] | None]
+
+
 def train(request: Request, display: Display, view: TrainingView) -> int:
     """Train as configured.
 
@@ -63,7 +78,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             display.line(lost)
         rows = ready_rows(request, resume_from, display)
         require_memory(request.config, rows)
-        with _rank_namespaces(request.config, display) as namespaces:
+        with _links(request.config, display) as links:
             run_folder.write_facts(request)
             cores = len(os.sched_getaffinity(0))
             if remark := thread_remark(request.config, cores, os.getloadavg()[0]):
@@ -73,15 +88,16 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             run_folder.tell_start(request, resume_from, display.line)
             # A signal while the summary is made changes nothing: all that it could save is there.
             with Forwarder() as forwarder:
-                outcome = _run_ranks(request, rows, namespaces, display, view, forwarder)
-                close(request, outcome, cores, view)
+                outcome = _run_ranks(request, rows, links.namespaces, display, view, forwarder)
+                latency = links.latency() if outcome.exit_code == ExitCode.DONE else None
+                close(request, outcome, cores, view, latency)
     if forwarder.received:
         raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
     return ExitCode.DONE
 
 
 @contextmanager
-def _rank_namespaces(config: Config, display: Display) -> Generator[Namespaces, None, None]:
+def _links(config: Config, display: Display) -> Generator[_Links, None, None]:
     """Open the emulated network, if the configuration has one, until the run has ended.
 
     Raises:
@@ -89,7 +105,7 @@ def _rank_namespaces(config: Config, display: Display) -> Generator[Namespaces, 
     """
     plan = build.emulation(config)
     if plan is None:
-        yield lambda rank: ()
+        yield _Links(lambda rank: (), lambda: None)
         return
     with open_network(plan) as network:
         display.line(
@@ -97,7 +113,12 @@ def _rank_namespaces(config: Config, display: Display) -> Generator[Namespaces, 
             f"an echo of {plan.echo_bytes:,} bytes took {1e3 * network.echo_seconds:.1f} ms, "
             f"{network.echo_share:.0%} of the link's nominal time"
         )
-        yield lambda rank: network.namespaces[build.host(config, rank)]
+        if remark := latency_remark(network):
+            display.line(remark)
+        yield _Links(
+            lambda rank: network.namespaces[build.host(config, rank)],
+            lambda: latency_figures(network),
+        )
 
 
 def _compile(config: Config, display: Display) -> None:
@@ -138,7 +159,13 @@ def _run_ranks(
     return outcome
 
 
-def close(request: Request, outcome: Outcome, cores: int, view: TrainingView) -> None:
+def close(
+    request: Request,
+    outcome: Outcome,
+    cores: int,
+    view: TrainingView,
+    latency: Mapping[str, Any] | None = None,
+) -> None:
     """Write the summary and show the result.
 
     Args:
@@ -146,6 +173,7 @@ def close(request: Request, outcome: Outcome, cores: int, view: TrainingView) ->
         outcome: how it ended.
         cores: of all machines of the run.
         view: for the result.
+        latency: that was emulated, for the summary.
 
     Raises:
         RunFailedError: there is no result; says why.
@@ -153,11 +181,11 @@ def close(request: Request, outcome: Outcome, cores: int, view: TrainingView) ->
     status = STATUS.get(outcome.exit_code, "failed")
     if status != COMPLETE:
         with suppress(ResourceError):  # a full disk may be why the run has ended
-            run_folder.write_summary(request.folder, status, cores, None)
+            run_folder.write_summary(request.folder, status, cores, None, None)
         raise _error(outcome, request)
     shards = open_shards(build.prepared_folder(request.config), expected=None)
     teacher = teacher_scores(request.config, shards)
-    summary = run_folder.write_summary(request.folder, status, cores, teacher)
+    summary = run_folder.write_summary(request.folder, status, cores, teacher, latency)
     view.result(request.folder / run_folder.SUMMARY_FILE, summary, teacher)
 
 

@@ -41,6 +41,15 @@ def faults(*overrides: str) -> list[str]:
             "network.latency = '5min': must be a time such as 5ms or 250us",
         ),
         (
+            [*EMULATED, "network.latency=-5ms"],
+            "network.latency = '-5ms': must be letters, digits and . _ - only, and begin with a "
+            "letter or digit",
+        ),
+        (
+            [*EMULATED, "network.latency=11s"],
+            "network.latency = '11s': must be a time from 0ms to 10s",
+        ),
+        (
             [*EMULATED, "network.ranks_per_host=7"],
             "network.ranks_per_host = 7: network=emulated needs 2 hosts or more, and there are 7 "
             "ranks",
@@ -76,3 +85,10 @@ def test_the_plan_of_a_network() -> None:
     assert (plan.hosts, plan.rate_bits_per_second, plan.latency_seconds) == (3, 2.5e9, 0.005)
     assert [build.host(config, rank) for rank in range(7)] == [0, 0, 0, 1, 1, 1, 2]
     assert build.emulation(validate(values_of(("parallel=hybrid",)))) is None
+
+
+def test_no_latency_is_the_network_without() -> None:
+    def emulation(latency: str) -> object:
+        return build.emulation(validate(values_of((*EMULATED, f"network.latency={latency}"))))
+
+    assert emulation("0ms") == emulation("null") != emulation("1ms")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from emulation_hosts import links, needs_namespaces, network_namespaces
+from emulation_hosts import has_netem, links, needs_namespaces, network_namespaces
 from launched_runs import assert_same, environment, program, summary
 
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
@@ -79,13 +79,41 @@ def test_it_learns_the_same_as_on_the_hosts_own_network(
         assert told["bytes_total"] < told["interface_bytes"]
 
 
+def test_with_latency_it_learns_the_same_and_the_cost_is_on_record(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = train("delayed", *EMULATED, *STEPS, "network.latency=2ms")
+    assert code == 0
+    assert "network.latency: a round trip takes" in capsys.readouterr().out
+    code, plain = train("plain", *WORLD, *STEPS)
+    assert code == 0
+    assert_same(folder, plain, 10)
+    told = summary(folder)["network"]
+    assert told["by_class"] == summary(plain)["network"]["by_class"]
+    assert told["latency"]["one_way_seconds"] == 0.002
+    assert told["latency"]["round_trip_seconds"] >= 0.004
+    assert summary(plain)["network"]["latency"] is None
+    if has_netem():
+        assert told["latency"]["relay"] is None
+        return
+    relay = told["latency"]["relay"]
+    assert relay["bytes"] > told["bytes_total"]
+    assert relay["cpu_seconds"] > 0
+    assert 0 < relay["packets"] < relay["bytes"] / 66
+
+
+@pytest.mark.parametrize("latency", ["null", "20ms"])
 def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
-    small_rows: list[str], tmp_path: Path, short_folder: str, monkeypatch: pytest.MonkeyPatch
+    latency: str,
+    small_rows: list[str],
+    tmp_path: Path,
+    short_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TMPDIR", short_folder)  # what a killed program cannot remove stays here
     folder, links_before, namespaces_before = tmp_path / "run", links(), network_namespaces()
     long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
-    process = start((), *small_rows, *EMULATED, *long)
+    process = start((), *small_rows, *EMULATED, f"network.latency={latency}", *long)
     try:
         pids = started(process, folder)
         assert len({inside_of(pid) for pid in pids.values()} - namespaces_before) == SIZE

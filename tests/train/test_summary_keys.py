@@ -27,7 +27,7 @@ KEYS = {
     *("network.bytes_total", "network.bytes_per_sample", "network.dense_equivalent_bytes"),
     *("network.utilization", "network.utilization_by_rank", "network.utilization_mean_direction"),
     *("network.pull_density", "network.rate_bits_per_second", "network.interface_bytes"),
-    *("network.foreign_messages", "network.refused_connections"),
+    *("network.foreign_messages", "network.refused_connections", "network.latency"),
     *(f"network.by_phase.{phase}.bytes" for phase in ("train", "evaluate", "checkpoint")),
     *("cpu.utilization", "cpu.seconds"),
     *("compression.gradient_density", "compression.activation_density"),

@@ -2,56 +2,54 @@
 
 Its descriptors keep the namespaces alive. When it ends, with the process that started it or
 before, the kernel takes the bridge and the links away, and each host as soon as no rank is in it.
+Where packets are delayed in user space, it does that too.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from threading import Thread
 
-from dlrm_hybrid.comm.netem import namespaces
-from dlrm_hybrid.comm.netem.plan import Plan
+from dlrm_hybrid.comm.netem import echo, namespaces
+from dlrm_hybrid.comm.netem.plan import MOST_DELAYED_BYTES, Method, Plan
+from dlrm_hybrid.comm.netem.relay import Relay
+from dlrm_hybrid.comm.netem.tools import batch, find_tool
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.types import ResourceError
 
-TOOL_SECONDS = 30.0
-ECHO_REPEATS = 5
-ECHO_PAUSE_SECONDS = 0.005  # the links' buckets are full again
-ECHO_PATIENCE_SECONDS = 10.0
-CHUNK_BYTES = 1 << 20
-# Where these tools are on systems that keep them from the search path of ordinary users.
-TOOL_FOLDERS = ("/usr/sbin", "/sbin")
+TRIAL = ("qdisc add dev lo root netem delay 1ms limit 1000",)
+WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Paths under which other processes find the namespaces.
+    """A network that has been made.
 
     Attributes:
-        user: of users, None if there was no need for one.
-        hub: with the bridge.
-        hosts: one for each.
+        user: path under which other processes find the namespace of users, None if there was no
+            need for one.
+        hosts: path of each host's namespace.
+        method: what delays packets, None if nothing does.
+        relay: in user space; None if there is none.
     """
 
     user: str | None
-    hub: str
     hosts: tuple[str, ...]
+    method: Method | None
+    relay: Relay | None
 
 
 def hold(plan: Plan, connection: Connection, parent: int) -> None:
     """Make the network, say where it is or why not, hold it until the other end is closed.
 
-    The answer is JSON: `hosts`, for each the paths of the namespaces to enter, in this order, and
-    `echo_seconds`; or `error`.
+    The answer is JSON: `hosts`, for each the paths of the namespaces to enter, in this order,
+    `method`, and as they were measured `round_trip_seconds` and `echo_seconds`; or `error`. To
+    each further message it answers with the figures of the relay, or null.
 
     Args:
         plan: of the network.
@@ -59,35 +57,43 @@ def hold(plan: Plan, connection: Connection, parent: int) -> None:
         parent: its number.
     """
     die_with_parent(parent)
-    try:
-        held = _make(plan)
-        first = () if held.user is None else (held.user,)
-        answer = {
-            "hosts": [[*first, host] for host in held.hosts],
-            "echo_seconds": _fastest_echo_seconds(
+    gc.disable()  # nothing here makes cycles, and a collection would make packets late
+    with ExitStack() as stack:
+        relaying = None
+        try:
+            held = _make(plan)
+            if held.relay is not None:
+                relaying = stack.enter_context(held.relay.running())
+            round_trip_seconds, echo_seconds = echo.fastest_seconds(
                 plan, lambda host: namespaces.enter(held.hosts[host])
-            ),
-        }
-    except ResourceError as error:
-        answer = {"error": str(error)}
-    except OSError as error:
-        answer = {"error": f"network=emulated: {error}"}
-    with suppress(EOFError, OSError):
-        connection.send_bytes(json.dumps(answer).encode())
-        connection.recv_bytes()
+            )
+        except (ResourceError, OSError) as error:
+            text = str(error) if isinstance(error, ResourceError) else f"network=emulated: {error}"
+            _answer(connection, {"error": text})
+            return
+        first = () if held.user is None else (held.user,)
+        _answer(
+            connection,
+            {
+                "hosts": [[*first, host] for host in held.hosts],
+                "method": held.method,
+                "round_trip_seconds": round_trip_seconds,
+                "echo_seconds": echo_seconds,
+            },
+        )
+        with suppress(EOFError, OSError):
+            while relaying is None or relaying.is_alive():
+                if connection.poll(WATCH_SECONDS if relaying else None):
+                    connection.recv_bytes()
+                    _answer(
+                        connection, None if held.relay is None else asdict(held.relay.figures())
+                    )
+            sys.exit("the delay line of the emulated network has failed")  # the links end with it
 
 
-def find_tool(name: str) -> str:
-    """Path of `ip` or `tc`.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
-    folders = os.pathsep.join((os.environ.get("PATH", os.defpath), *TOOL_FOLDERS))
-    path = shutil.which(name, path=folders)
-    if path is None:
-        raise ResourceError(f"network=emulated: needs the tool {name}; install iproute2")
-    return path
+def _answer(connection: Connection, values: object) -> None:
+    with suppress(OSError):
+        connection.send_bytes(json.dumps(values).encode())
 
 
 def _make(plan: Plan) -> _Held:
@@ -101,111 +107,48 @@ def _make(plan: Plan) -> _Held:
             f"namespaces (sysctl user.max_user_namespaces): {error.strerror}"
         ) from error
     user = _path(namespaces.hold("user")) if has_users else None
+    method = _method(plan)
     hub = _path(namespaces.hold("net"))
     hosts: list[str] = []
     for _ in range(plan.hosts):
         namespaces.leave_network()
         hosts.append(_path(namespaces.hold("net")))
     namespaces.enter(hub)
-    _batch("ip", plan.hub_links(hosts))
-    _batch("tc", plan.hub_shapes())
+    is_relayed = method is Method.USER_SPACE
+    batch("ip", plan.relayed_links(hosts) if is_relayed else plan.hub_links(hosts))
+    batch("tc", plan.hub_shapes())
+    relay = Relay(plan) if is_relayed else None
     for host, path in enumerate(hosts):
         namespaces.enter(path)
-        _batch("ip", plan.host_links(host))
-        _batch("tc", plan.host_shapes())
-        _delay(plan)
-    return _Held(user, hub, tuple(hosts))
+        batch("ip", [*plan.host_links(host), *(plan.relayed_host_links() if is_relayed else ())])
+        batch("tc", plan.host_shapes())
+        if method is Method.NETEM:
+            batch("tc", plan.host_delays())
+    return _Held(user, tuple(hosts), method, relay)
+
+
+def _method(plan: Plan) -> Method | None:
+    """What can delay packets here, tried out in this namespace, which is left for a new one.
+
+    Raises:
+        ResourceError: only a relay can, and it would have to hold too much.
+    """
+    if plan.latency_seconds is None:
+        return None
+    try:
+        batch("tc", TRIAL)
+    except ResourceError:
+        if plan.delayed_bytes > MOST_DELAYED_BYTES:
+            raise ResourceError(
+                f"network.latency: this kernel has no netem, and {plan.latency_seconds:g} s of "
+                f"{plan.hosts} links at {plan.rate_bits_per_second / 1e6:g} Mbit/s are too much to "
+                f"delay in user space: {plan.delayed_bytes:,} bytes, at most "
+                f"{MOST_DELAYED_BYTES:,}"
+            ) from None
+        return Method.USER_SPACE
+    namespaces.leave_network()
+    return Method.NETEM
 
 
 def _path(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
-def _delay(plan: Plan) -> None:
-    try:
-        _batch("tc", plan.host_delays())
-    except ResourceError as error:
-        raise ResourceError(
-            "network.latency: this kernel cannot delay packets (it has no netem), so latency "
-            "cannot be emulated here; set network.latency=null"
-        ) from error
-
-
-def _batch(tool: str, lines: Sequence[str]) -> None:
-    """Let a tool do what the lines say, in the namespace of this thread."""
-    if not lines:
-        return
-    try:
-        done = subprocess.run(
-            [find_tool(tool), "-batch", "-"],
-            input="\n".join(lines) + "\n",
-            capture_output=True,
-            text=True,
-            timeout=TOOL_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ResourceError(f"network=emulated: {tool} did not end") from error
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise ResourceError(f"network=emulated: {tool} cannot make the network: {said}")
-
-
-def _fastest_echo_seconds(plan: Plan, enter_host: Callable[[int], None]) -> float:
-    """The least of a few times that a message took from host 1 to host 0 and back.
-
-    What hinders it makes it slower; a link that is not shaped makes it faster.
-
-    Args:
-        plan: of the network.
-        enter_host: moves this thread into a host.
-
-    Raises:
-        OSError: the hosts do not reach each other.
-    """
-    patience_seconds = ECHO_PATIENCE_SECONDS + 10 * plan.echo_seconds
-    enter_host(0)
-    with socket.create_server((str(plan.address(0)), 0)) as listener:
-        listener.settimeout(patience_seconds)
-        enter_host(1)  # a socket stays where it was made
-        near = socket.create_connection(listener.getsockname(), patience_seconds)
-        far, _ = listener.accept()
-    with near, far:
-        for one in (near, far):
-            one.settimeout(patience_seconds)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        echoing = Thread(target=_echo, args=(far, plan.echo_bytes))
-        echoing.start()
-        try:
-            return min(_round_trip_seconds(near, plan.echo_bytes) for _ in range(ECHO_REPEATS))
-        finally:
-            near.close()
-            echoing.join()
-
-
-def _round_trip_seconds(connection: socket.socket, num_bytes: int) -> float:
-    time.sleep(ECHO_PAUSE_SECONDS)
-    start = time.perf_counter()
-    connection.sendall(bytes(num_bytes))
-    if not _take(connection, num_bytes):
-        raise ConnectionError("the connection between two emulated hosts ended")
-    return time.perf_counter() - start
-
-
-def _echo(connection: socket.socket, num_bytes: int) -> None:
-    """Send back each message of so many bytes as soon as it has come as a whole."""
-    try:
-        while _take(connection, num_bytes):
-            connection.sendall(bytes(num_bytes))
-    except OSError:
-        connection.close()  # the other end sees it
-
-
-def _take(connection: socket.socket, num_bytes: int) -> bool:
-    """Read so many bytes; False if the other end closes before."""
-    while num_bytes:
-        data = connection.recv(min(num_bytes, CHUNK_BYTES))
-        if not data:
-            return False
-        num_bytes -= len(data)
-    return True

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import final
+from typing import Any, final
 
 from dlrm_hybrid.comm.netem.holder import hold
-from dlrm_hybrid.comm.netem.plan import LEAST_ECHO_SHARE, Plan
+from dlrm_hybrid.comm.netem.plan import LEAST_ECHO_SHARE, RELAY_BITS_PER_SECOND, Method, Plan
+from dlrm_hybrid.comm.netem.relay import Figures
 from dlrm_hybrid.process import shielded
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.types import DlrmError, ResourceError
 
 START_SECONDS = 120.0
 END_SECONDS = 5.0
@@ -30,11 +31,17 @@ class Network:
         namespaces: for each host the paths of namespaces that a process enters, in this order,
             before it does anything else.
         echo_seconds: what a message of `plan.echo_bytes` took to another host and back.
+        round_trip_seconds: likewise a single byte.
+        method: what delays packets; None if nothing does.
+        relay_figures: asks what a relay has done until now; None where there is none.
     """
 
     plan: Plan
     namespaces: tuple[tuple[str, ...], ...]
     echo_seconds: float
+    round_trip_seconds: float
+    method: Method | None
+    relay_figures: Callable[[], Figures | None]
 
     @property
     def echo_share(self) -> float:
@@ -63,9 +70,17 @@ def open_network(plan: Plan) -> Generator[Network, None, None]:
         holder.start()
     theirs.close()  # or the end of the holder would not end the connection
     try:
-        network = _answer(plan, ours)
+        network = _opened(plan, ours)
         check_echo(network)
         yield network
+    except DlrmError as error:
+        holder.join(0)
+        if holder.exitcode:  # what ranks report then is a consequence
+            raise ResourceError(
+                f"network=emulated: the process that holds the network has ended before the run "
+                f"(exit code {holder.exitcode}): {error}"
+            ) from error
+        raise
     finally:
         ours.close()
         holder.join(END_SECONDS)
@@ -74,11 +89,55 @@ def open_network(plan: Plan) -> Generator[Network, None, None]:
             holder.join()
 
 
+def latency_remark(network: Network) -> str | None:
+    """What to tell a person of the latency of a network; None if it has none."""
+    plan = network.plan
+    if plan.latency_seconds is None:
+        return None
+    text = (
+        f"network.latency: a round trip takes {1e3 * network.round_trip_seconds:.1f} ms, "
+        f"{2e3 * plan.latency_seconds:g} of them emulated"
+    )
+    if network.method is Method.NETEM:
+        return f"{text} by netem"
+    text += " in user space, which takes CPU time from the ranks"
+    if plan.rate_bits_per_second > RELAY_BITS_PER_SECOND:
+        text += (
+            f"; links may not reach {plan.rate_bits_per_second / 1e9:g} Gbit/s: it passes about "
+            f"{RELAY_BITS_PER_SECOND / 1e9:g} Gbit/s of all links together"
+        )
+    return text
+
+
+def latency_figures(network: Network) -> dict[str, Any] | None:
+    """For the summary: how latency was emulated, and what it cost until now; None without any.
+
+    Raises:
+        ResourceError: the process that holds the network has died.
+    """
+    if network.method is None:
+        return None
+    figures = network.relay_figures()
+    return {
+        "method": network.method.value,
+        "one_way_seconds": network.plan.latency_seconds,
+        "round_trip_seconds": network.round_trip_seconds,
+        "relay": None if figures is None else asdict(figures),
+    }
+
+
 def check_echo(network: Network) -> None:
     """Raise ResourceError if messages pass faster than the line allows."""
+    plan = network.plan
+    least_seconds = 2 * (plan.latency_seconds or 0.0)
+    if network.round_trip_seconds < least_seconds:
+        raise ResourceError(
+            f"network.latency: a round trip between emulated hosts took "
+            f"{1e3 * network.round_trip_seconds:.2f} ms, less than two ways of "
+            f"{1e3 * least_seconds / 2:g} ms: this kernel does not delay packets"
+        )
     if network.echo_share >= LEAST_ECHO_SHARE:
         return
-    plan = network.plan
     raise ResourceError(
         f"network.rate: an echo of {plan.echo_bytes:,} bytes between emulated hosts took "
         f"{1e3 * network.echo_seconds:.2f} ms; at {plan.rate_bits_per_second / 1e6:g} Mbit/s it "
@@ -86,14 +145,39 @@ def check_echo(network: Network) -> None:
     )
 
 
-def _answer(plan: Plan, connection: Connection) -> Network:
-    try:
-        if not connection.poll(START_SECONDS):
-            raise ResourceError("network=emulated: the network was not made in time")
-        answer = json.loads(connection.recv_bytes())
-    except EOFError as error:
-        raise ResourceError("network=emulated: the process that holds the network died") from error
+def _opened(plan: Plan, connection: Connection) -> Network:
+    answer = _receive(connection, START_SECONDS)
     if "error" in answer:
         raise ResourceError(answer["error"])
-    namespaces = tuple(tuple(paths) for paths in answer["hosts"])
-    return Network(plan, namespaces, answer["echo_seconds"])
+    method = answer["method"]
+
+    def relay_figures() -> Figures | None:
+        if method != Method.USER_SPACE:
+            return None
+        try:
+            connection.send_bytes(b"figures")
+        except OSError as error:
+            raise _dead() from error
+        return Figures(**_receive(connection, END_SECONDS))
+
+    return Network(
+        plan=plan,
+        namespaces=tuple(tuple(paths) for paths in answer["hosts"]),
+        echo_seconds=answer["echo_seconds"],
+        round_trip_seconds=answer["round_trip_seconds"],
+        method=None if method is None else Method(method),
+        relay_figures=relay_figures,
+    )
+
+
+def _receive(connection: Connection, patience_seconds: float) -> Any:
+    try:
+        if not connection.poll(patience_seconds):
+            raise ResourceError("network=emulated: the network was not made in time")
+        return json.loads(connection.recv_bytes())
+    except (EOFError, OSError) as error:
+        raise _dead() from error
+
+
+def _dead() -> ResourceError:
+    return ResourceError("network=emulated: the process that holds the network died")

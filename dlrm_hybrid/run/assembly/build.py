@@ -69,7 +69,7 @@ def emulation(config: Config) -> Plan | None:
     return Plan(
         hosts=num_hosts(topology(config).size, network.ranks_per_host),
         rate_bits_per_second=bits_per_second(network.rate),
-        latency_seconds=None if network.latency is None else seconds(network.latency),
+        latency_seconds=None if network.latency is None else seconds(network.latency) or None,
     )
 
 

@@ -1,5 +1,8 @@
 """A real network of namespaces: how fast it is, and what is left of it."""
 
+import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,10 +18,10 @@ from emulation_hosts import (
     transfer_seconds,
 )
 
-from dlrm_hybrid.comm.netem import holder
+from dlrm_hybrid.comm.netem import tools
 from dlrm_hybrid.comm.netem.network import Network, open_network
-from dlrm_hybrid.comm.netem.plan import Plan
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.comm.netem.plan import Method, Plan
+from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError
 
 pytestmark = needs_namespaces
 
@@ -28,6 +31,9 @@ LINE_SECONDS = 8 * NUM_BYTES / RATE
 LEAST, MOST = 0.95, 1.5  # of the line's time
 TRIES = 3  # others may hold the machine meanwhile
 GONE_SECONDS = 2.0
+MOST_EXTRA_SECONDS = 0.002  # of a round trip; what the links themselves take, and waking up
+
+in_user_space = pytest.mark.skipif(has_netem(), reason="this kernel delays packets itself")
 
 
 def plan(latency_seconds: float | None = None) -> Plan:
@@ -97,21 +103,55 @@ def test_an_error_inside_lets_it_go() -> None:
     assert not any(Path(path).exists() for path in paths)
 
 
-@pytest.mark.skipif(has_netem(), reason="this kernel can delay packets")
-def test_a_latency_is_refused_where_the_kernel_has_none() -> None:
-    message = r"network.latency: this kernel .* has no netem"
-    with pytest.raises(ResourceError, match=message), open_network(plan(latency_seconds=0.005)):
+@pytest.mark.parametrize("latency_seconds", [0.001, 0.02])
+def test_a_latency_is_added_on_each_way(latency_seconds: float) -> None:
+    extra: list[float] = []
+    while len(extra) <= TRIES and min(extra, default=1.0) > MOST_EXTRA_SECONDS:
+        with open_network(plan(latency_seconds)) as delayed:
+            assert delayed.method is (Method.NETEM if has_netem() else Method.USER_SPACE)
+            extra.append(delayed.round_trip_seconds - 2 * latency_seconds)
+    assert 0 <= min(extra) <= MOST_EXTRA_SECONDS
+
+
+@in_user_space
+@pytest.mark.parametrize(
+    ("ways", "lines"), [([(0, 1)], 1), ([(0, 1), (1, 2), (2, 0)], 1), ([(1, 0), (2, 0)], 2)]
+)
+def test_delayed_links_have_the_rate(ways: list[tuple[int, int]], lines: int) -> None:
+    with open_network(plan(latency_seconds=0.001)) as delayed:
+        seconds = min(transfer_seconds(delayed, ways, NUM_BYTES) for _ in range(TRIES))
+        figures = delayed.relay_figures()
+    assert LEAST <= seconds / (lines * LINE_SECONDS) <= MOST
+    assert figures is not None
+    sent_bytes = TRIES * len(ways) * NUM_BYTES
+    assert sent_bytes < figures.bytes
+    assert figures.packets < sent_bytes / 1_000, "several frames pass in one piece"
+    assert figures.cpu_seconds > 0
+
+
+@in_user_space
+def test_a_delay_of_too_many_bytes_is_refused() -> None:
+    much = Plan(hosts=2, rate_bits_per_second=10**11, latency_seconds=10)
+    message = r"network.latency: .* no netem, and 10 s of 2 links .* at most 1,000,000,000"
+    with pytest.raises(ResourceError, match=message), open_network(much):
         pass
 
 
-@pytest.mark.skipif(not has_netem(), reason="needs netem in the kernel")
-def test_a_latency_is_added_on_each_way() -> None:
-    with open_network(plan(latency_seconds=0.02)) as network:
-        assert 0.95 <= network.echo_share <= 1.5
+def test_it_says_that_the_process_that_held_it_was_killed() -> None:
+    message = r"ended before the run \(exit code -9\): a rank is lost"
+    with (
+        pytest.raises(ResourceError, match=message),
+        open_network(plan(latency_seconds=0.001)) as delayed,
+    ):
+        pid = int(delayed.namespaces[0][-1].split("/")[2])
+        (holder,) = (one for one in multiprocessing.active_children() if one.pid == pid)
+        os.kill(pid, signal.SIGKILL)
+        holder.join(GONE_SECONDS)
+        raise RunFailedError("a rank is lost", ExitCode.FAILED)
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(holder, "TOOL_FOLDERS", ())
+    monkeypatch.setattr(tools, "TOOL_FOLDERS", ())
     with pytest.raises(ResourceError, match="needs the tool tc; install iproute2"):
-        holder.find_tool("tc")
+        tools.find_tool("tc")

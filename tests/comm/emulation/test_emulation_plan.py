@@ -1,11 +1,21 @@
+from dataclasses import replace
 from ipaddress import IPv4Address
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.comm.netem.network import Network, check_echo
-from dlrm_hybrid.comm.netem.plan import NETWORK, Plan, host_of, num_hosts
+from dlrm_hybrid.comm.netem.network import Network, check_echo, latency_figures, latency_remark
+from dlrm_hybrid.comm.netem.plan import (
+    NETWORK,
+    Method,
+    Plan,
+    hardware_address,
+    host_of,
+    host_of_address,
+    num_hosts,
+)
+from dlrm_hybrid.comm.netem.relay import Figures
 from dlrm_hybrid.types import ResourceError
 
 RATES = st.integers(10**6, 10**11)
@@ -14,6 +24,22 @@ FRAME_BYTES = 1_514
 
 def plan(hosts: int = 3, rate: int = 10**8, latency: float | None = None) -> Plan:
     return Plan(hosts=hosts, rate_bits_per_second=rate, latency_seconds=latency)
+
+
+def network(
+    plan: Plan,
+    echo_seconds: float = 1.0,
+    round_trip_seconds: float = 1.0,
+    method: Method | None = None,
+) -> Network:
+    return Network(
+        plan=plan,
+        namespaces=(),
+        echo_seconds=echo_seconds,
+        round_trip_seconds=round_trip_seconds,
+        method=method,
+        relay_figures=lambda: Figures(packets=7) if method is Method.USER_SPACE else None,
+    )
 
 
 def test_bursts_are_small() -> None:
@@ -74,6 +100,71 @@ def test_every_rank_has_a_host_and_every_host_a_rank(ranks: int, ranks_per_host:
 def test_a_link_that_is_too_fast_is_refused_with_what_was_measured() -> None:
     one = plan(latency=0.001)
     assert one.echo_seconds == pytest.approx(0.010)
-    check_echo(Network(one, (), 0.0091))
+    check_echo(network(one, echo_seconds=0.0091))
     with pytest.raises(ResourceError, match="took 8.90 ms; at 100 Mbit/s it takes 10.00"):
-        check_echo(Network(one, (), 0.0089))
+        check_echo(network(one, echo_seconds=0.0089))
+
+
+def test_a_link_without_the_delay_is_refused_with_what_was_measured() -> None:
+    one = plan(latency=0.02)
+    check_echo(network(one, round_trip_seconds=0.04))
+    with pytest.raises(
+        ResourceError, match=r"network.latency: .* took 39.90 ms, less than two .* 20"
+    ):
+        check_echo(network(one, round_trip_seconds=0.0399))
+
+
+def test_the_lines_for_a_relay() -> None:
+    one = plan(hosts=2, latency=0.02)
+    assert one.relayed_links(["/proc/7/fd/5", "/proc/7/fd/6"]) == [
+        "link add port0 type veth peer name eth0 address 02:00:00:00:00:00 netns /proc/7/fd/5",
+        "link set port0 up",
+        "link add port1 type veth peer name eth0 address 02:00:00:00:00:01 netns /proc/7/fd/6",
+        "link set port1 up",
+    ]
+    assert one.relayed_host_links() == ["link set eth0 gso_max_size 5000"]
+
+
+@given(RATES, st.integers(0, 10**7))
+def test_a_bucket_passes_what_a_relay_gets_in_one_piece(rate: int, microseconds: int) -> None:
+    one = plan(rate=rate, latency=microseconds / 1e6)
+    (line,) = one.relayed_host_links()
+    assert 2 * FRAME_BYTES <= int(line.split()[-1]) <= one.burst_bytes
+    on_the_way = one.hosts * rate / 8 * microseconds / 1e6
+    assert one.delayed_bytes >= 2 * on_the_way + one.hosts * (one.queue_bytes - 2)
+
+
+@given(st.integers(0, 65_533))
+def test_a_relay_knows_hosts_by_their_addresses(host: int) -> None:
+    assert host_of_address(hardware_address(host)) == host
+    assert not hardware_address(host)[0] & 1, "one host's, not a group's"
+
+
+@pytest.mark.parametrize("other", [b"\xff" * 6, bytes.fromhex("3333000000fb")])
+def test_what_goes_to_all_is_no_hosts(other: bytes) -> None:
+    assert host_of_address(other) is None
+
+
+def test_what_is_said_of_latency() -> None:
+    assert latency_remark(network(plan())) is latency_figures(network(plan())) is None
+    delayed = plan(latency=0.02)
+    by_kernel = network(delayed, round_trip_seconds=0.0404, method=Method.NETEM)
+    assert latency_remark(by_kernel) == (
+        "network.latency: a round trip takes 40.4 ms, 40 of them emulated by netem"
+    )
+    figures = latency_figures(by_kernel)
+    assert figures is not None and figures["relay"] is None
+    relayed = network(delayed, round_trip_seconds=0.0404, method=Method.USER_SPACE)
+    assert str(latency_remark(relayed)).endswith(
+        "emulated in user space, which takes CPU time from the ranks"
+    )
+    figures = latency_figures(relayed)
+    assert figures is not None
+    assert (figures["method"], figures["one_way_seconds"]) == ("user_space", 0.02)
+    assert figures["relay"]["packets"] == 7
+
+
+def test_rates_that_a_relay_does_not_reach_are_remarked() -> None:
+    fast = network(plan(rate=25 * 10**8, latency=0.001), method=Method.USER_SPACE)
+    assert "links may not reach 2.5 Gbit/s" in str(latency_remark(fast))
+    assert "may not reach" not in str(latency_remark(replace(fast, method=Method.NETEM)))

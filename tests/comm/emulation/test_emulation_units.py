@@ -35,12 +35,15 @@ def test_rates_that_no_link_has_are_refused(text: str) -> None:
         bits_per_second(text)
 
 
-@pytest.mark.parametrize(("text", "time"), [("5ms", 0.005), ("250us", 0.00025), ("1.5s", 1.5)])
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [("5ms", 0.005), ("250us", 0.00025), ("1.5s", 1.5), ("0ms", 0.0), ("10s", 10.0)],
+)
 def test_times(text: str, time: float) -> None:
     assert seconds(text) == time
 
 
-@pytest.mark.parametrize("text", ["", "5", "ms", "5 ms", "5m", "0ms", "11s"])
+@pytest.mark.parametrize("text", ["", "5", "ms", "5 ms", "5m", "-5ms", "11s", "10001ms"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a time"):
         seconds(text)

@@ -1,0 +1,175 @@
+"""A switch with latency, for kernels without netem: a thread that holds each packet for a while.
+
+It stands where the bridge is without latency and moves packets between the hosts' ports in the
+namespace of the hub, through packet sockets. With each packet comes a virtio-net header, so that
+what the kernel leaves unsegmented or without checksum passes in one piece.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import final
+
+from dlrm_hybrid.comm.netem.delay_line import DelayLine
+from dlrm_hybrid.comm.netem.plan import Plan, host_of_address, port
+from dlrm_hybrid.types import ResourceError
+
+# Of linux/if_packet.h and asm-generic/socket.h; the module socket has no names for them.
+SOL_PACKET = 263
+PACKET_STATISTICS, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 6, 15, 23
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+ETH_P_ALL = 3
+
+HEADER_BYTES = 10  # virtio-net's; then come the addresses of receiver and sender
+ADDRESS_BYTES = 6
+RECEIVER = slice(HEADER_BYTES, HEADER_BYTES + ADDRESS_BYTES)
+SENDER = slice(RECEIVER.stop, RECEIVER.stop + ADDRESS_BYTES)
+MOST_PACKET_BYTES = 70_000
+READ_AT_ONCE = 64  # packets, before those that are due leave
+BUFFER_BYTES = 1 << 26  # a limit; in a buffer is what comes while this thread has no core
+IDLE_SECONDS = 0.1
+# On a busy link the thread sleeps this part of the delay between turns, at most so long: waking up
+# for every packet doubles what it costs. A packet that comes alone is not late.
+TURN_SHARE = 1 / 10
+MOST_TURN_SECONDS = 1e-3
+
+
+@final
+@dataclass(slots=True)
+class Figures:
+    """What a relay has done.
+
+    Attributes:
+        packets: that it has passed on, unsegmented ones counted once.
+        bytes: of these.
+        lost_packets: that came to full buffers, of the relay or of the link behind it.
+        latest_seconds: by which a packet has left later than it was due.
+        cpu_seconds: of the relay.
+    """
+
+    packets: int = 0
+    bytes: int = 0
+    lost_packets: int = 0
+    latest_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@final
+class Relay:
+    """Moves packets between ports until it is stopped."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Open the sockets, in the namespace of the hub and after `plan.relayed_links`.
+
+        Raises:
+            ResourceError: the kernel has no such sockets.
+        """
+        assert plan.latency_seconds is not None
+        self._line = DelayLine(
+            delay_ns=round(1e9 * plan.latency_seconds), capacity_bytes=plan.delayed_bytes
+        )
+        self._turn_seconds = min(TURN_SHARE * plan.latency_seconds, MOST_TURN_SECONDS)
+        self._figures, self._kernel_lost = Figures(), 0
+        self._stopped = Event()
+        try:
+            self._source = _packet_socket(ETH_P_ALL, SO_RCVBUFFORCE)  # what comes from all ports
+            self._source.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+            self._ports = [_packet_socket(0, SO_SNDBUFFORCE) for _ in range(plan.hosts)]
+            for host, sink in enumerate(self._ports):
+                sink.bind((port(host), 0))
+        except OSError as error:
+            raise ResourceError(
+                f"network.latency: this kernel has no netem, and no packet sockets that could "
+                f"replace it ({error.strerror}); set network.latency=null"
+            ) from error
+
+    @contextmanager
+    def running(self) -> Generator[Thread, None, None]:
+        """Move packets in a thread of its own, which ends before only by an error."""
+        thread = Thread(target=self._run, name="delay line", daemon=True)
+        thread.start()
+        try:
+            yield thread
+        finally:
+            self._stopped.set()
+            thread.join()
+
+    def figures(self) -> Figures:
+        """What it has done until now."""
+        # Reading them sets the kernel's counters to zero.
+        raw = self._source.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        self._kernel_lost += struct.unpack("II", raw)[1]
+        one = self._figures
+        lost = one.lost_packets + self._line.lost_packets + self._kernel_lost
+        return Figures(one.packets, one.bytes, lost, one.latest_seconds, one.cpu_seconds)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wait()
+            has_read = self._read()
+            self._send_due()
+            self._figures.cpu_seconds = time.thread_time()
+            if has_read:
+                time.sleep(self._turn_seconds)
+
+    def _wait(self) -> None:
+        """Until a packet comes or is due."""
+        due_ns, seconds = self._line.next_ns(), IDLE_SECONDS
+        if due_ns is not None:
+            seconds = min(max(0.0, 1e-9 * (due_ns - time.monotonic_ns())), IDLE_SECONDS)
+        select.select((self._source,), (), (), seconds)
+
+    def _read(self) -> bool:
+        put, receive = self._line.put, self._source.recv
+        now_ns = time.monotonic_ns()
+        for turn in range(READ_AT_ONCE):
+            try:
+                packet = receive(MOST_PACKET_BYTES)
+            except BlockingIOError:
+                return turn > 0
+            put(packet, now_ns)
+        return True
+
+    def _send_due(self) -> None:
+        figures, line = self._figures, self._line
+        now_ns = time.monotonic_ns()
+        if (due_ns := line.next_ns()) is not None:
+            figures.latest_seconds = max(figures.latest_seconds, 1e-9 * (now_ns - due_ns))
+        while (packet := line.take(now_ns)) is not None:
+            figures.packets += 1
+            figures.bytes += len(packet) - HEADER_BYTES
+            for host in self._receivers(packet):
+                try:
+                    self._ports[host].send(packet)
+                except OSError:  # the link's queue is full, or it has been taken down
+                    figures.lost_packets += 1
+
+    def _receivers(self, packet: bytes) -> Sequence[int]:
+        receiver = packet[RECEIVER]
+        if (host := host_of_address(receiver)) is not None:
+            return (host,) if host < len(self._ports) else ()
+        if not receiver[0] & 1:
+            return ()
+        sender = host_of_address(packet[SENDER])  # a broadcast, to ask for an address
+        return [host for host in range(len(self._ports)) if host != sender]
+
+
+def _packet_socket(protocol: int, buffer: int) -> socket.socket:
+    """A socket for whole frames with their virtio-net headers, which never blocks.
+
+    Args:
+        protocol: of the frames that it receives; 0 for none.
+        buffer: option that sets the limit of the one it needs.
+    """
+    one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
+    one.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    one.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
+    one.setblocking(False)
+    return one
