@@ -86,8 +86,8 @@ class Relay:
                 sink.bind((port(host), 0))
         except OSError as error:
             raise ResourceError(
-                f"network.latency: this kernel has no netem, and no packet sockets that could "
-                f"replace it ({error.strerror}); set network.latency=null"
+                f"network.latency: this kernel has no netem, and to delay packets in user space "
+                f"needs packet sockets and root ({error.strerror}); set network.latency=null"
             ) from error
 
     @contextmanager

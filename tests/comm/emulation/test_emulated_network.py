@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -135,6 +138,23 @@ def test_a_delay_of_too_many_bytes_is_refused() -> None:
     message = r"network.latency: .* no netem, and 10 s of 2 links .* at most 1,000,000,000"
     with pytest.raises(ResourceError, match=message), open_network(much):
         pass
+
+
+@in_user_space
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="gives up a right of root"
+)
+def test_without_root_a_delay_in_user_space_is_refused() -> None:
+    program = (
+        "from dlrm_hybrid.comm.netem.network import open_network as o\n"
+        "from dlrm_hybrid.comm.netem.plan import Plan as P\n"
+        "o(P(hosts=2, rate_bits_per_second=10**8, latency_seconds=0.001)).__enter__()"
+    )
+    prefix = ["setpriv", "--bounding-set=-sys_admin"]
+    done = subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True)
+    if "no permission to create network namespaces" in done.stderr:
+        pytest.skip("this system has no user namespaces")
+    assert "needs packet sockets and root (Operation not permitted)" in done.stderr
 
 
 def test_it_says_that_the_process_that_held_it_was_killed() -> None:
