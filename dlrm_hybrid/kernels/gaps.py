@@ -1,4 +1,4 @@
-"""Increasing indices as Golomb-Rice codes of the gaps between them, and back.
+"""Increasing indices as Golomb-Rice codes of the gaps between them, and back; ids of a batch.
 
 A gap is how many elements lie between an index and the one before. Its code with parameter r is
 gap >> r ones, a zero, and the r low bits of the gap; where that takes 24 ones or more it is 24 ones
@@ -10,7 +10,10 @@ A tensor has one parameter for all its gaps: those of a real gradient's rows do 
 one dozen to the next, so a parameter that follows them costs more than the best single one. Any
 bytes are safe to read.
 
-Shapes: K indices or ids, L tables.
+The ids whose gaps travel are listed here too: each id of a batch once.
+
+Shapes: K indices or ids, F tables, L of them looked up, B rows of a batch, N bags, D embedding
+dimension, T trainers.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 STORE_BYTES = 8  # encoders write so many at a time
@@ -256,3 +260,92 @@ def decode_ids(
             following += gap + 1
             k += 1
     return k if (at + 7) >> 3 == given.size else -1
+
+
+@kernel
+def unique_ids(
+    keys_FB: Int64s,
+    shift: int,
+    order_F: Int64s,
+    ids_K: Int64s,
+    counts_F: Int64s,
+    inverse_BF: Int64s,
+) -> int:
+    """List the distinct ids of every table, ascending, and where each id of the batch is listed.
+
+    Args:
+        keys_FB: id << shift | row of the batch, ascending in each table.
+        shift: 2**shift is more than B.
+        order_F: tables in the order in which they are listed.
+        ids_K: receives the ids; has room for F * B.
+        counts_F: receives how many there are, in the order of `order_F`.
+        inverse_BF: receives indices into `ids_K`.
+
+    Returns:
+        K.
+    """
+    num_rows = keys_FB.shape[1]
+    mask = (1 << shift) - 1
+    listed = 0
+    for place in range(order_F.size):
+        table = order_F[place]
+        first = listed
+        for row in range(num_rows):
+            key = keys_FB[table, row]
+            if row == 0 or key >> shift != ids_K[listed - 1]:
+                ids_K[listed] = key >> shift
+                listed += 1
+            inverse_BF[key & mask, table] = listed - 1
+        counts_F[place] = listed - first
+    return listed
+
+
+@kernel
+def sum_rows(gradient_BFD: Float32s, inverse_BF: Int64s, sum_KD: Float32s) -> None:
+    """Add every gradient to the row of its id, in the order of the batch."""
+    for row in range(inverse_BF.shape[0]):
+        for table in range(inverse_BF.shape[1]):
+            place = inverse_BF[row, table]
+            for column in range(sum_KD.shape[1]):
+                sum_KD[place, column] += gradient_BFD[row, table, column]
+
+
+@kernel
+def bag_offsets(
+    ids_K: Int64s, counts_TL: Int64s, bag_ids_K: Int64s, offsets: Int64s, bags_K: Int64s
+) -> None:
+    """Order ids by table, then by trainer; every id is a bag, and every table has N bags.
+
+    Args:
+        ids_K: by trainer, then by table.
+        counts_TL: how many of them each trainer wants of each table.
+        bag_ids_K: receives the ids by table.
+        offsets: (L * N + 1,), receives where in `bag_ids_K` each bag begins; the last of a table
+            are empty.
+        bags_K: receives for each of `ids_K` its place in an array (N, L) of bags.
+    """
+    trainers, tables = counts_TL.shape
+    bags = (offsets.size - 1) // max(tables, 1)
+    laid = 0
+    offsets[0] = 0
+    for table in range(tables):
+        bag = 0
+        source = np.int64(0)
+        for earlier in range(table):
+            source += counts_TL[0, earlier]
+        for trainer in range(trainers):
+            for _ in range(counts_TL[trainer, table]):
+                bag_ids_K[laid] = ids_K[source]
+                bags_K[source] = bag * tables + table
+                source += 1
+                bag += 1
+                laid += 1
+                offsets[table * bags + bag] = laid
+            if trainer + 1 < trainers:
+                for later in range(table + 1, tables):
+                    source += counts_TL[trainer, later]
+                for earlier in range(table):
+                    source += counts_TL[trainer + 1, earlier]
+        while bag < bags:
+            bag += 1
+            offsets[table * bags + bag] = laid

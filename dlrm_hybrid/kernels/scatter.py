@@ -8,7 +8,7 @@ All embedding tables lie in one array, and every bag is one id. FBGEMM does the 
 and optimizers and gives the same bits, but takes half a millisecond for a call.
 
 Shapes: N elements of T tensors, E = T + 1 offsets, K elements, W = ceil(N / 64) words of marks, X
-trainers; F tables, L of them looked up, B rows of a batch, D embedding dimension, Q = D / 4.
+trainers; F tables, R rows of all, B rows of a batch, D embedding dimension, Q = D / 4.
 """
 
 from __future__ import annotations
@@ -309,89 +309,82 @@ def apply_sgd(
 
 
 @kernel
-def unique_ids(
-    keys_FB: Int64s,
-    shift: int,
-    order_F: Int64s,
-    ids_K: Int64s,
-    counts_F: Int64s,
-    inverse_BF: Int64s,
+def _summed(
+    rows_K: Int64s, order_K: Int64s, gradient_KD: Float32s, first: int, sum_D: Float32s
 ) -> int:
-    """List the distinct ids of every table, ascending, and where each id of the batch is listed.
-
-    Args:
-        keys_FB: id << shift | row of the batch, ascending in each table.
-        shift: 2**shift is more than B.
-        order_F: tables in the order in which they are listed.
-        ids_K: receives the ids; has room for F * B.
-        counts_F: receives how many there are, in the order of `order_F`.
-        inverse_BF: receives indices into `ids_K`.
-
-    Returns:
-        K.
-    """
-    num_rows = keys_FB.shape[1]
-    mask = (1 << shift) - 1
-    listed = 0
-    for place in range(order_F.size):
-        table = order_F[place]
-        first = listed
-        for row in range(num_rows):
-            key = keys_FB[table, row]
-            if row == 0 or key >> shift != ids_K[listed - 1]:
-                ids_K[listed] = key >> shift
-                listed += 1
-            inverse_BF[key & mask, table] = listed - 1
-        counts_F[place] = listed - first
-    return listed
+    """Sum the gradients of one row, in their order; where in `order_K` those of the next begin."""
+    row = rows_K[order_K[first]]
+    for column in range(sum_D.size):
+        sum_D[column] = gradient_KD[order_K[first], column]
+    end = first + 1
+    while end < order_K.size and rows_K[order_K[end]] == row:
+        for column in range(sum_D.size):
+            sum_D[column] += gradient_KD[order_K[end], column]
+        end += 1
+    return end
 
 
 @kernel
-def sum_rows(gradient_BFD: Float32s, inverse_BF: Int64s, sum_KD: Float32s) -> None:
-    """Add every gradient to the row of its id, in the order of the batch."""
-    for row in range(inverse_BF.shape[0]):
-        for table in range(inverse_BF.shape[1]):
-            place = inverse_BF[row, table]
-            for column in range(sum_KD.shape[1]):
-                sum_KD[place, column] += gradient_BFD[row, table, column]
-
-
-@kernel
-def bag_offsets(
-    ids_K: Int64s, counts_TL: Int64s, bag_ids_K: Int64s, offsets: Int64s, bags_K: Int64s
+def update_sgd(
+    weights_RD: Float32s, rows_K: Int64s, order_K: Int64s, gradient_KD: Float32s, lr: float
 ) -> None:
-    """Order ids by table, then by trainer; every id is a bag, and every table has N bags.
+    """Take from rows their learning rate times the sum of their gradients.
 
     Args:
-        ids_K: by trainer, then by table.
-        counts_TL: how many of them each trainer wants of each table.
-        bag_ids_K: receives the ids by table.
-        offsets: (L * N + 1,), receives where in `bag_ids_K` each bag begins; the last of a table
-            are empty.
-        bags_K: receives for each of `ids_K` its place in an array (N, L) of bags.
+        weights_RD: rows of all tables, changed in place.
+        rows_K: the row of each gradient.
+        order_K: sorts `rows_K`; gradients of a row are summed in it.
+        gradient_KD: of the rows.
+        lr: learning rate.
     """
-    trainers, tables = counts_TL.shape
-    bags = (offsets.size - 1) // max(tables, 1)
-    laid = 0
-    offsets[0] = 0
-    for table in range(tables):
-        bag = 0
-        source = np.int64(0)
-        for earlier in range(table):
-            source += counts_TL[0, earlier]
-        for trainer in range(trainers):
-            for _ in range(counts_TL[trainer, table]):
-                bag_ids_K[laid] = ids_K[source]
-                bags_K[source] = bag * tables + table
-                source += 1
-                bag += 1
-                laid += 1
-                offsets[table * bags + bag] = laid
-            if trainer + 1 < trainers:
-                for later in range(table + 1, tables):
-                    source += counts_TL[trainer, later]
-                for earlier in range(table):
-                    source += counts_TL[trainer + 1, earlier]
-        while bag < bags:
-            bag += 1
-            offsets[table * bags + bag] = laid
+    sum_D = np.empty(weights_RD.shape[1], np.float32)
+    falling, k = np.float32(-lr), 0
+    while k < order_K.size:
+        row = rows_K[order_K[k]]
+        k = _summed(rows_K, order_K, gradient_KD, k, sum_D)
+        for column in range(sum_D.size):
+            weights_RD[row, column] = fused_multiply_add(
+                falling, sum_D[column], weights_RD[row, column]
+            )
+
+
+@kernel
+def update_adagrad(
+    weights_RD: Float32s,
+    squares_RC: Float32s,
+    rows_K: Int64s,
+    order_K: Int64s,
+    gradient_KD: Float32s,
+    lr: float,
+    eps: float,
+) -> None:
+    """Update rows as `update_sgd`, their steps divided by the root of the squares until now.
+
+    Args:
+        weights_RD: rows of all tables, changed in place.
+        squares_RC: likewise; C = D sums each element's squares, C = 1 the mean of those of a row.
+        rows_K: the row of each gradient.
+        order_K: sorts `rows_K`; gradients of a row are summed in it.
+        gradient_KD: of the rows.
+        lr: learning rate.
+        eps: added to the root.
+    """
+    dim = weights_RD.shape[1]
+    sum_D = np.empty(dim, np.float32)
+    rate, floor, k = np.float32(lr), np.float32(eps), 0
+    while k < order_K.size:
+        row = rows_K[order_K[k]]
+        k = _summed(rows_K, order_K, gradient_KD, k, sum_D)
+        if squares_RC.shape[1] == 1:
+            squares = np.float32(0)
+            for column in range(dim):
+                squares += sum_D[column] * sum_D[column]
+            squares_RC[row, 0] += squares / np.float32(dim)
+            step = rate / (np.sqrt(squares_RC[row, 0]) + floor)
+            for column in range(dim):
+                weights_RD[row, column] -= step * sum_D[column]
+        else:
+            for column in range(dim):
+                squares_RC[row, column] += sum_D[column] * sum_D[column]
+                root = np.sqrt(squares_RC[row, column]) + floor
+                weights_RD[row, column] -= rate * sum_D[column] / root

@@ -29,13 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.host import require_cpu
-from dlrm_hybrid.kernels.scatter import (
-    apply_sgd,
-    bag_offsets,
-    look_up,
-    sum_rows,
-    unique_ids,
-)
+from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
+from dlrm_hybrid.kernels.scatter import apply_sgd, look_up
 from dlrm_hybrid.model.spec import ModelSpec
 
 Int64s = NDArray[np.int64]

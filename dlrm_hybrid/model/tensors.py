@@ -26,12 +26,14 @@ class Piece:
         shape: of the full tensor.
         begin: offset of the piece in it, by dimension.
         view: the piece; writing to it changes the tensor.
+        every: distance of its rows in the tensor; 1 where they are consecutive.
     """
 
     name: str
     shape: tuple[int, ...]
     begin: tuple[int, ...]
     view: Tensor
+    every: int = 1
 
     @property
     def is_full(self) -> bool:

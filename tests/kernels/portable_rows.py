@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.gaps import (
     STORE_BYTES,
+    bag_offsets,
     decode_gaps,
     decode_ids,
     encode_gaps,
     encode_ids,
     fit_parameter,
+    sum_rows,
+    unique_ids,
 )
 from dlrm_hybrid.kernels.magnitudes import compact, kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import accumulate_select, return_rounding_error
 from dlrm_hybrid.kernels.scatter import (
-    bag_offsets,
     collect,
     mean_of_all,
     publish,
@@ -32,8 +34,8 @@ from dlrm_hybrid.kernels.scatter import (
     round_bfloat16,
     scatter_add,
     split,
-    sum_rows,
-    unique_ids,
+    update_adagrad,
+    update_sgd,
 )
 from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
@@ -184,6 +186,17 @@ def distinct() -> Outputs:
     return [np.array(told), ids_K, counts_L, inverse_BF, sum_KD, message, back_K, offsets, bags_K]
 
 
+def updated() -> Outputs:
+    rows_K = np.random.default_rng(8).integers(0, 40, 100)
+    order_K, gradient_KD = np.argsort(rows_K, kind="stable"), floats(800, 9).reshape(100, 8)
+    weights = [floats(320, 10).reshape(40, 8) for _ in range(3)]
+    states = [np.zeros((40, columns), np.float32) for columns in (8, 1)]
+    update_sgd(weights[0], rows_K, order_K, gradient_KD, 0.1)
+    for weights_RD, squares_RC in zip(weights[1:], states, strict=True):
+        update_adagrad(weights_RD, squares_RC, rows_K, order_K, gradient_KD, 0.1, 1e-8)
+    return [*weights, *states]
+
+
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
@@ -195,6 +208,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "indices": coded,
     "rows": kept_of_rows,
     "distinct": distinct,
+    "updates": updated,
 }
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.scatter import bag_offsets, sum_rows, unique_ids
+from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
 
 SEEDS = st.integers(0, 2**32 - 1)
 Int64s = NDArray[np.int64]

@@ -1,0 +1,139 @@
+"""Rows of the embedding tables that one table server owns, looked up and updated by distinct ids.
+
+Server s of S owns the rows s, s + S, s + 2S … of every table, so popular ids, which have low
+numbers, fall on all servers. Here a row has the number id // S.
+
+Shapes: F tables, R rows of all tables, D embedding dimension, K ids, C numbers of optimizer state
+for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.kernels.scatter import update_adagrad, update_sgd
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import Piece, draw_embeddings
+
+Int64s = NDArray[np.int64]
+
+
+class OwnedIds(NamedTuple):
+    """Distinct ids of one trainer's batch that one server owns.
+
+    Attributes:
+        ids_K: as the server numbers its rows; table after table, increasing in each.
+        counts_F: how many are of each table.
+    """
+
+    ids_K: Int64s
+    counts_F: Int64s
+
+
+def owned_rows(table_rows: Sequence[int], server: int, servers: int) -> tuple[int, ...]:
+    """How many rows of each table one of the servers owns; may be 0."""
+    return tuple((rows - server + servers - 1) // servers for rows in table_rows)
+
+
+@final
+class TableRows:
+    """The rows of one server, with the state of their optimizer; both begin as 0.
+
+    Args:
+        spec: the tables.
+        options: the optimizer.
+        server: which of the servers this is, from 0.
+        servers: how many there are.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, options: EmbeddingOptions, server: int = 0, servers: int = 1
+    ) -> None:
+        self.rows_F = owned_rows(spec.table_rows, server, servers)
+        self.dim = spec.embedding_dim
+        self._spec = spec
+        self._options = options
+        self._server, self._servers = server, servers
+        rows_F = np.array(self.rows_F, np.int64)
+        self._ends_F: Int64s = np.cumsum(rows_F)
+        self._starts_F: Int64s = self._ends_F - rows_F
+        self._weights_RD = torch.zeros(sum(self.rows_F), self.dim)
+        columns = {
+            EmbeddingOptimizer.SGD: 0,
+            EmbeddingOptimizer.ADAGRAD: self.dim,
+            EmbeddingOptimizer.ROWWISE_ADAGRAD: 1,
+        }
+        self._squares_RC = torch.zeros(sum(self.rows_F), columns[options.optimizer])
+
+    def draw(self, seed: int) -> None:
+        """Give all rows the values they have in every layout; needs memory for a full table."""
+        for name, full, rows in zip(
+            self._spec.table_names, self._spec.table_rows, self._by_table(), strict=True
+        ):
+            table_RD = torch.empty(full, self.dim)
+            draw_embeddings({f"{name}.weight": table_RD}, seed)
+            self._weights_RD[rows] = table_RD[self._server :: self._servers]
+
+    def look_up(self, asked: OwnedIds) -> Tensor:
+        """Rows (K, D) of some ids, in memory of their own."""
+        return self._weights_RD.index_select(0, torch.from_numpy(self._flat(asked)))
+
+    def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
+        """Update rows once by the sum of their gradients.
+
+        Args:
+            gradients: float32 (K, D) for distinct ids, of each trainer in the order of summing.
+            lr: learning rate.
+        """
+        rows_K = np.concatenate([self._flat(ids) for ids, _ in gradients])
+        gradient_KD = torch.cat([gradient_KD for _, gradient_KD in gradients]).numpy()
+        # Ids of one trainer come in order.
+        order_K = (
+            np.arange(len(rows_K)) if len(gradients) == 1 else np.argsort(rows_K, kind="stable")
+        )
+        weights_RD = self._weights_RD.numpy()
+        if self._options.optimizer is EmbeddingOptimizer.SGD:
+            update_sgd(weights_RD, rows_K, order_K, gradient_KD, lr)
+            return
+        squares_RC, eps = self._squares_RC.numpy(), self._options.eps
+        update_adagrad(weights_RD, squares_RC, rows_K, order_K, gradient_KD, lr, eps)
+
+    def pieces(self) -> list[Piece]:
+        """Views of all rows and of their optimizer's state, by table; empty ones are left out."""
+        tables = list(
+            zip(self._spec.table_names, self._spec.table_rows, self._by_table(), strict=True)
+        )
+        found = [
+            self._piece(f"{name}.weight", full, self._weights_RD[rows])
+            for name, full, rows in tables
+        ]
+        if self._options.optimizer is not EmbeddingOptimizer.SGD:
+            is_rowwise = self._options.optimizer is EmbeddingOptimizer.ROWWISE_ADAGRAD
+            squares = self._squares_RC[:, 0] if is_rowwise else self._squares_RC
+            found += [
+                self._piece(f"{name}.sum", full, squares[rows]) for name, full, rows in tables
+            ]
+        return [piece for piece in found if len(piece.view)]
+
+    def _piece(self, name: str, full: int, view: Tensor) -> Piece:
+        other = tuple(view.shape[1:])
+        return Piece(
+            name=name,
+            shape=(full, *other),
+            begin=(self._server, *(0 for _ in other)),
+            view=view,
+            every=self._servers,
+        )
+
+    def _by_table(self) -> list[slice]:
+        return list(map(slice, self._starts_F, self._ends_F))
+
+    def _flat(self, asked: OwnedIds) -> Int64s:
+        return asked.ids_K + np.repeat(self._starts_F, asked.counts_F)
