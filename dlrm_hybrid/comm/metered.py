@@ -20,6 +20,9 @@ _TRAFFIC = {
     # What trainers reduce before they push is a part of what pushes cost, both ways.
     Kind.CONTRIBUTION: Traffic.GRADIENT_PUSH,
     Kind.RESULT: Traffic.GRADIENT_PUSH,
+    Kind.LOOKUP: Traffic.EMBEDDING,
+    Kind.ROWS: Traffic.EMBEDDING,
+    Kind.UPDATE: Traffic.EMBEDDING,
 }
 
 

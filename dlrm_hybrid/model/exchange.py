@@ -242,7 +242,7 @@ class DistinctExchange:
         mine_T = [int(mine.counts_F[held].sum()) for held in self._held_T]
         parts_T = np.split(mine.ids_K, np.cumsum(mine_T)[:-1])
         messages_T = [
-            _encoded(ids_K, mine.counts_F[held], self._rows_F[held], num_rows)
+            encoded_ids(ids_K, mine.counts_F[held], self._rows_F[held], num_rows)
             for ids_K, held in zip(parts_T, self._held_T, strict=True)
         ]
         received_T, rows_T = self._exchange(messages_T, num_rows)
@@ -250,7 +250,7 @@ class DistinctExchange:
         counts_TL = np.empty((len(received_T), len(rows_L)), np.int64)
         ids_T: list[Int64s] = []
         for trainer, received in enumerate(received_T):
-            ids_K = _decoded(received, counts_TL[trainer], rows_L, rows_T[trainer])
+            ids_K = decoded_ids(received, counts_TL[trainer], rows_L, rows_T[trainer])
             if ids_K is None:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
@@ -301,14 +301,29 @@ class DistinctExchange:
         return len(self._order_F) - self._num_held_T[self._rank]
 
 
-def _encoded(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Bytes:
+def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Bytes:
+    """Distinct ids of a batch as bytes: how many are of each table, and the gaps between them.
+
+    Args:
+        ids_K: table after table, increasing in each.
+        counts_L: how many are of each table.
+        rows_L: of the tables, fewer than 2**31 each.
+        num_rows: of the batch.
+    """
     room_bits = BITS_OF_AN_ID * len(ids_K) + BITS_OF_A_COUNT * len(counts_L)
     out = np.empty(room_bits // 8 + 1 + STORE_BYTES, np.uint8)
     return out[: encode_ids(ids_K, counts_L, rows_L, _count_bits(rows_L, num_rows), out)]
 
 
-def _decoded(message: Bytes, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Int64s | None:
-    """The ids; None if the message has none, or more than such a batch can have."""
+def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Int64s | None:
+    """The ids whose bytes `encoded_ids` gave; None if these are not of such a batch.
+
+    Args:
+        message: the bytes, in memory that may be written to.
+        counts_L: receives how many are of each table.
+        rows_L: of the tables.
+        num_rows: of the batch.
+    """
     if num_rows < 0:
         return None
     # An id takes a bit at least, whatever the header says of the batch.

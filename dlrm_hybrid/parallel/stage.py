@@ -10,7 +10,7 @@ D embedding dimension, N width of what enters the stage, M of what leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -35,12 +35,14 @@ class Inputs:
         dense_BI: float32; the first stage needs it.
         ids_FB: int64, contiguous; the stage with the interaction needs it.
         label_B: float32, 0 or 1; the last stage needs it to learn.
+        coming: `ids_FB` of the batches after it, as far as the tables want to know them.
     """
 
     rows: int
     dense_BI: Tensor | None
     ids_FB: Tensor | None
     label_B: Tensor | None
+    coming: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -35,18 +35,31 @@ class ServerRole:
         return f"server-{self.index}"
 
 
-Role = WorkerRole | ServerRole
+@dataclass(frozen=True, slots=True)
+class TableServerRole:
+    """A rank that owns rows of embedding tables."""
+
+    index: int
+
+    @property
+    def name(self) -> str:
+        """`tables-<index>`."""
+        return f"tables-{self.index}"
+
+
+Role = WorkerRole | ServerRole | TableServerRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Ranks of all roles: worker (t, w) is `t * stages + w`, the servers follow.
+    """Ranks of all roles: worker (t, w) is `t * stages + w`; servers follow, then table servers.
 
     Attributes:
         trainers: T, replicas of the dense model.
         stages: W, parts of each replica; boundary b lies between stages b and b + 1.
         servers: S; 0 with one trainer only, whose workers then apply their own optimizer.
         interaction_stage: the stage that holds the interaction, and with it the tables.
+        table_servers: own the rows of the tables; 0 leaves these to the workers.
 
     Raises:
         ConfigError: a count is impossible; the message names its key.
@@ -56,6 +69,7 @@ class Topology:
     stages: int
     servers: int
     interaction_stage: int
+    table_servers: int = 0
 
     def __post_init__(self) -> None:
         faults: list[str] = []
@@ -70,6 +84,8 @@ class Topology:
             )
         if self.servers < 0:
             faults.append(f"parallel.servers: {self.servers} must be at least 0")
+        if self.table_servers < 0:
+            faults.append(f"parallel.table_servers: {self.table_servers} must be at least 0")
         if self.servers == 0 and self.trainers > 1:
             faults.append(
                 f"parallel.servers: 0 is for one trainer, parallel.trainers is {self.trainers}"
@@ -85,7 +101,7 @@ class Topology:
     @property
     def size(self) -> int:
         """Ranks in all."""
-        return self.num_workers + self.servers
+        return self.num_workers + self.servers + self.table_servers
 
     def worker(self, trainer: int, stage: int) -> int:
         """Rank of a worker; ValueError if there is none."""
@@ -99,6 +115,12 @@ class Topology:
             raise ValueError(f"no server {index} in {self}")
         return self.num_workers + index
 
+    def table_server(self, index: int) -> int:
+        """Rank of a table server; ValueError if there is none."""
+        if not 0 <= index < self.table_servers:
+            raise ValueError(f"no table server {index} in {self}")
+        return self.num_workers + self.servers + index
+
     def collective_server(self, stage: int) -> int:
         """Rank of the server through which the workers of a stage agree; there are servers."""
         return self.server(stage % self.servers)
@@ -109,10 +131,11 @@ class Topology:
             raise ValueError(f"no rank {rank} in {self}")
         if rank < self.num_workers:
             return WorkerRole(*divmod(rank, self.stages))
-        return ServerRole(rank - self.num_workers)
+        index = rank - self.num_workers
+        return ServerRole(index) if index < self.servers else TableServerRole(index - self.servers)
 
     def name(self, rank: int) -> str:
-        """`worker-0.2` or `server-1`."""
+        """`worker-0.2`, `server-1` or `tables-0`."""
         return self.role(rank).name
 
     def stage_group(self, stage: int) -> tuple[int, ...]:
@@ -127,7 +150,12 @@ class Topology:
     @property
     def server_group(self) -> tuple[int, ...]:
         """Ranks of all parameter servers, in their order."""
-        return tuple(range(self.num_workers, self.size))
+        return tuple(range(self.num_workers, self.num_workers + self.servers))
+
+    @property
+    def table_server_group(self) -> tuple[int, ...]:
+        """Ranks of all table servers, in their order."""
+        return tuple(range(self.num_workers + self.servers, self.size))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ N width of what enters the stage, M of what leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,14 +91,15 @@ class StepMetrics:
         )
 
 
-def stage_inputs(worker: Worker, batch: Batch) -> Inputs:
-    """What a worker's stage reads of a batch, and no more."""
+def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> Inputs:
+    """What a worker's stage reads of a batch and of those that come after it, and no more."""
     part = worker.part
     return Inputs(
         rows=len(batch.label_B),
         dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,
         ids_FB=torch.from_numpy(batch.ids_FB) if part.has_interaction else None,
         label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
+        coming=[torch.from_numpy(later.ids_FB) for later in coming if part.has_interaction],
     )
 
 
@@ -138,6 +139,8 @@ def _begin(worker: Worker, batch: BatchNumber, inputs: Inputs) -> Program[None]:
     pooled_BFD = None
     if worker.tables is not None:
         assert inputs.ids_FB is not None
+        for number, ids_FB in enumerate((inputs.ids_FB, *inputs.coming), batch):
+            worker.tables.prefetch(BatchNumber(number), ids_FB)
         lr = worker.embedding_schedule.lr(batch)
         pooled_BFD = yield from worker.tables.lookup(batch, inputs.ids_FB, lr)
     worker.stage.begin(batch, inputs, pooled_BFD)

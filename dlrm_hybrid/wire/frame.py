@@ -38,12 +38,13 @@ _CHECKSUM = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
-    """What a frame is for, and with it what its number counts; 9 to 11 are kept for tables.
+    """What a frame is for, and with it what its number counts.
 
     Of the training step:
         ACTIVATION, ACTIVATION_GRADIENT, RECEIVED: the batch; RECEIVED confirms an activation.
         PUSH: the pushes of its sender. PARAMETERS: the version that it makes.
         CONTRIBUTION, RESULT: the push before which trainers reduce something through a server.
+        LOOKUP, ROWS, UPDATE: the batch; to predict, the version that tables are of at least.
     Of the run; a question and its answer have the same number:
         REPORT, DECISION: the tick at which workers meet.
         FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
@@ -60,6 +61,9 @@ class Kind(IntEnum):
     RECEIVED = 6
     CONTRIBUTION = 7
     RESULT = 8
+    LOOKUP = 9
+    ROWS = 10
+    UPDATE = 11
     REPORT = 12
     DECISION = 13
     FETCH = 14

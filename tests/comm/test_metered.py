@@ -59,6 +59,9 @@ def test_every_kind_has_a_class() -> None:
         Kind.PARAMETERS: "parameter_pull",
         Kind.CONTRIBUTION: "gradient_push",
         Kind.RESULT: "gradient_push",
+        Kind.LOOKUP: "embedding",
+        Kind.ROWS: "embedding",
+        Kind.UPDATE: "embedding",
     }
     for kind in Kind:
         assert str(traffic_of(kind)) == classes.get(kind, "control")

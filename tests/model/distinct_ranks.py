@@ -118,11 +118,11 @@ def hears_no_ids(argument: str, report, stop) -> None:
     """Trainer 1 sends bytes that are no ids, then a batch of fewer rows than none."""
     with trainer_of(argument, report) as (trainer, sharded):
         ids_FB, _ = batch(0, 4)
-        good = exchanges._encoded
+        good = exchanges.encoded_ids
         if trainer.number == 1:
-            exchanges._encoded = lambda *given: np.full_like(good(*given), 0xFF)
+            exchanges.encoded_ids = lambda *given: np.full_like(good(*given), 0xFF)
         _tell_fault(trainer, sharded, ids_FB)
-        exchanges._encoded = good
+        exchanges.encoded_ids = good
         if trainer.number == 1:
             exchange = sharded._distinct
             told = exchange._exchange

@@ -16,6 +16,15 @@ from dlrm_hybrid.types import BatchNumber
 class Tables(Protocol):
     """One trainer's access to the tables; several batches may be between lookup and update."""
 
+    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
+        """Ask for the rows of a batch whose `lookup` will follow; may do nothing.
+
+        Args:
+            batch: its number; batches come in their order, each at least once.
+            ids_FB: int64, contiguous.
+        """
+        ...
+
     def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
         """Pooled rows float32 (B, F, D), detached, that `update` will follow.
 

@@ -1,0 +1,154 @@
+"""Distinct ids of a batch by the server that owns their rows, and the sections that say them.
+
+    LOOKUP:  rows of the batch, lookups │ ids
+    ROWS:                                     │ rows of the ids
+    UPDATE:  rows of the batch, lookups │ ids │ sums of their gradients
+
+Ids are how many are of each table, and Golomb-Rice codes of their gaps, as the server numbers its
+rows. Rows and gradients are in the order of the ids.
+
+Shapes: B rows of a batch, F tables, D embedding dimension, K distinct ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
+from dlrm_hybrid.model.exchange import decoded_ids, encoded_ids
+from dlrm_hybrid.model.sharding import Cast
+from dlrm_hybrid.model.table_rows import OwnedIds
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+
+Int64s = NDArray[np.int64]
+
+_DTYPES: Mapping[torch.dtype, Dtype] = {
+    torch.float32: Dtype.FLOAT32,
+    torch.float16: Dtype.FLOAT16,
+    torch.bfloat16: Dtype.BFLOAT16,
+}
+
+
+class Asked(NamedTuple):
+    """What a trainer asks of one server for a batch.
+
+    Attributes:
+        ids: distinct ones.
+        rows: of the batch.
+        lookups: ids of the batch that the server owns, repeated ones counted.
+    """
+
+    ids: OwnedIds
+    rows: int
+    lookups: int
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitIds:
+    """The distinct ids of a batch by server.
+
+    Attributes:
+        ids: of all servers.
+        asked: of each server.
+        where: where in `ids` those of each server are; None if one server owns all.
+    """
+
+    ids: DistinctIds
+    asked: Sequence[Asked]
+    where: Sequence[Tensor] | None
+
+    def part(self, values_KD: Tensor, server: int) -> Tensor:
+        """Of values for all ids those for the ids of one server."""
+        return values_KD if self.where is None else values_KD[self.where[server]]
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Values (K, D) for all ids, from those for the ids of each server."""
+        if self.where is None:
+            return parts[0]
+        values_KD = parts[0].new_empty(len(self.ids.ids_K), parts[0].shape[1])
+        for where_K, part in zip(self.where, parts, strict=True):
+            values_KD[where_K] = part
+        return values_KD
+
+
+def split_ids(ids_FB: Tensor, servers: int) -> SplitIds:
+    """List each id of a batch once, by the server that owns it.
+
+    Args:
+        ids_FB: int64, contiguous.
+        servers: S; server s owns the ids s, s + S, ….
+    """
+    tables, rows = ids_FB.shape
+    ids = distinct_ids(ids_FB, np.arange(tables))
+    if servers == 1:
+        return SplitIds(ids, [Asked(OwnedIds(ids.ids_K, ids.counts_F), rows, tables * rows)], None)
+    owner_K = ids.ids_K % servers
+    table_K = np.repeat(np.arange(tables), ids.counts_F)
+    lookups = np.bincount(owner_K[ids.inverse_BF.numpy().reshape(-1)], minlength=servers)
+    where = [np.flatnonzero(owner_K == server) for server in range(servers)]
+    asked = [
+        Asked(
+            OwnedIds(ids.ids_K[one] // servers, np.bincount(table_K[one], minlength=tables)),
+            rows,
+            int(count),
+        )
+        for one, count in zip(where, lookups, strict=True)
+    ]
+    return SplitIds(ids, asked, [torch.from_numpy(one) for one in where])
+
+
+def id_sections(asked: Asked, rows_F: Int64s) -> tuple[Section, Section]:
+    """What is asked of a server with so many rows of each table."""
+    ids_K, counts_F = asked.ids
+    sizes = np.array([asked.rows, asked.lookups], np.int64)
+    return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.rows))
+
+
+def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
+    """Read `id_sections`.
+
+    Raises:
+        DlrmError: they hold no ids of these tables; begins with `what`.
+    """
+    wanted = [(Encoding.DENSE, Dtype.INT64), (Encoding.DENSE, Dtype.UINT8)]
+    if [(one.encoding, one.dtype) for one in sections] != wanted or sections[0].count != 2:
+        raise DlrmError(f"{what}: {len(sections)} sections that are no ids")
+    rows, lookups = (int(number) for number in array_of(sections[0]))
+    counts_F = np.empty(len(rows_F), np.int64)
+    ids_K = decoded_ids(array_of(sections[1]).copy(), counts_F, rows_F, rows)
+    if ids_K is None or not len(ids_K) <= lookups <= rows * len(rows_F):
+        raise DlrmError(f"{what}: not the ids of {lookups} lookups in a batch of {rows} rows")
+    return Asked(OwnedIds(ids_K, counts_F), rows, lookups)
+
+
+def value_section(values_KD: Tensor, cast: Cast) -> Section:
+    """Rows or gradients as they travel."""
+    sent_KD = cast.encode(values_KD).contiguous()
+    payload = sent_KD.view(-1).view(torch.uint8).numpy().data
+    return Section(2, Encoding.DENSE, _DTYPES[cast.dtype], sent_KD.numel(), payload)
+
+
+def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -> Tensor:
+    """Read `value_section`: float32 (K, D), in memory of their own.
+
+    Raises:
+        DlrmError: they are of another type or number; begins with `what`.
+    """
+    wanted = (Encoding.DENSE, _DTYPES[cast.dtype], shape[0] * shape[1])
+    if (section.encoding, section.dtype, section.count) != wanted:
+        raise DlrmError(
+            f"{what}: {section.count} values of {section.dtype.name.lower()}, expected "
+            f"{wanted[2]} of {wanted[1].name.lower()}"
+        )
+    payload = torch.from_numpy(np.frombuffer(section.payload, np.uint8).copy())
+    return cast.decode(payload.view(cast.dtype).view(shape))

@@ -1,0 +1,176 @@
+"""One table server: lookups and updates in, rows out, each of one certain version.
+
+The same messages give the same bits whatever the order in which they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from torch import Tensor
+
+from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.sharding import CommPrecision, casts
+from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.tensors import Piece
+from dlrm_hybrid.parallel.boundaries import EVALUATION
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.tables.lookups import Asked, asked_of, value_section, values_of
+from dlrm_hybrid.parallel.tables.versions import (
+    Action,
+    Answer,
+    Apply,
+    BatchOf,
+    Prediction,
+    Question,
+    TableVersions,
+)
+from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.types import BatchNumber, DlrmError, Version
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """How tables are served.
+
+    Attributes:
+        staleness: how many batches a lookup may be ahead of the updates it sees.
+        precision: of rows and gradients on the wire.
+        schedule: learning rate by batch.
+        attempt: how often the run has been restarted.
+    """
+
+    staleness: int
+    precision: CommPrecision
+    schedule: Schedule
+    attempt: int
+
+
+@final
+class TableServer:
+    """One table server rank without its loop.
+
+    Args:
+        topology: of the world.
+        index: of this server.
+        rows: that it owns.
+        options: how they are served.
+        clock: measures looking up and updating.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        index: int,
+        rows: TableRows,
+        options: TableOptions,
+        clock: SpanClock,
+    ) -> None:
+        self._topology = topology
+        self._rank = topology.table_server(index)
+        self._rows = rows
+        self._rows_F = np.array(rows.rows_F, np.int64)
+        self._options = options
+        self._row_cast, self._gradient_cast = casts(options.precision)
+        self._looking_up = clock.within(Span.EMBEDDING)
+        # Of questions that wait, of batches whose updates have not come, of updates that wait.
+        self._asked: dict[Question, Asked] = {}
+        self._sent: dict[BatchOf, Outgoing] = {}
+        self._gradients: dict[BatchOf, tuple[OwnedIds, Tensor]] = {}
+        self.restart(Version(0))
+
+    @property
+    def version(self) -> Version:
+        """The newest that has been made."""
+        return self._versions.version
+
+    def pieces(self) -> list[Piece]:
+        """Views of all that a checkpoint must hold."""
+        return self._rows.pieces()
+
+    def restart(self, version: Version) -> None:
+        """Go on after so many batches of each trainer, with nothing under way."""
+        trainers, staleness = self._topology.trainers, self._options.staleness
+        self._versions = TableVersions.begin(trainers, staleness, version)
+        for held in (self._asked, self._sent, self._gradients):
+            held.clear()
+
+    def handle(self, frame: Frame) -> list[Outgoing]:
+        """Take a LOOKUP or an UPDATE; the ROWS to send before the next call.
+
+        Raises:
+            DlrmError: it is not due or does not fit; names rank and batch.
+        """
+        group = self._topology.interaction_group
+        what = f"{frame.kind.name.lower()} {frame.number} of rank {frame.sender}"
+        if frame.sender not in group or frame.attempt != self._options.attempt:
+            raise DlrmError(
+                f"{what}, attempt {frame.attempt}: table servers answer ranks "
+                f"{', '.join(map(str, group))} of attempt {self._options.attempt}"
+            )
+        of = BatchOf(group.index(frame.sender), BatchNumber(frame.number))
+        actions = (
+            self._take_update(of, frame, what)
+            if frame.kind is Kind.UPDATE
+            else self._take_lookup(of, frame, what)
+        )
+        with self._looking_up:
+            return [outgoing for action in actions for outgoing in self._act(action)]
+
+    def _take_lookup(self, of: BatchOf, frame: Frame, what: str) -> Sequence[Action]:
+        question: Question = of
+        if frame.microbatch == EVALUATION:
+            question = Prediction(of.trainer, Version(frame.number))
+        after, actions = self._versions.on_question(question)
+        if after is not self._versions or actions:
+            self._asked[question] = asked_of(frame.sections, self._rows_F, what)
+        self._versions = after
+        return actions
+
+    def _take_update(self, of: BatchOf, frame: Frame, what: str) -> Sequence[Action]:
+        after, actions = self._versions.on_update(of)
+        if after is not self._versions:
+            if len(frame.sections) != 3:
+                raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 3")
+            ids = asked_of(frame.sections[:2], self._rows_F, what).ids
+            shape = (len(ids.ids_K), self._rows.dim)
+            gradient_KD = values_of(frame.sections[2], self._gradient_cast, shape, what)
+            self._gradients[of] = ids, gradient_KD
+            self._sent.pop(of, None)
+        self._versions = after
+        return actions
+
+    def _act(self, action: Action) -> list[Outgoing]:
+        if isinstance(action, Apply):
+            trainers = range(self._topology.trainers)
+            gradients = [self._gradients.pop(BatchOf(one, action.batch)) for one in trainers]
+            self._rows.update(gradients, self._options.schedule.lr(action.batch))
+            return []
+        if isinstance(action, Answer):
+            return [self._answer(question) for question in action.questions]
+        self._asked.pop(action.of)
+        return [self._sent[action.of]]
+
+    def _answer(self, question: Question) -> Outgoing:
+        asked = self._asked.pop(question)
+        is_prediction = isinstance(question, Prediction)
+        frame = Frame(
+            kind=Kind.ROWS,
+            sender=self._rank,
+            attempt=self._options.attempt,
+            number=question.version if is_prediction else question.batch,
+            microbatch=EVALUATION if is_prediction else 0,
+            sections=(value_section(self._rows.look_up(asked.ids), self._row_cast),),
+        )
+        to = self._topology.interaction_group[question.trainer]
+        answer = Outgoing(to, frame, FLOAT_BYTES * self._rows.dim * asked.lookups)
+        if isinstance(question, BatchOf):
+            self._sent[question] = answer
+        return answer
