@@ -24,7 +24,10 @@ def saved_groups(folder: Path) -> dict[str, dict[str, np.ndarray]]:
             assert list(found.shape) == part["shape"]
             whole = tensors.setdefault(name, np.zeros(told["shape"], found.dtype))
             corner = zip(part["begin"], part["shape"], strict=True)
-            whole[tuple(slice(begin, begin + length) for begin, length in corner)] = found
+            box = [slice(begin, begin + length) for begin, length in corner]
+            if (every := part.get("every", 1)) > 1:
+                box[0] = slice(part["begin"][0], None, every)
+            whole[tuple(box)] = found
     assert not any(files.values()), "in no list of parts"
     return groups
 

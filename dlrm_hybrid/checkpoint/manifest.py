@@ -54,11 +54,16 @@ class FileEntry:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Part:
-    """A box of a tensor: the file that holds it, where it begins in the tensor, its shape."""
+    """A box of a tensor: the file that holds it, where it begins in the tensor, its shape.
+
+    Of its rows, elements of the first dimension, the tensor has others between where `every` is
+    more than 1: `every` - 1 of them.
+    """
 
     file: FileName
     begin: Shape
     shape: Shape
+    every: Annotated[int, Field(ge=1, le=65_536)] = 1
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -204,14 +209,36 @@ def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
 def _tiles(shape: Sequence[int], parts: Sequence[Part]) -> bool:
     """Whether parts cover a tensor, each element once.
 
+    Where parts have every n-th row, all must: those with the same remainder make up a tensor.
+    """
+    every = parts[0].every if parts else 1
+    if any(len(part.begin) != len(shape) or len(part.shape) != len(shape) for part in parts):
+        return False
+    if every == 1 or not shape:
+        return all(part.every == 1 for part in parts) and _boxes_tile(
+            shape, [(part.begin, part.shape) for part in parts]
+        )
+    boxes: list[list[tuple[Sequence[int], Sequence[int]]]] = [[] for _ in range(every)]
+    for part in parts:
+        if part.every != every:
+            return False
+        nth, remainder = divmod(part.begin[0], every)
+        boxes[remainder].append(((nth, *part.begin[1:]), part.shape))
+    return all(
+        _boxes_tile((len(range(remainder, shape[0], every)), *shape[1:]), held)
+        for remainder, held in enumerate(boxes)
+    )
+
+
+def _boxes_tile(shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> bool:
+    """Whether boxes, each with where it begins and its shape, cover a tensor, each element once.
+
     Give each corner of a box the sign of its parity. The signed corners of all parts are those of
     the whole, the rest cancelling out, exactly if the parts add up to it at every element.
     """
-    if any(len(part.begin) != len(shape) or len(part.shape) != len(shape) for part in parts):
-        return False
     corners: Counter[tuple[int, ...]] = Counter()
     whole = ((0,) * len(shape), tuple(shape), -1)
-    for begin, length, sign in (whole, *((part.begin, part.shape, 1) for part in parts)):
+    for begin, length, sign in (whole, *((begin, length, 1) for begin, length in boxes)):
         for upper in product((0, 1), repeat=len(shape)):
             corner = tuple(b + u * n for b, u, n in zip(begin, upper, length, strict=True))
             corners[corner] += sign * (-1) ** sum(upper)

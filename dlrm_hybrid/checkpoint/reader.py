@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import lcm
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -105,8 +106,10 @@ class Checkpoint:
                         f"{path}: {key} is {dtype} {list(shape)}, the manifest says {entry.dtype} "
                         f"{list(part.shape)}"
                     )
-                # A scalar has no slices.
-                return found[box] if box else opened.get_tensor(key)
+                if not box:  # a scalar has no slices
+                    return opened.get_tensor(key)
+                rows, *others = box  # it reads consecutive rows only
+                return found[slice(rows.start, rows.stop), *others][:: rows.step or 1]
         except safetensors.SafetensorError as error:
             raise DataError(f"{path}: {key}: {error}") from error
 
@@ -165,13 +168,33 @@ def _overlap(piece: Piece, part: Part) -> tuple[tuple[slice, ...], tuple[slice, 
     theirs: list[slice] = []
     ours: list[slice] = []
     for dim, (begin, length) in enumerate(zip(piece.begin, piece.view.shape, strict=True)):
-        part_begin = part.begin[dim]
-        first, last = max(begin, part_begin), min(begin + length, part_begin + part.shape[dim])
-        if first >= last and length:
+        every, part_every = (piece.every, part.every) if dim == 0 else (1, 1)
+        own = range(begin, begin + every * length, every)
+        saved = range(part.begin[dim], part.begin[dim] + part_every * part.shape[dim], part_every)
+        common = _common(own, saved)
+        if not common and length:
             return None
-        theirs.append(slice(first - part_begin, last - part_begin))
-        ours.append(slice(first - begin, last - begin))
+        ours.append(_places(common, own))
+        theirs.append(_places(common, saved))
     return tuple(theirs), tuple(ours)
+
+
+def _common(one: range, other: range) -> range:
+    """The numbers in both; both increase."""
+    step = lcm(one.step, other.step)
+    skipped = max(0, -(-(other.start - one.start) // one.step))
+    near = one[skipped : skipped + step // one.step]
+    first = next((number for number in near if number in other), None)
+    if first is None:
+        return range(0)
+    return range(first, min(one.stop, other.stop), step)
+
+
+def _places(some: range, among: range) -> slice:
+    """Where they are among numbers that have them."""
+    if not some:
+        return slice(0, 0)
+    return slice(among.index(some[0]), among.index(some[-1]) + 1, some.step // among.step)
 
 
 def remembered(

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar, final
@@ -93,7 +93,7 @@ class ShardWriter:
             copy = torch.empty(piece.view.shape, dtype=piece.view.dtype)
             self._copies[key] = copy
         copy.copy_(piece.view)
-        return Piece(name=piece.name, shape=piece.shape, begin=piece.begin, view=copy)
+        return replace(piece, view=copy)
 
     def _write(self, folder: Path, groups: Groups) -> Shard:
         begun = time.perf_counter()
@@ -133,7 +133,13 @@ def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: 
         "shape": list(piece.shape),
         "parts": [],
     }
-    part = {"file": file, "begin": list(piece.begin), "shape": list(piece.view.shape)}
+    part: dict[str, Any] = {
+        "file": file,
+        "begin": list(piece.begin),
+        "shape": list(piece.view.shape),
+    }
+    if piece.every > 1:
+        part["every"] = piece.every
     tensors.setdefault(piece.name, entry)["parts"].append(part)
 
 

@@ -118,7 +118,10 @@ def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
         whole = np.empty(told.shape, pieces[0][1].dtype)
         for part, piece in pieces:
             corner = zip(part.begin, part.shape, strict=True)
-            whole[tuple(slice(begin, begin + length) for begin, length in corner)] = piece
+            box = [slice(begin, begin + length) for begin, length in corner]
+            if part.every > 1:
+                box[0] = slice(part.begin[0], None, part.every)
+            whole[tuple(box)] = piece
         tensors[f"{told.group} {name}"] = whole
     return tensors
 

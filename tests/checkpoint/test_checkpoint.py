@@ -104,21 +104,27 @@ def test_the_writer_copies_before_it_returns(tmp_path: Path) -> None:
         assert saved["bottom.1.weight"].eq(float(step)).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_pieces_are_read_from_any_others(tmp_path: Path, data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
     table = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
 
     def cut(tensor: Tensor) -> list[Piece]:
-        row_cuts = [0, *sorted(data.draw(st.sets(st.integers(1, rows)))), rows]
+        every = data.draw(st.sampled_from((1, 1, 2, 3, 10)))
+        return [piece for first in range(every) for piece in boxes(tensor, first, every)]
+
+    def boxes(tensor: Tensor, first: int, every: int) -> list[Piece]:
+        own = tensor[first::every]
+        row_cuts = [0, *sorted(data.draw(st.sets(st.integers(0, len(own))))), len(own)]
         column_cuts = [0, *sorted(data.draw(st.sets(st.integers(1, columns)))), columns]
         return [
             Piece(
                 name="t",
                 shape=(rows, columns),
-                begin=(top, left),
-                view=tensor[top:bottom, left:right],
+                begin=(first + every * top, left),
+                view=own[top:bottom, left:right],
+                every=every,
             )
             for top, bottom in zip(row_cuts, row_cuts[1:], strict=False)
             for left, right in zip(column_cuts, column_cuts[1:], strict=False)

@@ -246,20 +246,29 @@ def test_parts_are_accepted_exactly_if_each_element_is_in_one(
     boxes = data.draw(
         st.lists(st.tuples(*([st.tuples(*([st.integers(0, 3)] * len(shape)))] * 2)), max_size=4)
     )
+    everies = data.draw(st.lists(st.sampled_from((1, 1, 1, 2, 3)), min_size=4, max_size=4))
+    if data.draw(st.booleans()):
+        everies = everies[:1] * 4
     count = {place: 0 for place in product(*(range(length) for length in shape))}
     inside = True
-    for begin, length in boxes:
-        for place in product(*(range(b, b + n) for b, n in zip(begin, length, strict=True))):
+    for (begin, length), every in zip(boxes, everies, strict=False):
+        steps = [every, 1, 1]  # of rows, elements of the first dimension
+        spans = zip(begin, length, steps, strict=False)
+        for place in product(*(range(b, b + n * step, step) for b, n, step in spans)):
             inside = inside and place in count
             count[place] = count.get(place, 0) + 1
-    parts = [{"file": FILE, "begin": list(b), "shape": list(n)} for b, n in boxes]
+    parts = [
+        {"file": FILE, "begin": list(b), "shape": list(n), "every": every}
+        for (b, n), every in zip(boxes, everies, strict=False)
+    ]
+    alike = len({part["every"] for part in parts} | ({1} if not shape else set())) <= 1
     values = {
         "step": 0,
         "files": {FILE: {"num_bytes": 10**6, "xxh3": "0" * 32}},
         "tensors": {"t": {"group": "g", "dtype": "F32", "shape": shape, "parts": parts}},
     }
     (tmp_path / "manifest.json").write_text(manifest_text(values))
-    if inside and all(number == 1 for number in count.values()):
+    if alike and inside and all(number == 1 for number in count.values()):
         assert read(tmp_path).tensors["t"].shape == tuple(shape)
     else:
         with pytest.raises(DataError, match=r"tensors\.t\.parts: do not make up"):
