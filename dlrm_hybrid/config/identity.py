@@ -33,6 +33,7 @@ FREE = (
 FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
+    *("embedding.name", "embedding.staleness"),
     *("gradient", "activation", "pull"),
 )
 # What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
@@ -44,6 +45,8 @@ OF_OTHER_COMMANDS = ("report", "bench", "doctor")
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
 # Which versions of weights a checkpoint holds beside them belongs to these.
 VERSIONS = ("pull", "sync")
+# Which version of the tables the rows of batches to come are of belongs to these.
+LOOKUPS = ("parallel.trainers", "embedding.name", "embedding.staleness")
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
@@ -107,6 +110,11 @@ def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the versions of weights that workers had fit as they are."""
     return _same(saved, now, VERSIONS)
+
+
+def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether rows that were looked up ahead fit as they are."""
+    return _same(saved, now, LOOKUPS)
 
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ...]) -> bool:

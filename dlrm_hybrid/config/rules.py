@@ -24,10 +24,13 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     },
     "parallel=hybrid": {
         **{"parallel.trainers": 1, "parallel.cuts": (), "parallel.servers": 0},
+        "parallel.table_servers": 0,
         # One trainer of parallel=hybrid sends nothing, in whatever way.
         **{"embedding.comm_precision": "float32", "embedding.deduplicate": False},
         "schedule.microbatches": 1,
     },
+    "embedding=fused": {"embedding.sharding": "table_wise", "embedding.deduplicate": False},
+    "embedding=served": {"embedding.staleness": 0, "parallel.table_servers": 0},
     "sync=bounded": {"sync.staleness": 0},
     "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
     "network=host": {"network.bind": None},
@@ -156,6 +159,12 @@ def _pipeline(config: Config) -> Iterator[str]:
 
 def _tables(config: Config) -> Iterator[str]:
     embedding, parallel = config.embedding, config.parallel
+    if embedding.name == "served":
+        if parallel.name == "single":
+            yield "embedding = 'served': parallel=single has no servers; add parallel=hybrid"
+        elif parallel.table_servers == 0:
+            yield "parallel.table_servers = 0: embedding=served needs 1 or more"
+        return
     if embedding.sharding != "table_wise":
         given = f"embedding.sharding = {embedding.sharding!r}"
         if parallel.trainers == 1:
@@ -213,7 +222,8 @@ def _emulated(config: Config) -> Iterator[str]:
                 f"{key}={needed} or network=host"
             )
             return
-    ranks = parallel.trainers * (len(parallel.cuts) + 1) + parallel.servers
+    workers = parallel.trainers * (len(parallel.cuts) + 1)
+    ranks = workers + parallel.servers + parallel.table_servers
     if network.ranks_per_host is not None and network.ranks_per_host >= ranks:
         yield (
             f"network.ranks_per_host = {network.ranks_per_host}: network=emulated needs 2 hosts "

@@ -69,12 +69,13 @@ class ModelConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the model is partitioned over trainers, pipeline stages and parameter servers."""
+    """How the model is partitioned over trainers, pipeline stages and servers."""
 
     name: Literal["single", "hybrid"]
     trainers: Annotated[int, Field(ge=1, le=1024)]
     cuts: tuple[str, ...]
     servers: Annotated[int, Field(ge=0, le=1024)]
+    table_servers: Annotated[int, Field(ge=0, le=1024)]
     world: Literal["processes", "in_process"]
 
 
@@ -142,14 +143,19 @@ class NetworkConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class EmbeddingConfig:
-    """The optimizer fused into the tables' backward pass, and how trainers share the tables."""
+    """The optimizer of the tables, who owns their rows, and how these travel.
 
+    `sharding` and `deduplicate` belong to `fused`, `staleness` to `served`.
+    """
+
+    name: Literal["fused", "served"]
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"]
     lr: Rate | None
     eps: Rate
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
     comm_precision: Precision
     deduplicate: bool
+    staleness: Annotated[int, Field(ge=0, le=1024)]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

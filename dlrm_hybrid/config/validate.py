@@ -18,9 +18,11 @@ from dlrm_hybrid.config.rules import RULES, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
 
-# Keys that runs of older versions lack: they saved by steps alone, and pulled all that had changed.
+# Keys of later versions, by section, with what runs before them did.
 ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"minutes": 0.0},
+    "embedding": {"name": "fused", "staleness": 0},
+    "parallel": {"table_servers": 0},
     "pull": {"sparsity": None},
 }
 NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}

@@ -11,9 +11,11 @@ F = 26 categorical features.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -207,6 +209,47 @@ class Loader:
         if not self._shuffle:
             return np.arange(count, dtype=np.uint32)
         return permutation(fold(self._seed, "loader", epoch, name), count)
+
+
+class Ahead(NamedTuple):
+    """A batch, and what comes after it.
+
+    Attributes:
+        batch: at the position asked for.
+        after: position of the next one.
+        coming: the batches after it, in their order.
+    """
+
+    batch: Batch
+    after: LoaderState
+    coming: Sequence[Batch]
+
+
+@final
+class ReadAhead:
+    """Reads batches before they are due, so that others can be told their ids.
+
+    Args:
+        read: gives the batch at a position.
+        ahead: how many batches after the one asked for are read.
+    """
+
+    def __init__(self, read: Read, ahead: int) -> None:
+        self._read = read
+        self._ahead = ahead
+        self._held: deque[tuple[LoaderState, Batch, LoaderState]] = deque()
+
+    def __call__(self, at: LoaderState) -> Ahead:
+        """The batch at a position; reads on from the last one where it can."""
+        if not self._held or self._held[0][0] != at:
+            self._held.clear()
+        position = self._held[-1][2] if self._held else at
+        while len(self._held) <= self._ahead:
+            batch, after = self._read(position)
+            self._held.append((position, batch, after))
+            position = after
+        _, batch, after = self._held.popleft()
+        return Ahead(batch, after, [later for _, later, _ in self._held])
 
 
 def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator[Batch]:

@@ -106,11 +106,15 @@ def _world(run: Run) -> str:
         return "one process"
     trainers: int = _at(run, "parallel", "trainers") or 1
     servers: int = _at(run, "parallel", "servers") or 0
+    table_servers: int = _at(run, "parallel", "table_servers") or 0
     stages = len(cast("Sequence[str]", _at(run, "parallel", "cuts") or ())) + 1
     is_alone = _at(run, "parallel", "world") == "in_process"
-    ranks = f"{trainers * stages + servers} {'ranks in one process' if is_alone else 'processes'}"
+    size = trainers * stages + servers + table_servers
+    ranks = f"{size} {'ranks in one process' if is_alone else 'processes'}"
     parts = ((trainers, "trainer"), (stages, "stage"), (servers, "server"))
     counted = [f"{count} {name}{'s' * (count != 1)}" for count, name in parts]
+    if table_servers:
+        counted[2] += f" + {table_servers} table server{'s' * (table_servers != 1)}"
     return f"{ranks} ({counted[0]} × {counted[1]} + {counted[2]})"
 
 

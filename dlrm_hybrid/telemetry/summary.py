@@ -30,7 +30,7 @@ NETWORK_UNMEASURED: dict[str, Any] = {
     "by_phase": {phase: {"bytes": None} for phase in PHASES},
 }
 
-SERVERS = "servers"
+SERVERS, TABLE_SERVERS = "servers", "table servers"
 
 RankValues = Mapping[str, Any]
 """Values of one `rank` event."""
@@ -262,16 +262,18 @@ def world_roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
 
 
 def role_of(name: str) -> str:
-    """`stage 1` of worker-0.1 and of worker-3.1; all servers are one role, so is a lone worker."""
+    """`stage 1` of worker-0.1 and of worker-3.1; all servers of a kind are one role."""
     kind, _, position = name.partition("-")
     if kind == "server":
         return SERVERS
+    if kind == "tables":
+        return TABLE_SERVERS
     return f"stage {position.partition('.')[2]}" if "." in position else "worker"
 
 
-def role_order(role: str) -> tuple[bool, str]:
+def role_order(role: str) -> tuple[int, str]:
     """Sorts what `role_of` returns: stage after stage, then the servers."""
-    return role == SERVERS, role
+    return {SERVERS: 1, TABLE_SERVERS: 2}.get(role, 0), role
 
 
 def _interface_bytes(rank: RankValues) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import final
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.data.loader import LoaderState, Read
-from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.data.loader import LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
@@ -22,6 +21,8 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.tables.served import ServedTables
+from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
@@ -44,7 +45,9 @@ class Ranks:
         compressions: of the workers, in the same order.
         servers: with their channels.
         channels: of all ranks.
-        tables: of all trainers.
+        tables: all of them, and what optimizers remember of them.
+        table_servers: with their channels.
+        served: access to them by worker, where there are any.
     """
 
     workers: Sequence[Worker]
@@ -52,7 +55,9 @@ class Ranks:
     compressions: Sequence[Compression]
     servers: Sequence[tuple[Channel, ParameterServer]]
     channels: Sequence[MeteredChannel]
-    tables: Embeddings
+    tables: Sequence[Piece]
+    table_servers: Sequence[tuple[Channel, TableServer]] = ()
+    served: Mapping[int, ServedTables] = field(default_factory=dict[int, ServedTables])
 
 
 @final
@@ -64,7 +69,7 @@ class InProcessEngine:
         ranks: workers and servers.
         messenger: to other processes, of which there are none.
         runner: of the workers' programs.
-        reads: give the training batches of each trainer.
+        reads: give the training batches of each trainer, and those that follow.
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with stage models of their own, for the master weights.
         test: the rows to evaluate.
@@ -73,7 +78,7 @@ class InProcessEngine:
     ranks: Ranks
     messenger: Messenger
     runner: InProcessRunner
-    reads: Sequence[Read]
+    reads: Sequence[ReadAhead]
     schedule: Schedule
     evaluators: Sequence[Worker]
     test: TestPart
@@ -92,7 +97,7 @@ class InProcessEngine:
     def uncounted(self) -> frozenset[Traffic]:
         """What would travel between processes, but is not seen here."""
         alone = len(self.ranks.workers) == len(self.evaluators)
-        return frozenset() if alone else frozenset({Traffic.EMBEDDING})
+        return frozenset() if alone or self.ranks.table_servers else frozenset({Traffic.EMBEDDING})
 
     @property
     def versions(self) -> Callable[[], Versions] | None:
@@ -111,22 +116,24 @@ class InProcessEngine:
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Make one step; see `loop.Parts.make_step`."""
         stages = len(self.evaluators)
-        batches, afters = zip(*(read(at) for read in self.reads), strict=True)
+        reads = [read(at) for read in self.reads]
         programs: dict[int, Program[StepMetrics]] = {
             worker.rank: train_step(
-                worker, Tick(step), stage_inputs(worker, batches[rank // stages])
+                worker,
+                Tick(step),
+                stage_inputs(worker, reads[rank // stages].batch, reads[rank // stages].coming),
             )
             for rank, worker in enumerate(self.ranks.workers)
         }
         outcomes = self.runner.run(programs)
-        if is_check_due(step, len(batches[0].label_B)):
+        if is_check_due(step, len(reads[0].batch.label_B)):
             self._check_weights(step)
         metrics = StepMetrics(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
             correct=sum(outcome.correct for outcome in outcomes.values()),
-            rows=sum(len(batch.label_B) for batch in batches),
+            rows=sum(len(read.batch.label_B) for read in reads),
         )
-        return metrics, afters[0]
+        return metrics, reads[0].after
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
@@ -164,19 +171,16 @@ class InProcessEngine:
             metrics.add(logit_B.numpy(), batch.label_B)
         return metrics.scores()
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def pieces(self) -> list[Piece]:
         """Views of all that a checkpoint must hold; copying into them loads one."""
-        tables = self.ranks.tables
+        served = self.ranks.served
+        self.runner.run({rank: tables.receive_ahead() for rank, tables in served.items()})
         remembered = {
             name: tensor
-            for compression in self.ranks.compressions
-            for name, tensor in compression.tensors().items()
+            for one in (*self.ranks.compressions, *served.values())
+            for name, tensor in one.tensors().items()
         }
-        return {**self._dense(), **tables.weights(), **tables.optimizer_state(), **remembered}
-
-    def pieces(self) -> list[Piece]:
-        """The same as pieces, each a full tensor."""
-        return full_pieces(self.tensors())
+        return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 
     def settled(self) -> Version:
         """Of the masters, once all that was pushed until now has arrived."""
@@ -195,6 +199,10 @@ class InProcessEngine:
                 channel.send(*outgoing)
         for client in self.ranks.clients:
             client.restart(step, values)
+        for _, server in self.ranks.table_servers:
+            server.restart(Version(step))
+        for tables in self.ranks.served.values():
+            tables.restart(Version(step), values)
 
     def _check_weights(self, step: int) -> None:
         """Where no server has seen what was pushed."""
@@ -204,7 +212,11 @@ class InProcessEngine:
         }
         for worker, client in zip(self.ranks.workers, self.ranks.clients, strict=True):
             if isinstance(client, LocalClient):
-                check_weights(step, worker.name, client.weights, self.tensors, rates)
+                check_weights(step, worker.name, client.weights, self._named, rates)
+
+    def _named(self) -> dict[str, Tensor]:
+        """The model, to say what of it is not finite; of served tables one server's rows."""
+        return {**self._dense(), **{piece.name: piece.view for piece in self.ranks.tables}}
 
     def _versions(self) -> Versions:
         published = (server.versions() for _, server in self.ranks.servers)

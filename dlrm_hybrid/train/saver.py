@@ -26,11 +26,12 @@ from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX
 from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.tables.served import PREFIX as LOOKUP_PREFIX
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
-COMPRESSOR = "compressor"
+COMPRESSOR, LOOKUPS = "compressor", "lookups"
 _VERSION = re.compile(r"\.(published|threshold|life|behind[0-9]+)$")
 WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
 
@@ -224,7 +225,8 @@ def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
     """What one rank adds to a checkpoint, by group; none of them is empty.
 
     `dense` and `embeddings` are in every checkpoint, the others where the layout of the world needs
-    them: `versions` that workers have of weights, and the state of a `compressor`.
+    them: `versions` that workers have of weights, `lookups` of rows that they have asked for, and
+    the state of a `compressor`.
     """
     groups: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -237,4 +239,6 @@ def _group(name: str) -> str:
         return COMPRESSOR
     if name.startswith(EMBEDDING_PREFIX):
         return "embeddings"
+    if name.startswith(LOOKUP_PREFIX):
+        return LOOKUPS
     return "versions" if _VERSION.search(name) else "dense"

@@ -91,7 +91,11 @@ class ServerRank:
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)
-        shard = self.writer.take(values_of(frame)["wait_seconds"])
-        values = {"shard": None if shard is None else asdict(shard)}
-        answer = message(Kind.SHARD, self.rank, self.attempt, frame.number, values)
-        return [Outgoing(frame.sender, answer, 0)]
+        return [shard_answer(self.writer, frame, self.rank, self.attempt)]
+
+
+def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> Outgoing:
+    """What a server says when it is asked what it has written of a checkpoint."""
+    shard = writer.take(values_of(frame)["wait_seconds"])
+    values = {"shard": None if shard is None else asdict(shard)}
+    return Outgoing(frame.sender, message(Kind.SHARD, rank, attempt, frame.number, values), 0)

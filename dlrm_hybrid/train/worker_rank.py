@@ -13,7 +13,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from dlrm_hybrid.data.loader import LoaderState, Read
+from dlrm_hybrid.data.loader import LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
@@ -21,6 +21,7 @@ from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
+from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
 from dlrm_hybrid.telemetry.metrics import BinaryScores
@@ -57,7 +58,8 @@ class WorkerRank:
         client: of its weights.
         compression: all that it compresses with.
         tables: what it holds of them.
-        read: gives the training batches of its trainer.
+        served: its access to served tables; None where it has none.
+        read: gives the training batches of its trainer, and those that follow.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
         traffic: of training steps until now; see `RankMeter.steps_traffic`.
@@ -71,7 +73,8 @@ class WorkerRank:
     client: ServerClient | LocalClient
     compression: Compression
     tables: Sequence[Piece]
-    read: Read
+    served: ServedTables | None
+    read: ReadAhead
     schedule: Schedule
     evaluation: WorldEvaluation
     traffic: Callable[[], tuple[int, int]]
@@ -90,8 +93,8 @@ class WorkerRank:
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Make one step; see `loop.Parts.make_step`. Only last stages have something to report."""
-        batch, after = self.read(at)
-        program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch))
+        batch, after, coming = self.read(at)
+        program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
         metrics = self.runner.run(program)
         if isinstance(self.client, LocalClient) and is_check_due(step, len(batch.label_B)):
             rates = {
@@ -151,6 +154,9 @@ class WorkerRank:
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker."""
         held = dict(self.compression.tensors())
+        if self.served is not None:
+            self.runner.run(self.served.receive_ahead())
+            held |= self.served.tensors()
         if isinstance(self.client, LocalClient):
             held |= self.client.tensors()
         return [*full_pieces(held), *self.tables]
@@ -165,6 +171,8 @@ class WorkerRank:
         self._met = _Met(step)
         self.compression.load(values)
         self.client.restart(step, values)
+        if self.served is not None:
+            self.served.restart(Version(step), values)
 
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""

@@ -119,6 +119,7 @@ def topology(config: Config) -> Topology:
         stages=len(cuts) + 1,
         servers=config.parallel.servers,
         interaction_stage=sum(cut.startswith("bottom.") for cut in cuts),
+        table_servers=config.parallel.table_servers,
     )
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
+from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
+from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
@@ -50,12 +54,12 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
     ]
-    embeddings = build_model.embeddings(config, layout.spec)
-    tables, evaluation_tables = _tables(config, layout, embeddings, clock)
-    ranks = _ranks(config, layout, channels, tables, embeddings, clock)
+    is_served = config.embedding.name == "served"
+    own = (_served if is_served else _shared)(config, layout, channels, clock)
+    ranks = _ranks(config, layout, channels, own, clock)
     evaluators = [
         build_world.evaluator(
-            config, layout, ranks.workers[rank], channels[rank].send, evaluation_tables.get(rank)
+            config, layout, ranks.workers[rank], channels[rank].send, own.evaluation.get(rank)
         )
         for rank in range(topology.stages)
     ]
@@ -74,13 +78,22 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
         runner=InProcessRunner(
             mailboxes=mailboxes,
             servers=[
-                (channel, _handler(config, layout, index, server, clock))
-                for index, (channel, server) in enumerate(ranks.servers)
+                *(
+                    (channel, _handler(config, layout, index, server, clock))
+                    for index, (channel, server) in enumerate(ranks.servers)
+                ),
+                *(
+                    (channel, clock.timed(Span.APPLY, server.handle))
+                    for channel, server in ranks.table_servers
+                ),
             ],
             clock=clock,
         ),
         reads=[
-            clock.timed(Span.READ, build_model.loader(config, shards, trainer).read)
+            ReadAhead(
+                clock.timed(Span.READ, build_model.loader(config, shards, trainer).read),
+                config.embedding.staleness,
+            )
             for trainer in range(topology.trainers)
         ],
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
@@ -93,13 +106,12 @@ def _ranks(
     config: Config,
     layout: Layout,
     channels: Sequence[MeteredChannel],
-    tables: Mapping[int, Tables],
-    embeddings: Embeddings,
+    own: _Access,
     clock: SpanClock,
 ) -> Ranks:
     topology = layout.topology
     parts = [
-        build_world.worker(config, layout, rank, channels[rank].send, tables.get(rank), clock)
+        build_world.worker(config, layout, rank, channels[rank].send, own.training.get(rank), clock)
         for rank in range(topology.num_workers)
     ]
     return Ranks(
@@ -111,7 +123,9 @@ def _ranks(
             for index in range(topology.servers)
         ],
         channels=channels,
-        tables=embeddings,
+        tables=own.pieces,
+        table_servers=own.servers,
+        served=own.served,
     )
 
 
@@ -129,18 +143,62 @@ def _handler(
     return clock.timed(Span.APPLY, handle)
 
 
-def _tables(
-    config: Config, layout: Layout, embeddings: Embeddings, clock: SpanClock
-) -> tuple[Mapping[int, Tables], Mapping[int, Tables]]:
-    """For training and for evaluation, by rank; only rows of several trainers would travel."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Access:
+    """The tables of a world, and each worker's access to them, by rank.
+
+    Attributes:
+        pieces: of all tables.
+        training: for batches that are learned from.
+        evaluation: for trainer 0 alone.
+        servers: of served tables, with their channels.
+        served: `training` of served tables.
+    """
+
+    pieces: Sequence[Piece]
+    training: Mapping[int, Tables]
+    evaluation: Mapping[int, Tables]
+    servers: Sequence[tuple[MeteredChannel, TableServer]] = ()
+    served: Mapping[int, ServedTables] = field(default_factory=dict[int, ServedTables])
+
+
+def _shared(
+    config: Config, layout: Layout, channels: Sequence[MeteredChannel], clock: SpanClock
+) -> _Access:
+    """One set of tables; only rows of several trainers would travel."""
+    embeddings = build_model.embeddings(config, layout.spec)
+    pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
     group = layout.topology.interaction_group
     if len(group) == 1:
         own = {group[0]: LocalTables(embeddings, 1, clock)}
-        return own, own
+        return _Access(pieces=pieces, training=own, evaluation=own)
     rounding = Rounding(CommPrecision(config.embedding.comm_precision))
     look_up = EachIdOnce if config.embedding.deduplicate else AllIds
     joint = JointTables(look_up(embeddings, rounding), clock)
-    return (
-        {rank: SharedTables(joint, group) for rank in group},
-        {group[0]: SharedTables(joint, group[:1])},
+    return _Access(
+        pieces=pieces,
+        training={rank: SharedTables(joint, group) for rank in group},
+        evaluation={group[0]: SharedTables(joint, group[:1])},
+    )
+
+
+def _served(
+    config: Config, layout: Layout, channels: Sequence[MeteredChannel], clock: SpanClock
+) -> _Access:
+    """Tables on table servers."""
+    topology = layout.topology
+    servers = [
+        (channels[rank], build_world.table_server(config, layout, index, clock))
+        for index, rank in enumerate(topology.table_server_group)
+    ]
+    own = {
+        rank: build_world.served_tables(config, layout, rank, channels[rank].send, clock)
+        for rank in topology.interaction_group
+    }
+    return _Access(
+        pieces=[piece for _, server in servers for piece in server.pieces()],
+        training=own,
+        evaluation=own,
+        servers=servers,
+        served=own,
     )

@@ -20,6 +20,7 @@ from dlrm_hybrid.model.optimizer import (
     WarmupDecay,
 )
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.train.progress import Plan
 
@@ -72,6 +73,19 @@ def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
     tables = Embeddings(shape, embedding_options(config))
     draw_embeddings(tables.weights(), config.train.seed)
     return tables
+
+
+def table_rows(config: Config, shape: ModelSpec, server: int) -> TableRows:
+    """The rows of one table server, with their initial values."""
+    options, servers = embedding_options(config), config.parallel.table_servers
+    rows = TableRows(shape, options, server, servers)
+    rows.draw(config.train.seed)
+    return rows
+
+
+def embedding_schedule(config: Config, steps: int) -> Schedule:
+    """The learning rate of the tables over a run of `steps`."""
+    return schedule(config, config.embedding.lr or config.optimizer.lr, steps)
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:

@@ -13,12 +13,15 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
+from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
+from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import MAILBOX_CAPACITY, test_part
@@ -60,8 +63,11 @@ def worker_rank(
     mailbox = Mailbox(channel, layout.attempt, MAILBOX_CAPACITY)
     with ExitStack() as stack:
         pieces: Sequence[Piece] = ()
-        tables: tuple[LocalTables | None, LocalTables | None] = (None, None)
-        if rank in topology.interaction_group and topology.trainers == 1:
+        tables: tuple[Tables | None, Tables | None] = (None, None)
+        if rank in topology.interaction_group and topology.table_servers:
+            served = build_world.served_tables(config, layout, rank, channel.send, meter.clock)
+            tables = (served, served)
+        elif rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec)
             pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
             own = LocalTables(embeddings, 1, meter.clock)
@@ -89,7 +95,7 @@ def _worker(
     layout: Layout,
     shards: Shards,
     messenger: Messenger,
-    tables: tuple[LocalTables | None, LocalTables | None],
+    tables: tuple[Tables | None, Tables | None],
     pieces: Sequence[Piece],
     meter: RankMeter,
 ) -> WorkerRank:
@@ -118,7 +124,11 @@ def _worker(
         client=parts.client,
         compression=parts.compression,
         tables=pieces,
-        read=meter.clock.timed(Span.READ, loader.read),
+        served=tables[0] if isinstance(tables[0], ServedTables) else None,
+        read=ReadAhead(
+            meter.clock.timed(Span.READ, loader.read),
+            config.embedding.staleness if tables[0] is not None else 0,
+        ),
         traffic=meter.steps_traffic,
         schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
         evaluation=evaluation,

@@ -16,6 +16,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
+from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import draw_dense
 from dlrm_hybrid.parallel.boundaries import Boundaries
@@ -31,6 +32,8 @@ from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.base import Tables
+from dlrm_hybrid.parallel.tables.served import ServedTables
+from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
@@ -190,14 +193,13 @@ def _worker(
     client: Client,
 ) -> Worker:
     stages, microbatches = plan.topology.stages, config.schedule.microbatches
-    base_lr = config.embedding.lr or config.optimizer.lr
     return Worker(
         rank=boundaries.port.rank,
         stage=Stage(model, microbatches),
         pipeline=Pipeline.of(SCHEDULES[config.schedule.name], stages, microbatches),
         boundaries=boundaries,
         tables=tables,
-        embedding_schedule=build_model.schedule(config, base_lr, plan.steps),
+        embedding_schedule=build_model.embedding_schedule(config, plan.steps),
         client=client,
     )
 
@@ -224,6 +226,27 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         attempt=layout.attempt,
     )
     return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
+
+
+def table_server(config: Config, layout: Layout, index: int, clock: SpanClock) -> TableServer:
+    """A table server with the initial values of the rows it owns."""
+    options = TableOptions(
+        staleness=config.embedding.staleness,
+        precision=CommPrecision(config.embedding.comm_precision),
+        schedule=build_model.embedding_schedule(config, layout.steps),
+        attempt=layout.attempt,
+    )
+    rows = build_model.table_rows(config, layout.spec, index)
+    return TableServer(layout.topology, index, rows, options, clock)
+
+
+def served_tables(
+    config: Config, layout: Layout, rank: int, send: Send, clock: SpanClock
+) -> ServedTables:
+    """What the worker with this rank looks up by, where tables are served."""
+    port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
+    precision = CommPrecision(config.embedding.comm_precision)
+    return ServedTables(port, layout.spec, precision, clock)
 
 
 def collectives(config: Config, layout: Layout, index: int) -> Handle | None:

@@ -86,8 +86,9 @@ def _misfits(config: Config, launch: Launch) -> Iterator[str]:
     if launch.size != size:
         yield (
             f"{launch.size_key} = {launch.size}: parallel.trainers = {parallel.trainers}, "
-            f"parallel.cuts = [{', '.join(parallel.cuts)}] ({len(parallel.cuts) + 1} stages) "
-            f"and parallel.servers = {parallel.servers} make {size} processes"
+            f"parallel.cuts = [{', '.join(parallel.cuts)}] ({len(parallel.cuts) + 1} stages), "
+            f"parallel.servers = {parallel.servers} and parallel.table_servers = "
+            f"{parallel.table_servers} make {size} processes"
         )
     if launch.num_nodes > 1 and config.network.bind is None:
         yield (

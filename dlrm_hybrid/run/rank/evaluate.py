@@ -53,7 +53,14 @@ def _small_world(parallel: ParallelConfig) -> ParallelConfig:
         return parallel
     # Between two trainers rows of tables travel; a third one changes nothing.
     trainers, servers = min(parallel.trainers, 2), min(parallel.servers, 1)
-    return replace(parallel, trainers=trainers, servers=servers, world="in_process")
+    table_servers = min(parallel.table_servers, 1)
+    return replace(
+        parallel,
+        trainers=trainers,
+        servers=servers,
+        table_servers=table_servers,
+        world="in_process",
+    )
 
 
 def _reporting(live: Callable[[Event], None], task: str, unit: str) -> Callable[[int, int], None]:

@@ -15,10 +15,13 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
 from dlrm_hybrid.checkpoint.reader import Checkpoint
-from dlrm_hybrid.config.identity import config_hash, same_compressors, same_versions
+from dlrm_hybrid.config.identity import config_hash, same_compressors, same_lookups, same_versions
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
+from dlrm_hybrid.parallel.tables.served import PREFIX as LOOKUPS
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
@@ -125,6 +128,34 @@ def other_compressors(
         "still fits; thresholds are recomputed"
     )
     return trainers
+
+
+def lookups_ahead(
+    checkpoint: Checkpoint, saved: Mapping[str, Any], config: Config, values: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Rows that trainers had looked up before their batches, as `ServedTables.tensors` names them.
+
+    None where other keys say how far ahead that is: they are then looked up again.
+
+    Args:
+        checkpoint: to go on from.
+        saved: the values it was made with.
+        config: of this run.
+        values: the same, as plain values.
+
+    Raises:
+        DataError: the checkpoint does not hold them.
+    """
+    if config.embedding.name != "served" or not same_lookups(saved, values):
+        return {}
+    shape = (config.train.batch_size, NUM_CATEGORICAL, config.model.embedding_dim)
+    rows = {
+        f"{LOOKUPS}{trainer}.{ahead}": torch.empty(shape)
+        for trainer in range(config.parallel.trainers)
+        for ahead in range(config.embedding.staleness)
+    }
+    checkpoint.fill(full_pieces(rows))
+    return rows
 
 
 def dense_values(

@@ -27,8 +27,8 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.kernels.jit import unforeseen
-from dlrm_hybrid.parallel.dense.server import serve
-from dlrm_hybrid.parallel.topology import ServerRole
+from dlrm_hybrid.parallel.dense.server import Handle, serve
+from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
@@ -41,6 +41,7 @@ from dlrm_hybrid.run.rank.facts import (
     changed_arithmetic,
     committer,
     dense_values,
+    lookups_ahead,
     other_compressors,
     resumed,
 )
@@ -59,8 +60,9 @@ from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.train.saver import COMPRESSOR, CheckpointWriter, piece_groups
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.table_server_rank import TableServerRank
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import InterruptedRunError, PreemptedError
+from dlrm_hybrid.types import InterruptedRunError, PreemptedError, Version
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 
@@ -168,6 +170,9 @@ def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: Sto
             if isinstance(role, ServerRole):
                 _serve(job, role.index, channel, meter)
                 return
+            if isinstance(role, TableServerRole):
+                _serve_tables(job, role.index, channel, meter)
+                return
             group = GroupOptions(
                 rendezvous=rendezvous,
                 lost_peer=inner.lost_peer,
@@ -258,17 +263,39 @@ def _serve(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> 
         start=start,
         writer=job.writer,
     )
-    workers = range(job.layout.topology.num_workers)
-    handlers = {
-        kind: job.clock.timed(Span.APPLY, handle) for kind, handle in answering.handlers().items()
-    }
-    meter.step = serve(channel, handlers, workers, IDLE_SECONDS)
+    meter.step = _answer(job, channel, answering.handlers())
+
+
+def _serve_tables(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
+    server = build_world.table_server(job.config, job.layout, index, job.clock)
+    start = 0
+    if job.task.resume_from is not None:
+        folder = checkpoint_folder.find(Path(job.task.resume_from))
+        start = job.facts(folder)["step"]
+        open_checkpoint(folder).fill(server.pieces())
+        server.restart(Version(start))
+    answering = TableServerRank(
+        server=server,
+        rank=job.task.rank,
+        attempt=job.task.attempt,
+        meter=meter,
+        start=start,
+        writer=job.writer,
+    )
+    meter.step = _answer(job, channel, answering.handlers())
+
+
+def _answer(job: _Job, channel: MeteredChannel, handlers: Mapping[FrameKind, Handle]) -> int:
+    """Answer until all workers have left; the ticks they have done."""
+    timed = {kind: job.clock.timed(Span.APPLY, handle) for kind, handle in handlers.items()}
+    return serve(channel, timed, range(job.layout.topology.num_workers), IDLE_SECONDS)
 
 
 def _leave_servers(job: _Job, channel: MeteredChannel, step: int) -> None:
     rank, attempt = job.task.rank, job.task.attempt
     goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
-    for server in job.layout.topology.server_group:
+    topology = job.layout.topology
+    for server in (*topology.server_group, *topology.table_server_group):
         channel.send(server, goodbye, 0)
 
 
@@ -297,7 +324,11 @@ def _train(
                 messenger=trainer.messenger,
                 leader=trainer.leader,
                 names=job.names,
-                servers=topology.server_group if len(job.names) > 1 else (),
+                servers=(
+                    (*topology.server_group, *topology.table_server_group)
+                    if len(job.names) > 1
+                    else ()
+                ),
                 settled=trainer.settled,
                 committer=committer(task, job.config, job.values, job.shards, title),
                 writer=job.writer,
@@ -327,7 +358,8 @@ def _resume(job: _Job, trainer: Trainer, live: Report) -> Progress:
     dense = dense_values(saved, facts["config"], job.values)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
-    trainer.restart(progress.step, {**dense, **remembered(saved, compressors, trainers)})
+    ahead = lookups_ahead(saved, facts["config"], job.config, job.values)
+    trainer.restart(progress.step, {**dense, **remembered(saved, compressors, trainers), **ahead})
     saved.fill(held.get("embeddings", []))
     # The sums of all workers are counted once.
     return progress if trainer.leads else replace(progress, interval=Interval())

@@ -1,0 +1,77 @@
+"""A table server in a process of its own: lookups, updates, and its part of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.parallel.boundaries import EVALUATION
+from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import message, values_of
+from dlrm_hybrid.parallel.tables.table_server import TableServer
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.train.server_rank import shard_answer
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class TableServerRank:
+    """Answers all frames that come to a table server rank.
+
+    Attributes:
+        server: owns the rows.
+        rank: its own.
+        attempt: how often the run has been restarted.
+        meter: counts by the phase that the answers are for.
+        start: batches of every trainer before this attempt.
+        writer: of its part of checkpoints.
+    """
+
+    server: TableServer
+    rank: int
+    attempt: int
+    meter: RankMeter
+    start: int
+    writer: ShardWriter
+    _waiting: list[Frame] = field(default_factory=list[Frame])
+
+    def handlers(self) -> Mapping[Kind, Handle]:
+        """By the kinds of frames that they are for."""
+        return {
+            Kind.LOOKUP: self._serve,
+            Kind.UPDATE: self._serve,
+            Kind.SAVE: self._save,
+            Kind.SHARD: self._shard,
+        }
+
+    def _serve(self, frame: Frame) -> Sequence[Outgoing]:
+        phase = Phase.WARMUP if frame.number < self.start + WARMUP_STEPS else Phase.TRAIN
+        self.meter.switch(Phase.EVALUATE if frame.microbatch == EVALUATION else phase)
+        outgoing = self.server.handle(frame)
+        return [*outgoing, *self._saved()] if self._waiting else outgoing
+
+    def _save(self, frame: Frame) -> Sequence[Outgoing]:
+        """Waits until the updates of all steps before it are applied."""
+        self._waiting.append(frame)
+        return self._saved()
+
+    def _saved(self) -> list[Outgoing]:
+        ready = [one for one in self._waiting if values_of(one)["step"] <= self.server.version]
+        self._waiting = [one for one in self._waiting if one not in ready]
+        return [self._copied(frame) for frame in ready]
+
+    def _copied(self, frame: Frame) -> Outgoing:
+        self.meter.switch(Phase.CHECKPOINT)
+        self.writer.begin(values_of(frame)["step"], piece_groups(self.server.pieces()))
+        answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
+        return Outgoing(frame.sender, answer, 0)
+
+    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
+        self.meter.switch(Phase.CHECKPOINT)
+        return [shard_answer(self.writer, frame, self.rank, self.attempt)]

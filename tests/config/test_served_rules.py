@@ -1,0 +1,58 @@
+"""What is set for served tables and cannot be is refused by its key."""
+
+import pytest
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.types import ConfigError
+
+WORLD = ("parallel=hybrid",)
+SERVED = (*WORLD, "embedding=served", "parallel.table_servers=2")
+
+
+def test_what_can_be_is_accepted() -> None:
+    config = validate(values_of([*SERVED, "embedding.staleness=4"]))
+    assert (config.embedding.name, config.embedding.staleness) == ("served", 4)
+    assert config.parallel.table_servers == 2
+    assert validate(values_of(list(WORLD))).embedding.name == "fused"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (
+            (*WORLD, "parallel.table_servers=1"),
+            "parallel.table_servers = 1: only applies to embedd",
+        ),
+        (
+            (*WORLD, "embedding.staleness=1"),
+            "embedding.staleness = 1: only applies to embedding=se",
+        ),
+        ((*WORLD, "embedding=served"), "parallel.table_servers = 0: embedding=served needs 1"),
+        (("embedding=served",), "embedding = 'served': parallel=single has no servers"),
+        ((*SERVED, "embedding.sharding=row_wise"), "embedding.sharding = 'row_wise': only applies"),
+        ((*SERVED, "embedding.deduplicate=true"), "embedding.deduplicate = True: only applies to"),
+        ((*SERVED, "embedding.staleness=-1"), "embedding.staleness = -1: "),
+        (("parallel.table_servers=1",), "parallel.table_servers = 1: only applies to parallel=hyb"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        validate(values_of(list(overrides)))
+    assert fault in str(raised.value)
+
+
+def test_a_configuration_of_before_has_fused_tables() -> None:
+    values = values_of(list(WORLD))
+    before = {
+        **values,
+        "embedding": {
+            key: value
+            for key, value in values["embedding"].items()
+            if key not in ("name", "staleness")
+        },
+        "parallel": {
+            key: value for key, value in values["parallel"].items() if key != "table_servers"
+        },
+    }
+    assert saved_values(before) == values

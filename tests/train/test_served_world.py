@@ -1,0 +1,162 @@
+"""Worlds with table servers: processes equal objects, and runs go on as if nothing had been."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_process_world import Watcher
+from world_runs import (
+    Train,
+    assert_compiled_ahead,
+    assert_moved,
+    assert_same,
+    assert_same_state,
+    checkpoint,
+    curve,
+    summary,
+    tensors,
+)
+
+from dlrm_hybrid.cli.main import run
+
+SERVED = (
+    *("parallel=hybrid", "embedding=served", "network.patience_seconds=30"),
+    *("parallel.cuts=[bottom.2]", "train.batch_size=16", "train.epochs=3", "checkpoint.every=50"),
+    "checkpoint.keep=9",
+)
+IN_PROCESS = "parallel.world=in_process"
+
+
+def layout(trainers: int, servers: int, staleness: int) -> tuple[str, ...]:
+    return (
+        *(f"parallel.trainers={trainers}", f"parallel.servers={int(trainers > 1)}"),
+        *(f"parallel.table_servers={servers}", f"embedding.staleness={staleness}"),
+    )
+
+
+def test_one_trainer_learns_the_bits_of_fused_tables(train: Train) -> None:
+    options = (*SERVED, IN_PROCESS, "train.steps=200")
+    code, served = train("served", *options, *layout(1, 2, 0))
+    assert code == 0
+    fused = ("embedding=fused", "parallel.trainers=1", "parallel.servers=0")
+    code, local = train("fused", *options, *fused)
+    assert code == 0
+    assert_same(served, local, 200)
+    assert_moved(served, 50, 200)
+    assert summary(served)["test"] == summary(local)["test"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_trainers_learn_what_they_learn_from_shared_tables(optimizer: str, train: Train) -> None:
+    # With a small eps Adagrad makes large steps of the rounding of tiny gradients.
+    options = (f"embedding.optimizer={optimizer}", "embedding.eps=0.001", "train.steps=100")
+    options = (*SERVED, IN_PROCESS, *options)
+    code, served = train("served", *options, *layout(2, 2, 0))
+    assert code == 0
+    shared = ("embedding=fused", "embedding.deduplicate=true", "parallel.trainers=2")
+    code, fused = train("fused", *options, *shared)
+    assert code == 0
+    first, second = tensors(served, 100), tensors(fused, 100)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert np.allclose(tensor, second[name], atol=1e-5), name
+    assert_moved(served, 50, 100)
+
+
+@pytest.mark.parametrize(
+    ("trainers", "servers", "staleness", "options"),
+    [
+        (2, 1, 0, ()),
+        (2, 2, 4, ("embedding.optimizer=rowwise_adagrad", "embedding.comm_precision=bfloat16")),
+        pytest.param(3, 2, 16, ("embedding.optimizer=adagrad",), marks=pytest.mark.slow),
+    ],
+)
+def test_processes_equal_the_in_process_world_bit_for_bit(
+    trainers: int, servers: int, staleness: int, options: tuple[str, ...], train: Train
+) -> None:
+    world = (*SERVED, *layout(trainers, servers, staleness), *options)
+    world = (*world, "train.steps=100", "train.evaluate_every=60")
+    code, processes = train("processes", *world)
+    assert code == 0
+    assert_compiled_ahead(processes)
+    code, in_process = train("in-process", *world, IN_PROCESS)
+    assert code == 0
+    assert_same_state(processes, in_process, 50)
+    assert_same_state(processes, in_process, 100)
+    assert_moved(processes, 50, 100)
+    one, other = summary(processes), summary(in_process)
+    assert one["test"] == other["test"]
+    # The same frames; a few of those around the end of the warm-up fall on its other side.
+    sent = [told["network"]["by_class"]["embedding"] for told in (one, other)]
+    assert sent[0] == pytest.approx(sent[1], rel=0.02)
+    assert 0 < sent[0]["bytes"] < sent[0]["dense_equivalent_bytes"]
+
+
+@pytest.mark.parametrize("world", ["in_process", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("staleness", [0, 4])
+def test_a_run_that_resumes_ends_with_the_same_bits(
+    staleness: int, world: str, train: Train
+) -> None:
+    options = (*SERVED, f"parallel.world={world}", *layout(2, 2, staleness))
+    code, unbroken = train("unbroken", *options, "train.steps=100")
+    assert code == 0
+    source = f"checkpoint.resume={checkpoint(unbroken, 50)}"
+    code, resumed = train("resumed", *options, "train.steps=100", source)
+    assert code == 0
+    assert_same_state(resumed, unbroken, 100)
+    assert_moved(unbroken, 50, 100)
+
+
+def test_a_checkpoint_goes_on_with_other_owners(train: Train) -> None:
+    """Rows of two owners are those of three, and of tables in the trainers; scores stay."""
+    options = (*SERVED, IN_PROCESS)
+    code, served = train("served", *options, *layout(2, 2, 0), "train.steps=50")
+    assert code == 0
+    source = f"checkpoint.resume={checkpoint(served, 50)}"
+    folders = []
+    for name, owners in (
+        ("two", layout(2, 2, 0)),
+        ("three", layout(2, 3, 0)),
+        ("fused", ("embedding=fused", "parallel.trainers=2", "embedding.deduplicate=true")),
+    ):
+        code, folder = train(name, *options, *owners, source, "train.steps=60")
+        assert code == 0
+        folders.append(folder)
+    assert_same(folders[0], folders[1], 60)
+    two, fused = tensors(folders[0], 60), tensors(folders[2], 60)
+    assert max(np.abs(two[name] - fused[name]).max() for name in two) < 1e-5
+    again = ("fused-first", "embedding=fused", "parallel.trainers=1", "parallel.servers=0")
+    code, fused_first = train(again[0], *options, *again[1:], "train.steps=50")
+    assert code == 0
+    source = f"checkpoint.resume={checkpoint(fused_first, 50)}"
+    code, folder = train("served-then", *options, *layout(1, 3, 0), source, "train.steps=60")
+    assert code == 0
+    code, whole = train("fused-whole", *options, *again[1:], source, "train.steps=60")
+    assert code == 0
+    assert_same(folder, whole, 60)
+
+
+def test_a_checkpoint_is_scored_as_the_run_scored_it(train: Train, small_rows: list[str]) -> None:
+    code, folder = train("served", *SERVED, IN_PROCESS, *layout(2, 2, 1), "train.steps=50")
+    assert code == 0
+    output = folder.parent / "scores.json"
+    argv = ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]
+    assert run(argv) == 0
+    assert json.loads(output.read_text())["log_loss"] == summary(folder)["test"]["loss"]
+
+
+def test_a_killed_table_server_restarts_the_run(train: Train, tmp_path: Path) -> None:
+    options = (*SERVED, *layout(2, 2, 4), "train.steps=400", "telemetry.every=10")
+    watcher = Watcher(tmp_path / "run", 7, lambda ranks: os.kill(ranks["tables-1"], signal.SIGKILL))
+    watcher.start()
+    code, folder = train("run", *options)
+    watcher.join()
+    assert watcher.acted_at > 0, "the fault did not strike"
+    assert (code, summary(folder)["status"]) == (0, "complete")
+    code, unbroken = train("unbroken", *options, IN_PROCESS)
+    assert code == 0
+    assert_same_state(folder, unbroken, 400)
+    assert [one[0] for one in curve(folder)] == [one[0] for one in curve(unbroken)]
