@@ -18,7 +18,7 @@ from dlrm_hybrid.config.identity import (
     differences,
     same_results,
 )
-from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.config.validate import faults_text, saved_values
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import (
     RUN_FOLDER_KEY,
@@ -130,7 +130,7 @@ def check_checkpoint(
         DataError: it was made by another model or from other rows; each key is named.
     """
     facts = read_facts(folder)
-    lines = differences(facts["config"], values, new_run=new_run)
+    lines = differences(saved_values(facts["config"]), values, new_run=new_run)
     if facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
     if lines:
@@ -156,7 +156,7 @@ def is_complete(request: Request) -> bool:
         saved is not None
         and summary is not None
         and summary.get("status") == COMPLETE
-        and same_results(saved, request.values)
+        and same_results(saved_values(saved), request.values)
     )
 
 
@@ -224,6 +224,7 @@ def _check_same_run(request: Request) -> None:
     values = _read(folder / CONFIG_FILE)
     if values is None:
         raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to resume")
+    values = saved_values(values)
     if config_hash(values) != config_hash(request.values):
         raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
     summary = _read(folder / SUMMARY_FILE)

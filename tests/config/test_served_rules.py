@@ -3,6 +3,7 @@
 import pytest
 
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.identity import config_hash, differences
 from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.types import ConfigError
 
@@ -55,4 +56,6 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
             key: value for key, value in values["parallel"].items() if key != "table_servers"
         },
     }
+    assert config_hash(before) != config_hash(values)
     assert saved_values(before) == values
+    assert not differences(saved_values(before), values, new_run=False)
