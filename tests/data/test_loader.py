@@ -4,7 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_folder import write_folder
 
-from dlrm_hybrid.data.loader import START, Loader, LoaderState, permutation, sequential_batches
+from dlrm_hybrid.data.loader import (
+    START,
+    Loader,
+    LoaderState,
+    ReadAhead,
+    permutation,
+    sequential_batches,
+)
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.types import ConfigError, DataError
 
@@ -253,3 +260,20 @@ def test_evaluation_crosses_days(shards):
     batches = list(sequential_batches(shards, range(300, 700), 399))
     assert [len(batch.label_B) for batch in batches] == [399, 1]
     assert rows_of(batches).tolist() == list(range(300, 700))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_batches_that_are_read_ahead_are_those_that_come(shards, ahead):
+    batches, states = walk(make_loader(shards), START, 90)  # over the end of an epoch
+    reads = []
+
+    def read(state):
+        reads.append(state)
+        return make_loader(shards).read(state)
+
+    read_ahead = ReadAhead(read, ahead)
+    for step in [*range(80), 20, 21]:
+        batch, after, coming = read_ahead(states[step])
+        assert after == states[step + 1]
+        assert_equal_batches([batch, *coming], batches[step : step + 1 + ahead])
+    assert len(reads) == 80 + ahead + 2 + ahead  # each once, but after a jump

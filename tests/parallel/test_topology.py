@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.topology import ServerRole, Topology, WorkerRole, lay_out, place
+from dlrm_hybrid.parallel.topology import (
+    ServerRole,
+    TableServerRole,
+    Topology,
+    WorkerRole,
+    lay_out,
+    place,
+)
 from dlrm_hybrid.types import ConfigError
 
 
@@ -15,6 +22,7 @@ def topologies(draw: st.DrawFn) -> Topology:
         stages=stages,
         servers=draw(st.integers(0 if trainers == 1 else 1, 5)),
         interaction_stage=draw(st.integers(0, stages - 1)),
+        table_servers=draw(st.integers(0, 3)),
     )
 
 
@@ -29,12 +37,16 @@ def test_every_rank_has_one_role_and_one_name(topology: Topology):
                 assert topology.worker(trainer, stage) == rank < topology.num_workers
             case ServerRole(index):
                 assert topology.server(index) == rank >= topology.num_workers
+            case TableServerRole(index):
+                assert topology.table_server(index) == rank
+                assert rank >= topology.num_workers + topology.servers
 
 
 @given(topologies())
 def test_groups_hold_every_rank_once_in_trainer_order(topology: Topology):
     groups = [topology.stage_group(stage) for stage in range(topology.stages)]
     ranks = [*(rank for group in groups for rank in group), *topology.server_group]
+    ranks += topology.table_server_group
     assert sorted(ranks) == list(range(topology.size))
     for stage, group in enumerate(groups):
         roles = [WorkerRole(trainer, stage) for trainer in range(topology.trainers)]
@@ -53,6 +65,10 @@ def test_the_default_layout():
     assert topology.interaction_group == (1, 4)
     with pytest.raises(ValueError, match="no rank 7"):
         topology.role(7)
+    with pytest.raises(ValueError, match="no table server 0"):
+        topology.table_server(0)
+    with pytest.raises(ConfigError, match="parallel.table_servers: -1 must be at least 0"):
+        Topology(trainers=1, stages=1, servers=0, interaction_stage=0, table_servers=-1)
 
 
 @pytest.mark.parametrize(
