@@ -21,6 +21,8 @@ from world_runs import (
 )
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
 
 SERVED = (
     *("parallel=hybrid", "embedding=served", "network.patience_seconds=30"),
@@ -149,14 +151,18 @@ def test_a_checkpoint_is_scored_as_the_run_scored_it(train: Train, small_rows: l
 
 
 def test_a_killed_table_server_restarts_the_run(train: Train, tmp_path: Path) -> None:
-    options = (*SERVED, *layout(2, 2, 4), "train.steps=400", "telemetry.every=10")
+    options = (*SERVED, *layout(2, 2, 4), "train.steps=400", "telemetry.every=120")
     watcher = Watcher(tmp_path / "run", 7, lambda ranks: os.kill(ranks["tables-1"], signal.SIGKILL))
     watcher.start()
     code, folder = train("run", *options)
     watcher.join()
     assert watcher.acted_at > 0, "the fault did not strike"
     assert (code, summary(folder)["status"]) == (0, "complete")
+    record = events.read(folder / "events.jsonl")
+    started = [event.step for event in record if event.kind is Kind.STARTED]
+    assert len(started) == 2 and started[1] >= 50  # from a checkpoint
     code, unbroken = train("unbroken", *options, IN_PROCESS)
     assert code == 0
     assert_same_state(folder, unbroken, 400)
+    assert_moved(folder, 50, 400)
     assert [one[0] for one in curve(folder)] == [one[0] for one in curve(unbroken)]
