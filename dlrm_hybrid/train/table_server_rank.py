@@ -30,6 +30,7 @@ class TableServerRank:
         attempt: how often the run has been restarted.
         meter: counts by the phase that the answers are for.
         start: batches of every trainer before this attempt.
+        staleness: how many batches ahead trainers ask for rows.
         writer: of its part of checkpoints.
     """
 
@@ -38,6 +39,7 @@ class TableServerRank:
     attempt: int
     meter: RankMeter
     start: int
+    staleness: int
     writer: ShardWriter
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
@@ -51,7 +53,9 @@ class TableServerRank:
         }
 
     def _serve(self, frame: Frame) -> Sequence[Outgoing]:
-        phase = Phase.WARMUP if frame.number < self.start + WARMUP_STEPS else Phase.TRAIN
+        ahead = self.staleness if frame.kind is Kind.LOOKUP else 0  # of the tick that asks
+        is_warm = frame.number - ahead >= self.start + WARMUP_STEPS
+        phase = Phase.TRAIN if is_warm else Phase.WARMUP
         self.meter.switch(Phase.EVALUATE if frame.microbatch == EVALUATION else phase)
         outgoing = self.server.handle(frame)
         return [*outgoing, *self._saved()] if self._waiting else outgoing

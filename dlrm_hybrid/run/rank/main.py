@@ -280,6 +280,7 @@ def _serve_tables(job: _Job, index: int, channel: MeteredChannel, meter: RankMet
         attempt=job.task.attempt,
         meter=meter,
         start=start,
+        staleness=job.config.embedding.staleness,
         writer=job.writer,
     )
     meter.step = _answer(job, channel, answering.handlers())
