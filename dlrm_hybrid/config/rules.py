@@ -29,7 +29,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         **{"embedding.comm_precision": "float32", "embedding.deduplicate": False},
         "schedule.microbatches": 1,
     },
-    "embedding=fused": {"embedding.sharding": "table_wise", "embedding.deduplicate": False},
+    "embedding=fused": {"embedding.sharding": "table_wise"},
     "embedding=served": {"embedding.staleness": 0, "parallel.table_servers": 0},
     "sync=bounded": {"sync.staleness": 0},
     "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
@@ -158,13 +158,24 @@ def _pipeline(config: Config) -> Iterator[str]:
 
 
 def _tables(config: Config) -> Iterator[str]:
+    served = config.embedding.name == "served"
+    yield from _served_tables(config) if served else _fused_tables(config)
+
+
+def _served_tables(config: Config) -> Iterator[str]:
+    if config.parallel.name == "single":
+        yield "embedding = 'served': parallel=single has no servers; add parallel=hybrid"
+    elif config.parallel.table_servers == 0:
+        yield "parallel.table_servers = 0: embedding=served needs 1 or more"
+    if not config.embedding.deduplicate:
+        yield (
+            "embedding.deduplicate = False: embedding=served asks for each distinct id of a batch "
+            "once; needs true"
+        )
+
+
+def _fused_tables(config: Config) -> Iterator[str]:
     embedding, parallel = config.embedding, config.parallel
-    if embedding.name == "served":
-        if parallel.name == "single":
-            yield "embedding = 'served': parallel=single has no servers; add parallel=hybrid"
-        elif parallel.table_servers == 0:
-            yield "parallel.table_servers = 0: embedding=served needs 1 or more"
-        return
     if embedding.sharding != "table_wise":
         given = f"embedding.sharding = {embedding.sharding!r}"
         if parallel.trainers == 1:

@@ -145,7 +145,7 @@ class NetworkConfig:
 class EmbeddingConfig:
     """The optimizer of the tables, who owns their rows, and how these travel.
 
-    `sharding` and `deduplicate` belong to `fused`, `staleness` to `served`.
+    `sharding` belongs to `fused`, `staleness` to `served`, which always deduplicates.
     """
 
     name: Literal["fused", "served"]

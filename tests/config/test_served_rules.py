@@ -32,7 +32,10 @@ def test_what_can_be_is_accepted() -> None:
         ((*WORLD, "embedding=served"), "parallel.table_servers = 0: embedding=served needs 1"),
         (("embedding=served",), "embedding = 'served': parallel=single has no servers"),
         ((*SERVED, "embedding.sharding=row_wise"), "embedding.sharding = 'row_wise': only applies"),
-        ((*SERVED, "embedding.deduplicate=true"), "embedding.deduplicate = True: only applies to"),
+        (
+            (*SERVED, "embedding.deduplicate=false"),
+            "embedding.deduplicate = False: embedding=served ",
+        ),
         ((*SERVED, "embedding.staleness=-1"), "embedding.staleness = -1: "),
         (("parallel.table_servers=1",), "parallel.table_servers = 1: only applies to parallel=hyb"),
     ],
