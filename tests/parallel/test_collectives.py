@@ -15,11 +15,11 @@ from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, Feedback
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
-from dlrm_hybrid.parallel.collectives.client import CollectiveClient
 from dlrm_hybrid.parallel.collectives.server import CollectiveServer
+from dlrm_hybrid.parallel.dense.client import run_rounds
 from dlrm_hybrid.parallel.effects import Port, Program, Send
 from dlrm_hybrid.parallel.topology import Topology, lay_out
-from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
@@ -41,11 +41,18 @@ def drawn(trainer: int, step: int) -> dict[str, Tensor]:
 
 @dataclass
 class Seat:
-    client: CollectiveClient
+    port: Port
     compressor: ErrorFeedback
 
     def program(self, trainer: int, step: int) -> Program[dict[str, Section]]:
-        return self.client.run(step, self.compressor.encode(drawn(trainer, step), step))
+        return rounds(self.port, self.compressor, trainer, step)
+
+
+def rounds(
+    port: Port, compressor: ErrorFeedback, trainer: int, step: int
+) -> Program[dict[str, Section]]:
+    encoding = compressor.encode(drawn(trainer, step), step)
+    return run_rounds(port, step, encoding, SpanClock().within(Span.ENCODE))
 
 
 class World:
@@ -63,7 +70,7 @@ class World:
                 inner=TopK(target_k(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
             )
             compressor = ErrorFeedback(layout, selector, FeedbackOptions(dtype=Dtype.FLOAT32))
-            self.seats[rank] = Seat(self.client(rank, self.post), compressor)
+            self.seats[rank] = Seat(self.port(rank, self.post), compressor)
         self.servers = {
             self.topology.server(index): CollectiveServer(
                 *(self.topology, index, tensors, (Op.LEADER,), 2)
@@ -72,9 +79,8 @@ class World:
         }
         self.links: dict[tuple[int, int], deque[Frame]] = {}
 
-    def client(self, rank: int, send: Send) -> CollectiveClient:
-        port = Port(topology=self.topology, rank=rank, attempt=2, transmit=send)
-        return CollectiveClient(port, SpanClock())
+    def port(self, rank: int, send: Send) -> Port:
+        return Port(topology=self.topology, rank=rank, attempt=2, transmit=send)
 
     def post(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
         assert dense_equivalent_bytes == 0
@@ -137,8 +143,8 @@ def test_workers_of_a_stage_send_the_same_elements_whatever_the_order(servers: i
 def contribution(world: World, rank: int) -> Frame:
     """Of step 0, as it is sent."""
     sent: list[Frame] = []
-    client = world.client(rank, lambda _to, frame, _bytes: sent.append(frame))
-    next(client.run(0, world.seats[rank].compressor.encode(drawn(rank // 2, 0), 0)))
+    port = world.port(rank, lambda _to, frame, _bytes: sent.append(frame))
+    next(rounds(port, world.seats[rank].compressor, rank // 2, 0))
     return sent[0]
 
 

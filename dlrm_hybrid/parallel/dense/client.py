@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.update import Destination, decode
-from dlrm_hybrid.parallel.collectives.client import CollectiveClient
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
@@ -26,12 +26,14 @@ from dlrm_hybrid.parallel.dense.sections import (
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
 from dlrm_hybrid.wire.ternary import mean_of
+
+Result = TypeVar("Result")
 
 
 class Client(Protocol):
@@ -96,7 +98,7 @@ class ServerClient(Client):
         self._port, self._name = port, str(port)
         self._policy = options.policy
         self._compressor = compressor
-        self._collectives = CollectiveClient(port=port, clock=clock)
+        self._encoding = clock.within(Span.ENCODE)
         self._decoding = clock.within(Span.DECODE)
         self._applying = clock.within(Span.APPLY)
         buckets: dict[int, list[DenseTensor]] = {}
@@ -160,7 +162,8 @@ class ServerClient(Client):
                 )
         self._pushed += 1
         own = {name: gradients[name].contiguous() for name in self._replica}
-        sections = yield from self._collectives.run(number, self._compressor.encode(own, number))
+        encoding = self._compressor.encode(own, number)
+        sections = yield from run_rounds(self._port, number, encoding, self._encoding)
         for owner, bucket in self._buckets.items():
             self._port.send(
                 owner,
@@ -289,6 +292,41 @@ class LocalClient(Client):
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
         self._pushed = pushed
         copy_into(self._master.tensors(), values)
+
+
+def run_rounds(
+    port: Port, number: int, encoding: Generator[Collective, Sections, Result], encoded: Within
+) -> Program[Result]:
+    """What an encoding returns, after all of its rounds; without rounds it waits for nothing.
+
+    Args:
+        port: of the worker; rounds go through the server of its stage.
+        number: of the push.
+        encoding: of `Compressor.encode`.
+        encoded: entered while it computes.
+
+    Raises:
+        DlrmError: a result is not what its operation gives; names rank, push and round.
+        DivergedError: a gradient is not finite.
+    """
+    server: int | None = None
+    round_ = 0
+    result: Sections | None = None
+    while True:
+        try:
+            with encoded:
+                collective = next(encoding) if result is None else encoding.send(result)
+        except StopIteration as end:
+            return end.value
+        except SectionError as error:
+            raise DlrmError(
+                f"{port}: result of rank {server} for push {number}, round {round_ - 1}: {error}"
+            ) from error
+        server = port.topology.collective_server(port.stage)
+        port.send(server, Kind.CONTRIBUTION, number, collective.value, round_=round_)
+        frame: Frame = yield Receive(Kind.RESULT, server, number, round=round_)
+        result = frame.sections
+        round_ += 1
 
 
 def holds_means(sections: Sequence[Section]) -> bool:
