@@ -14,6 +14,7 @@ from dlrm_hybrid.types import DivergedError
 
 Array = NDArray[np.float32]
 EMBEDDING_PREFIX = "embedding."
+LOOKUPS_PREFIX = "lookups."  # rows of tables, looked up for later batches
 # To check the dense weights takes 60 µs with the model of the paper: in so many rows once, it is a
 # thousandth of the step. What is not finite stays so, whenever it is looked for.
 CHECKED_ROWS = 1024
@@ -38,7 +39,7 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
 
 def key_of_rate(name: str) -> str:
     """The key of the learning rate with which a tensor learns."""
-    return "embedding.lr" if name.startswith(EMBEDDING_PREFIX) else "optimizer.lr"
+    return "embedding.lr" if name.startswith((EMBEDDING_PREFIX, LOOKUPS_PREFIX)) else "optimizer.lr"
 
 
 def check_weights(

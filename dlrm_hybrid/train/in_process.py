@@ -204,6 +204,11 @@ class InProcessEngine:
         for tables in self.ranks.served.values():
             tables.restart(Version(step), values)
 
+    @property
+    def looking_up(self) -> Sequence[int]:
+        """The trainers that look up served tables: all, or none."""
+        return [tables.trainer for tables in self.ranks.served.values()]
+
     def _check_weights(self, step: int) -> None:
         """Where no server has seen what was pushed."""
         rates = {

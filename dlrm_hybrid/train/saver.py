@@ -24,9 +24,8 @@ from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
-from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX
+from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.messages import Messenger
-from dlrm_hybrid.parallel.tables.served import PREFIX as LOOKUP_PREFIX
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
@@ -239,6 +238,6 @@ def _group(name: str) -> str:
         return COMPRESSOR
     if name.startswith(EMBEDDING_PREFIX):
         return "embeddings"
-    if name.startswith(LOOKUP_PREFIX):
+    if name.startswith(LOOKUPS_PREFIX):
         return LOOKUPS
     return "versions" if _VERSION.search(name) else "dense"

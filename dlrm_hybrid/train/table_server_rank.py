@@ -16,6 +16,7 @@ from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
+from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -72,7 +73,13 @@ class TableServerRank:
 
     def _copied(self, frame: Frame) -> Outgoing:
         self.meter.switch(Phase.CHECKPOINT)
-        self.writer.begin(values_of(frame)["step"], piece_groups(self.server.pieces()))
+        step = values_of(frame)["step"]
+        if self.server.version > step:
+            raise DlrmError(
+                f"rank {self.rank}: asked to save the tables of step {step}, which are at version "
+                f"{self.server.version}"
+            )
+        self.writer.begin(step, piece_groups(self.server.pieces()))
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
 

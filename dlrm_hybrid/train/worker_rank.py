@@ -165,6 +165,11 @@ class WorkerRank:
         """Of the masters, once all that was pushed until now has arrived."""
         return self.client.settled()
 
+    @property
+    def looking_up(self) -> Sequence[int]:
+        """The trainers that look up served tables in this process."""
+        return () if self.served is None else (self.served.trainer,)
+
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
         self.step = step

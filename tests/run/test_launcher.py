@@ -144,6 +144,17 @@ def test_a_variable_that_is_no_number_is_told() -> None:
                 "(3 stages) and parallel.servers = 2 make 8 processes"
             ],
         ),
+        (
+            [
+                *("parallel=hybrid", "embedding=served", "parallel.table_servers=2"),
+                "network.bind=10.0.0.0/24",
+            ],
+            {},
+            [
+                "WORLD_SIZE = 7: parallel.trainers = 2, parallel.cuts = [bottom.2, top.2] "
+                "(3 stages) and parallel.servers = 1, parallel.table_servers = 2 make 9 processes"
+            ],
+        ),
         (["parallel=hybrid"], {}, ["network.bind = null: 3 machines cannot connect over loopback"]),
         (["parallel=single"], {}, ["WORLD_SIZE = 7: parallel=single with"]),
         (

@@ -20,9 +20,14 @@ from world_runs import (
     tensors,
 )
 
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.rank.facts import lookups_ahead
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.types import DataError
 
 SERVED = (
     *("parallel=hybrid", "embedding=served", "network.patience_seconds=30"),
@@ -49,6 +54,19 @@ def test_one_trainer_learns_the_bits_of_fused_tables(train: Train) -> None:
     assert_same(served, local, 200)
     assert_moved(served, 50, 200)
     assert summary(served)["test"] == summary(local)["test"]
+
+
+def test_a_server_may_own_nothing_of_a_batch(train: Train) -> None:
+    """Two rows of a batch do not fall on all of sixteen servers, nor does the last test batch."""
+    options = (*SERVED, IN_PROCESS, "train.batch_size=2", "train.steps=100")
+    options = (*options, "evaluate.batch_size=37")
+    code, one = train("one", *options, *layout(1, 1, 0))
+    assert code == 0
+    code, many = train("many", *options, *layout(1, 16, 0))
+    assert code == 0
+    assert_same(one, many, 100)
+    assert_moved(many, 50, 100)
+    assert summary(one)["test"] == summary(many)["test"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
@@ -112,6 +130,19 @@ def test_a_run_that_resumes_ends_with_the_same_bits(
     assert_moved(unbroken, 50, 100)
 
 
+def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(train: Train) -> None:
+    """A run that is stopped before its first step has looked up nothing yet."""
+    options = (*SERVED, IN_PROCESS)
+    code, folder = train("none-ahead", *options, *layout(2, 2, 0), "train.steps=50")
+    assert code == 0
+    saved = open_checkpoint(checkpoint(folder, 50))
+    values = values_of([*options, *layout(2, 2, 4)])
+    known = (validate(values), values, (0, 1))
+    assert lookups_ahead(saved, {"step": 0, "config": values}, *known) == {}
+    with pytest.raises(DataError, match=r"no tensor lookups\.0\.0 in this checkpoint"):
+        lookups_ahead(saved, {"step": 50, "config": values}, *known)
+
+
 def test_a_checkpoint_goes_on_with_other_owners(train: Train) -> None:
     """Rows of two owners are those of three, and of tables in the trainers; scores stay."""
     options = (*SERVED, IN_PROCESS)
@@ -128,6 +159,9 @@ def test_a_checkpoint_goes_on_with_other_owners(train: Train) -> None:
         assert code == 0
         folders.append(folder)
     assert_same(folders[0], folders[1], 60)
+    assert any(
+        (one != tensors(served, 50)[name]).any() for name, one in tensors(folders[0], 60).items()
+    )
     two, fused = tensors(folders[0], 60), tensors(folders[2], 60)
     assert max(np.abs(two[name] - fused[name]).max() for name in two) < 1e-5
     again = ("fused-first", "embedding=fused", "parallel.trainers=1", "parallel.servers=0")

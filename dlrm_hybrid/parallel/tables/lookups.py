@@ -150,5 +150,7 @@ def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -
             f"{what}: {section.count} values of {section.dtype.name.lower()}, expected "
             f"{wanted[2]} of {wanted[1].name.lower()}"
         )
-    payload = torch.from_numpy(np.frombuffer(section.payload, np.uint8).copy())
-    return cast.decode(payload.view(cast.dtype).view(shape))
+    values_KD = torch.empty(shape, dtype=cast.dtype)
+    bytes_N = values_KD.view(-1).view(torch.uint8).numpy()
+    bytes_N[:] = np.frombuffer(section.payload, np.uint8)
+    return cast.decode(values_KD)

@@ -23,6 +23,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import owned_rows
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Port, Program
+from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
     SplitIds,
@@ -37,7 +38,6 @@ from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import Kind
 
 ID_BYTES = 4
-PREFIX = "lookups."
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +74,11 @@ class ServedTables(Tables):
         self._flying: dict[BatchNumber, _Flying] = {}
         self._loaded: dict[BatchNumber, Tensor] = {}
         self._updated = 0
+
+    @property
+    def trainer(self) -> int:
+        """Whose access this is."""
+        return self._port.rank // self._port.topology.stages
 
     @override
     def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
@@ -129,9 +134,8 @@ class ServedTables(Tables):
 
         By trainer and by how many batches they are ahead: tables will be of newer versions.
         """
-        trainer = self._port.rank // self._port.topology.stages
         return {
-            f"{PREFIX}{trainer}.{batch - self._updated}": flying.pooled_BFD
+            f"{LOOKUPS_PREFIX}{self.trainer}.{batch - self._updated}": flying.pooled_BFD
             for batch, flying in self._flying.items()
             if flying.pooled_BFD is not None
         }
@@ -141,9 +145,9 @@ class ServedTables(Tables):
 
         Args:
             version: of the tables.
-            values: `tensors` of all trainers.
+            values: `tensors`, of other trainers too.
         """
-        head = f"{PREFIX}{self._port.rank // self._port.topology.stages}."
+        head = f"{LOOKUPS_PREFIX}{self.trainer}."
         self._updated = version
         self._flying.clear()
         self._loaded = {

@@ -31,7 +31,13 @@ from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-MAILBOX_CAPACITY = 4096
+FRAMES_BESIDE_ROWS = 4096  # far more than a worker may have waiting
+
+
+def mailbox_capacity(config: Config) -> int:
+    """Frames that may wait for a worker: those of rows that were asked for ahead, and others."""
+    ahead = (config.embedding.staleness + 1) * config.parallel.table_servers
+    return FRAMES_BESIDE_ROWS + ahead
 
 
 def test_part(config: Config, shards: Shards) -> TestPart:
@@ -64,7 +70,7 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
         for rank in range(topology.stages)
     ]
     mailboxes = {
-        rank: Mailbox(channels[rank], layout.attempt, MAILBOX_CAPACITY)
+        rank: Mailbox(channels[rank], layout.attempt, mailbox_capacity(config))
         for rank in range(topology.num_workers)
     }
     return InProcessEngine(

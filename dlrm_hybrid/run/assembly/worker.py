@@ -24,7 +24,7 @@ from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.engine import MAILBOX_CAPACITY, test_part
+from dlrm_hybrid.run.assembly.engine import mailbox_capacity, test_part
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -60,7 +60,7 @@ def worker_rank(
     """
     topology, rank = layout.topology, channel.rank
     patience_seconds = config.network.patience_seconds
-    mailbox = Mailbox(channel, layout.attempt, MAILBOX_CAPACITY)
+    mailbox = Mailbox(channel, layout.attempt, mailbox_capacity(config))
     with ExitStack() as stack:
         pieces: Sequence[Piece] = ()
         tables: tuple[Tables | None, Tables | None] = (None, None)

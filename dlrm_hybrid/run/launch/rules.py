@@ -84,11 +84,13 @@ def _misfits(config: Config, launch: Launch) -> Iterator[str]:
         return
     size = build.topology(config).size
     if launch.size != size:
+        servers = f"parallel.servers = {parallel.servers}"
+        if parallel.table_servers:
+            servers += f", parallel.table_servers = {parallel.table_servers}"
         yield (
             f"{launch.size_key} = {launch.size}: parallel.trainers = {parallel.trainers}, "
-            f"parallel.cuts = [{', '.join(parallel.cuts)}] ({len(parallel.cuts) + 1} stages), "
-            f"parallel.servers = {parallel.servers} and parallel.table_servers = "
-            f"{parallel.table_servers} make {size} processes"
+            f"parallel.cuts = [{', '.join(parallel.cuts)}] ({len(parallel.cuts) + 1} stages) and "
+            f"{servers} make {size} processes"
         )
     if launch.num_nodes > 1 and config.network.bind is None:
         yield (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
-from dlrm_hybrid.parallel.tables.served import PREFIX as LOOKUPS
+from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
@@ -131,27 +131,41 @@ def other_compressors(
 
 
 def lookups_ahead(
-    checkpoint: Checkpoint, saved: Mapping[str, Any], config: Config, values: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    facts: Mapping[str, Any],
+    config: Config,
+    values: Mapping[str, Any],
+    trainers: Sequence[int],
 ) -> dict[str, Tensor]:
     """Rows that trainers had looked up before their batches, as `ServedTables.tensors` names them.
 
-    None where other keys say how far ahead that is: they are then looked up again.
+    None where other keys say how far ahead that is, which it says in the log: they are then looked
+    up again. At step 0 there are none yet.
 
     Args:
         checkpoint: to go on from.
-        saved: the values it was made with.
+        facts: of it.
         config: of this run.
         values: the same, as plain values.
+        trainers: that look up in this process.
 
     Raises:
         DataError: the checkpoint does not hold them.
     """
-    if config.embedding.name != "served" or not same_lookups(saved, values):
+    saved = facts["config"]
+    if not trainers or not facts["step"]:
+        return {}
+    if not same_lookups(saved, values):
+        if saved["embedding"].get("staleness"):
+            print(
+                f"{checkpoint.folder}: saved with other parallel.trainers or embedding.staleness; "
+                "rows that were looked up ahead are looked up again, with all updates"
+            )
         return {}
     shape = (config.train.batch_size, NUM_CATEGORICAL, config.model.embedding_dim)
     rows = {
-        f"{LOOKUPS}{trainer}.{ahead}": torch.empty(shape)
-        for trainer in range(config.parallel.trainers)
+        f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
+        for trainer in trainers
         for ahead in range(config.embedding.staleness)
     }
     checkpoint.fill(full_pieces(rows))

@@ -359,7 +359,7 @@ def _resume(job: _Job, trainer: Trainer, live: Report) -> Progress:
     dense = dense_values(saved, facts["config"], job.values)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
-    ahead = lookups_ahead(saved, facts["config"], job.config, job.values)
+    ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up)
     trainer.restart(progress.step, {**dense, **remembered(saved, compressors, trainers), **ahead})
     saved.fill(held.get("embeddings", []))
     # The sums of all workers are counted once.
