@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A refused line.
+    """A line of raw text that `prepare` refuses.
 
     Attributes:
         line: within its block, from 0.

@@ -33,7 +33,7 @@ _MAX_IDS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ColumnTask:
-    """One column to encode.
+    """A categorical column whose keys are to be replaced by ids.
 
     Attributes:
         spilled: file of keys, replaced by ids.

@@ -69,11 +69,11 @@ class Cast:
 
     def encode(self, input_tensor: Tensor, ctx: object = None) -> Tensor:
         """Float32 → `dtype`."""
-        return _times(input_tensor, self.scale).to(self.dtype)
+        return times(input_tensor, self.scale).to(self.dtype)
 
     def decode(self, input_grad: Tensor, ctx: object = None) -> Tensor:
         """`dtype` → float32."""
-        return _times(input_grad.float(), 1.0 / self.scale)
+        return times(input_grad.float(), 1.0 / self.scale)
 
     @property
     def quantized_dtype(self) -> torch.dtype:
@@ -94,7 +94,8 @@ class Cast:
         return input_tensor.shape[-1], 0
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
+def times(tensor: Tensor, factor: float) -> Tensor:
+    """A tensor multiplied by a factor; the tensor itself for a factor of 1."""
     return tensor if factor == 1.0 else tensor * factor
 
 

@@ -90,7 +90,7 @@ class Messenger:
         return self.channel.rank
 
     def send(self, to: int, kind: Kind, number: int, values: Mapping[str, Any]) -> None:
-        """Send values."""
+        """Send plain values as JSON, in a frame of this kind."""
         self.channel.send(to, message(kind, self.rank, self.attempt, number, values), 0)
 
     def send_tensors(self, to: int, kind: Kind, number: int, tensors: Mapping[str, Tensor]) -> None:

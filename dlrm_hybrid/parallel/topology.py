@@ -153,6 +153,11 @@ class Topology:
         return tuple(range(self.num_workers, self.num_workers + self.servers))
 
     @property
+    def all_servers(self) -> tuple[int, ...]:
+        """Ranks of all servers, of dense weights and then of tables."""
+        return tuple(range(self.num_workers, self.size))
+
+    @property
     def table_server_group(self) -> tuple[int, ...]:
         """Ranks of all table servers, in their order."""
         return tuple(range(self.num_workers + self.servers, self.size))

@@ -73,7 +73,7 @@ class Display(Protocol):
 
 
 class TrainingView(Protocol):
-    """Shows one training run."""
+    """Shows on the terminal what the ranks of a run report, and its result."""
 
     def live(self) -> AbstractContextManager[Callable[[Event], None]]:
         """Show the events given to the function, inside a `with`."""

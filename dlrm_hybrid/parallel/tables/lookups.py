@@ -23,10 +23,11 @@ from torch import Tensor
 
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange import decoded_ids, encoded_ids
-from dlrm_hybrid.model.sharding import Cast
+from dlrm_hybrid.model.sharding import Cast, times
 from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.dense import array_of, dense, packed
+from dlrm_hybrid.wire.dense import values_of as floats_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 Int64s = NDArray[np.int64]
@@ -133,9 +134,8 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
 
 def value_section(values_KD: Tensor, cast: Cast) -> Section:
     """Rows or gradients as they travel."""
-    sent_KD = cast.encode(values_KD).contiguous()
-    payload = sent_KD.view(-1).view(torch.uint8).numpy().data
-    return Section(2, Encoding.DENSE, _DTYPES[cast.dtype], sent_KD.numel(), payload)
+    sent_KD = times(values_KD, cast.scale).contiguous()
+    return packed(2, sent_KD.view(-1).numpy(), _DTYPES[cast.dtype])
 
 
 def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -> Tensor:
@@ -150,7 +150,4 @@ def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -
             f"{what}: {section.count} values of {section.dtype.name.lower()}, expected "
             f"{wanted[2]} of {wanted[1].name.lower()}"
         )
-    values_KD = torch.empty(shape, dtype=cast.dtype)
-    bytes_N = values_KD.view(-1).view(torch.uint8).numpy()
-    bytes_N[:] = np.frombuffer(section.payload, np.uint8)
-    return cast.decode(values_KD)
+    return times(torch.from_numpy(floats_of(section)).view(shape), 1.0 / cast.scale)

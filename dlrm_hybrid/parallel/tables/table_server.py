@@ -38,7 +38,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """How tables are served.
+    """How a table server answers lookups and applies updates.
 
     Attributes:
         staleness: how many batches a lookup may be ahead of the updates it sees.

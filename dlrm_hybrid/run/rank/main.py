@@ -295,8 +295,7 @@ def _answer(job: _Job, channel: MeteredChannel, handlers: Mapping[FrameKind, Han
 def _leave_servers(job: _Job, channel: MeteredChannel, step: int) -> None:
     rank, attempt = job.task.rank, job.task.attempt
     goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
-    topology = job.layout.topology
-    for server in (*topology.server_group, *topology.table_server_group):
+    for server in job.layout.topology.all_servers:
         channel.send(server, goodbye, 0)
 
 
@@ -325,11 +324,7 @@ def _train(
                 messenger=trainer.messenger,
                 leader=trainer.leader,
                 names=job.names,
-                servers=(
-                    (*topology.server_group, *topology.table_server_group)
-                    if len(job.names) > 1
-                    else ()
-                ),
+                servers=topology.all_servers if len(job.names) > 1 else (),
                 settled=trainer.settled,
                 committer=committer(task, job.config, job.values, job.shards, title),
                 writer=job.writer,

@@ -32,7 +32,7 @@ Entry = Callable[[str, Report, StopRequest], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One process to start.
+    """A process of a run, as the supervisor starts it.
 
     Attributes:
         index: its number in the run.
