@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import final
 
@@ -21,7 +21,7 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.tables.served import ServedTables
+from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
@@ -47,7 +47,6 @@ class Ranks:
         channels: of all ranks.
         tables: all of them, and what optimizers remember of them.
         table_servers: with their channels.
-        served: access to them by worker, where there are any.
     """
 
     workers: Sequence[Worker]
@@ -57,7 +56,6 @@ class Ranks:
     channels: Sequence[MeteredChannel]
     tables: Sequence[Piece]
     table_servers: Sequence[tuple[Channel, TableServer]] = ()
-    served: Mapping[int, ServedTables] = field(default_factory=dict[int, ServedTables])
 
 
 @final
@@ -173,13 +171,11 @@ class InProcessEngine:
 
     def pieces(self) -> list[Piece]:
         """Views of all that a checkpoint must hold; copying into them loads one."""
-        served = self.ranks.served
-        self.runner.run({rank: tables.receive_ahead() for rank, tables in served.items()})
-        remembered = {
-            name: tensor
-            for one in (*self.ranks.compressions, *served.values())
-            for name, tensor in one.tensors().items()
-        }
+        ahead = self.runner.run(
+            {rank: tables.state_ahead() for rank, tables in self._tables().items()}
+        )
+        held = (*(one.tensors() for one in self.ranks.compressions), *ahead.values())
+        remembered = {name: tensor for one in held for name, tensor in one.items()}
         return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 
     def settled(self) -> Version:
@@ -201,13 +197,18 @@ class InProcessEngine:
             client.restart(step, values)
         for _, server in self.ranks.table_servers:
             server.restart(Version(step))
-        for tables in self.ranks.served.values():
+        for tables in self._tables().values():
             tables.restart(Version(step), values)
 
     @property
     def looking_up(self) -> Sequence[int]:
-        """The trainers that look up served tables: all, or none."""
-        return [tables.trainer for tables in self.ranks.served.values()]
+        """The trainers that look up rows in this process: all."""
+        return range(len(self.reads))
+
+    def _tables(self) -> dict[int, Tables]:
+        """Access to the tables by rank."""
+        workers = self.ranks.workers
+        return {one.rank: one.tables for one in workers if one.tables is not None}
 
     def _check_weights(self, step: int) -> None:
         """Where no server has seen what was pushed."""

@@ -21,7 +21,6 @@ from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
-from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
 from dlrm_hybrid.telemetry.metrics import BinaryScores
@@ -58,7 +57,6 @@ class WorkerRank:
         client: of its weights.
         compression: all that it compresses with.
         tables: what it holds of them.
-        served: its access to served tables; None where it has none.
         read: gives the training batches of its trainer, and those that follow.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
@@ -73,7 +71,6 @@ class WorkerRank:
     client: ServerClient | LocalClient
     compression: Compression
     tables: Sequence[Piece]
-    served: ServedTables | None
     read: ReadAhead
     schedule: Schedule
     evaluation: WorldEvaluation
@@ -154,9 +151,8 @@ class WorkerRank:
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker."""
         held = dict(self.compression.tensors())
-        if self.served is not None:
-            self.runner.run(self.served.receive_ahead())
-            held |= self.served.tensors()
+        if self.worker.tables is not None:
+            held |= self.runner.run(self.worker.tables.state_ahead())
         if isinstance(self.client, LocalClient):
             held |= self.client.tensors()
         return [*full_pieces(held), *self.tables]
@@ -167,8 +163,8 @@ class WorkerRank:
 
     @property
     def looking_up(self) -> Sequence[int]:
-        """The trainers that look up served tables in this process."""
-        return () if self.served is None else (self.served.trainer,)
+        """The trainers that look up rows in this process."""
+        return () if self.worker.tables is None else (self.worker.rank // self.topology.stages,)
 
     def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
@@ -176,8 +172,8 @@ class WorkerRank:
         self._met = _Met(step)
         self.compression.load(values)
         self.client.restart(step, values)
-        if self.served is not None:
-            self.served.restart(Version(step), values)
+        if self.worker.tables is not None:
+            self.worker.tables.restart(Version(step), values)
 
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""

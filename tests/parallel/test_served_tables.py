@@ -213,8 +213,8 @@ def test_a_world_goes_on_from_what_it_held(trainers: int, servers: int, stalenes
     unbroken, world = (World(trainers, servers, staleness) for _ in range(2))
     unbroken.learn(0, 20)
     world.learn(0, 9)
-    world.runner.run({n: tables.receive_ahead() for n, tables in enumerate(world.tables)})
-    ahead = {name: one for tables in world.tables for name, one in tables.tensors().items()}
+    states = world.runner.run({n: tables.state_ahead() for n, tables in enumerate(world.tables)})
+    ahead = {name: one for state in states.values() for name, one in state.items()}
     assert len(ahead) == trainers * staleness
     resumed = World(trainers, servers, staleness)
     for server, other in zip(resumed.servers, world.servers, strict=True):

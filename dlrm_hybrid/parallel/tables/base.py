@@ -5,12 +5,13 @@ Shapes: B batch, F tables, D embedding dimension.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.types import BatchNumber, Version
 
 
 class Tables(Protocol):
@@ -23,7 +24,6 @@ class Tables(Protocol):
             batch: its number; batches come in their order, each at least once.
             ids_FB: int64, contiguous.
         """
-        ...
 
     def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
         """Pooled rows float32 (B, F, D), detached, that `update` will follow.
@@ -48,6 +48,19 @@ class Tables(Protocol):
     def predict(self, ids_FB: Tensor) -> Program[Tensor]:
         """Pooled rows as `lookup` gives them; no update follows."""
         ...
+
+    def state_ahead(self) -> Program[dict[str, Tensor]]:
+        """What a checkpoint must hold of rows that have been asked for; waits for them."""
+        yield from ()
+        return {}
+
+    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
+        """Go on after so many batches, with nothing under way but what `values` hold of it.
+
+        Args:
+            version: of the tables.
+            values: `state_ahead` of this trainer, and other tensors; may have none of it.
+        """
 
 
 def mean_part(gradient_BFD: Tensor, trainers: int) -> Tensor:

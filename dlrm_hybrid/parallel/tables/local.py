@@ -48,10 +48,6 @@ class LocalTables(Tables):
         self._pooled: dict[BatchNumber, Tensor] = {}
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
-        pass
-
-    @override
     def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
         yield from ()
         with self._looking_up:

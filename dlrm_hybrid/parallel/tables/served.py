@@ -52,6 +52,8 @@ class _Flying:
 class ServedTables(Tables):
     """One trainer's access to tables on table servers.
 
+    A batch is updated before the next one is looked up: schedules with delays need more.
+
     Args:
         port: of the worker.
         spec: the tables.
@@ -71,14 +73,10 @@ class ServedTables(Tables):
         self._dim = spec.embedding_dim
         self._row_cast, self._gradient_cast = casts(precision)
         self._looking_up = clock.within(Span.EMBEDDING)
+        self._prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
         self._flying: dict[BatchNumber, _Flying] = {}
         self._loaded: dict[BatchNumber, Tensor] = {}
         self._updated = 0
-
-    @property
-    def trainer(self) -> int:
-        """Whose access this is."""
-        return self._port.rank // self._port.topology.stages
 
     @override
     def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
@@ -123,31 +121,19 @@ class ServedTables(Tables):
             self._ask(split, self._updated, EVALUATION)
         return (yield from self._receive(split, self._updated, EVALUATION))
 
-    def receive_ahead(self) -> Program[None]:
-        """Wait for all rows that have been asked for, so that `tensors` has them."""
+    @override
+    def state_ahead(self) -> Program[dict[str, Tensor]]:
+        # By how many batches they are ahead: the tables will be of newer versions.
+        held: dict[str, Tensor] = {}
         for batch, flying in self._flying.items():
             if flying.pooled_BFD is None:
                 flying.pooled_BFD = yield from self._receive(flying.split, batch, 0)
+            held[f"{self._prefix}{batch - self._updated}"] = flying.pooled_BFD
+        return held
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Rows of batches to come, as they were asked for: what a checkpoint must hold of them.
-
-        By trainer and by how many batches they are ahead: tables will be of newer versions.
-        """
-        return {
-            f"{LOOKUPS_PREFIX}{self.trainer}.{batch - self._updated}": flying.pooled_BFD
-            for batch, flying in self._flying.items()
-            if flying.pooled_BFD is not None
-        }
-
+    @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        """Go on after so many batches; rows that are not among `values` are asked for again.
-
-        Args:
-            version: of the tables.
-            values: `tensors`, of other trainers too.
-        """
-        head = f"{LOOKUPS_PREFIX}{self.trainer}."
+        head = self._prefix
         self._updated = version
         self._flying.clear()
         self._loaded = {

@@ -123,10 +123,6 @@ class SharedTables(Tables):
         self._group = group
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
-        pass
-
-    @override
     def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
         request = LookupRequest(batch, ids_FB, lr)
         return (yield Together(self._group, self._joint.lookup, request))

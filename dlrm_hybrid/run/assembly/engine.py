@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
@@ -19,7 +19,6 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import model as build_model
@@ -131,7 +130,6 @@ def _ranks(
         channels=channels,
         tables=own.pieces,
         table_servers=own.servers,
-        served=own.served,
     )
 
 
@@ -158,14 +156,12 @@ class _Access:
         training: for batches that are learned from.
         evaluation: for trainer 0 alone.
         servers: of served tables, with their channels.
-        served: `training` of served tables.
     """
 
     pieces: Sequence[Piece]
     training: Mapping[int, Tables]
     evaluation: Mapping[int, Tables]
     servers: Sequence[tuple[MeteredChannel, TableServer]] = ()
-    served: Mapping[int, ServedTables] = field(default_factory=dict[int, ServedTables])
 
 
 def _shared(
@@ -206,5 +202,4 @@ def _served(
         training=own,
         evaluation=own,
         servers=servers,
-        served=own,
     )

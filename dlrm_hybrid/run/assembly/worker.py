@@ -21,7 +21,6 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import mailbox_capacity, test_part
@@ -124,7 +123,6 @@ def _worker(
         client=parts.client,
         compression=parts.compression,
         tables=pieces,
-        served=tables[0] if isinstance(tables[0], ServedTables) else None,
         read=ReadAhead(
             meter.clock.timed(Span.READ, loader.read),
             config.embedding.staleness if tables[0] is not None else 0,

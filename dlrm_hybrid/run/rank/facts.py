@@ -137,7 +137,7 @@ def lookups_ahead(
     values: Mapping[str, Any],
     trainers: Sequence[int],
 ) -> dict[str, Tensor]:
-    """Rows that trainers had looked up before their batches, as `ServedTables.tensors` names them.
+    """Rows that trainers had looked up before their batches, as `ServedTables.state_ahead` names.
 
     None where other keys say how far ahead that is, which it says in the log: they are then looked
     up again. At step 0 there are none yet.
@@ -153,7 +153,7 @@ def lookups_ahead(
         DataError: the checkpoint does not hold them.
     """
     saved = facts["config"]
-    if not trainers or not facts["step"]:
+    if config.embedding.name != "served" or not trainers or not facts["step"]:
         return {}
     if not same_lookups(saved, values):
         if saved["embedding"].get("staleness"):
