@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -21,9 +23,11 @@ from rich.progress import track
 
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.kernels import ALL
+from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.telemetry.machine import Machine, describe
+from dlrm_hybrid.telemetry.summary import COMPLETE
 
 SEED = 0
 DENSITIES = (0.1, 0.01, 0.001)
@@ -69,6 +73,24 @@ def command() -> str:
     """The command that was typed, run from the root of the repository."""
     script = Path(sys.argv[0]).resolve()
     return shlex.join(["python", os.path.relpath(script, script.parents[2]), *sys.argv[1:]])
+
+
+def train_once(folder: Path, *overrides: str) -> Run:
+    """The run in a folder, trained now unless it is complete there.
+
+    So a broken measurement goes on where it was. What the run says goes to standard error.
+
+    Args:
+        folder: of the run; one that was broken off is removed.
+        overrides: of the run.
+    """
+    if is_run(folder):
+        if (found := read_run(folder)).status == COMPLETE:
+            return found
+        shutil.rmtree(folder)
+    argv = [sys.executable, "-m", "dlrm_hybrid", "train", *overrides, f"hydra.run.dir={folder}"]
+    subprocess.run(argv, check=True, stdout=sys.stderr)
+    return read_run(folder)
 
 
 def load() -> str:

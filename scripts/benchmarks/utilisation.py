@@ -10,24 +10,20 @@ else stands on the command line goes to every run. Needs what `network=emulated`
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, final
 
-from harness import Row, command, load, render, section, spread
+from harness import Row, command, load, render, section, spread, train_once
 from matplotlib.axes import Axes
 
 from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText
-from dlrm_hybrid.report.runs import Run, is_run, read_run
+from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.report.tables import SPANS, microseconds_by_role
 from dlrm_hybrid.telemetry.machine import describe
-from dlrm_hybrid.telemetry.summary import COMPLETE
 
 WORLDS = ("baseline", "dct_dp", "dct_mp", "dct_hybrid")
 COMMON = (
@@ -57,7 +53,9 @@ def main() -> None:
     for rate in options.rates:
         for turn in range(options.repeats):
             for world in options.worlds:
-                train(folder_of(options.runs, rate, world, turn), world, rate, overrides)
+                link = ("network=emulated", f"network.rate={rate}")
+                folder = folder_of(options.runs, rate, world, turn)
+                train_once(folder, f"+experiment={world}", *link, *COMMON, *overrides)
     found = {
         rate: turns_of(options.runs, rate, options.worlds, options.repeats)
         for rate in options.rates
@@ -75,18 +73,6 @@ def main() -> None:
 def folder_of(runs: Path, rate: str, world: str, turn: int) -> Path:
     """Of one run."""
     return runs / rate / f"{world}-{turn}"
-
-
-def train(folder: Path, world: str, rate: str, overrides: Sequence[str]) -> None:
-    """Run one world, unless that has been done; what the run says goes to standard error."""
-    if is_run(folder):
-        if read_run(folder).status == COMPLETE:
-            return
-        shutil.rmtree(folder)  # broken off
-    link = ("network=emulated", f"network.rate={rate}")
-    words = (f"+experiment={world}", *link, *COMMON, *overrides, f"hydra.run.dir={folder}")
-    argv = [sys.executable, "-m", "dlrm_hybrid", "train", *words]
-    subprocess.run(argv, check=True, stdout=sys.stderr)
 
 
 def turns_of(runs: Path, rate: str, worlds: Sequence[str], repeats: int) -> dict[str, list[Run]]:

@@ -1,0 +1,258 @@
+"""Tables on table servers beside tables in the trainers: scores, bytes, and speed on slow links.
+
+    python scripts/benchmarks/served.py quality RUNS    test log-loss over how stale lookups are
+    python scripts/benchmarks/served.py bytes RUNS      of tables, beside what the rows let expect
+    python scripts/benchmarks/served.py links RUNS      samples per second on links that are late
+
+Trains in folders of RUNS; what is complete there is not run again, so a broken measurement goes on
+where it was. What else stands on the command line goes to every run. `links` needs what
+`network=emulated` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import torch
+from harness import Row, command, load, render, section, spread, train_once
+from utilisation import cpu_percent, faster, network_percent, speed
+from world import ranks
+
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.loader import START
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.model.embeddings import distinct_ids
+from dlrm_hybrid.model.exchange import encoded_ids
+from dlrm_hybrid.report.measures import mean_spread
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.run.assembly import build, model
+from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.telemetry.traffic import Phase
+
+SERVED = ("embedding=served", "parallel.table_servers=1")
+BOUNDED = "sync=bounded"
+
+QUALITY_WORLDS: Mapping[str, Sequence[str]] = {
+    "sharded": (),
+    "served-0": SERVED,
+    "served-4": (*SERVED, "embedding.staleness=4"),
+    "served-16": (*SERVED, "embedding.staleness=16"),
+    "bounded-1": (BOUNDED,),
+    "served-4-bounded-1": (*SERVED, "embedding.staleness=4", BOUNDED),
+}
+QUALITY = (
+    *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[]"),
+    *("optimizer.schedule=linear", "checkpoint.minutes=0"),
+)
+SEEDS = (0, 1, 2)
+
+BYTES_WORLDS: Mapping[str, Sequence[str]] = {"sharded": (), "served": SERVED}
+COMPRESSED = (
+    *("+experiment=dct_hybrid", "train.evaluate_every=0"),
+    *("checkpoint.every=0", "checkpoint.minutes=0"),
+)
+BATCH_SIZES = (128, 2048)
+BYTES_ROWS = 2 * 128 * 205
+
+LINK_WORLDS: Mapping[str, Sequence[str]] = {
+    "sharded, sync": (),
+    "sharded, bounded 1": (BOUNDED,),
+    "served 0, sync": SERVED,
+    "served 4, sync": (*SERVED, "embedding.staleness=4"),
+    "served 4, bounded 1": (*SERVED, "embedding.staleness=4", BOUNDED),
+    "served 4, bounded 2": (*SERVED, "embedding.staleness=4", BOUNDED, "sync.staleness=2"),
+}
+LINKS: Mapping[str, Sequence[str]] = {
+    "100mbit-20ms": ("network.rate=100mbit", "network.latency=20ms", "train.steps=85"),
+    "1gbit-1ms": ("network.rate=1gbit", "network.latency=1ms", "train.steps=305"),
+}
+CUTS: Mapping[str, Sequence[str]] = {
+    "3": (),
+    "2": ("parallel.cuts=[bottom.2]",),
+    "1": ("parallel.cuts=[]", "activation=none", "activation.precision=float32"),
+}
+LATE = (*COMPRESSED, "network=emulated", "data.rows=100000", "train.epochs=10")
+LINKS_NOTE = """
+Samples/s and their ratio to the first row, turn by turn: median (lowest – highest). A step's time
+is also given in one-way delays of the link, for it is mostly a row of them. Network use is that of
+the busiest link, CPU use that of all cores, without what emulating takes."""
+
+
+def main() -> None:
+    """Run what is missing of what the first word says, print the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("quality", "bytes", "links"))
+    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of links")
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
+    parser.add_argument("--stages", nargs="+", choices=CUTS, default=["3"], help="of links")
+    options, overrides = parser.parse_known_args()
+    machine = describe()
+    if options.what == "quality":
+        page = render("Test scores", machine, command(), quality(options.runs, overrides))
+    elif options.what == "bytes":
+        found = run_bytes(options.runs, overrides)
+        rows = [bytes_row(*one) for one in found.items()]
+        page = render("Bytes of tables", machine, command(), rows)
+        page += section("CPU time of the table server", [cpu_row(*one) for one in found.items()])
+    else:
+        cases = list(product(options.links, options.stages))
+        turns = [run_links(options.runs, *one, options.repeats, overrides) for one in cases]
+        tables = [link_rows(*case, *one) for case, one in zip(cases, turns, strict=True)]
+        page = render("Speed on late links", machine, command(), tables[0])
+        for (link, stages), rows in list(zip(cases, tables, strict=True))[1:]:
+            page += section(f"{link}, {stages} stages", rows)
+        page += LINKS_NOTE
+    print(f"{page}\n{load()}")
+
+
+def quality(runs: Path, overrides: Sequence[str]) -> list[Row]:
+    """Test log-loss of each world by seed, and against the first world's of the same seed."""
+    losses: dict[str, list[float]] = {name: [] for name in QUALITY_WORLDS}
+    for seed, (name, world) in product(SEEDS, QUALITY_WORLDS.items()):
+        folder = runs / "quality" / f"{name}-{seed}"
+        run = train_once(folder, *QUALITY, *world, f"train.seed={seed}", *overrides)
+        losses[name].append(run.summary["test"]["loss"])
+    first = next(iter(losses.values()))
+    return [
+        {
+            "world": name,
+            **{f"seed {seed}": f"{loss:.4f}" for seed, loss in zip(SEEDS, found, strict=True)},
+            "mean": mean_spread(found, 4),
+            "to the first, %": mean_spread(
+                [100 * (one / base - 1) for one, base in zip(found, first, strict=True)], 2, "+"
+            ),
+        }
+        for name, found in losses.items()
+    ]
+
+
+Case = tuple[str, int]
+"""Name of a world, rows of a trainer's batch."""
+
+
+def run_bytes(runs: Path, overrides: Sequence[str]) -> dict[Case, Run]:
+    """A run of each world and batch size, each of the same number of rows."""
+    found: dict[Case, Run] = {}
+    for batch_size, (name, world) in product(BATCH_SIZES, BYTES_WORLDS.items()):
+        steps = max(5 + BYTES_ROWS // (2 * batch_size), 20)
+        words = (*COMPRESSED, *world, f"train.batch_size={batch_size}", f"train.steps={steps}")
+        folder = runs / "bytes" / f"{name}-{batch_size}"
+        found[name, batch_size] = train_once(folder, *words, *overrides)
+    return found
+
+
+def bytes_row(case: Case, run: Run) -> Row:
+    """What a run has sent for its tables, and what its rows let expect."""
+    name, batch_size = case
+    samples = run.summary["samples_per_second"] * run.summary["seconds"]
+    counted = run.summary["network"]["by_class"]["embedding"]["bytes"] / samples
+    distinct, expected = expected_bytes(validate(run.config), run.summary["steps"])
+    return {
+        "world": name,
+        "batch": batch_size,
+        "distinct ids per sample": f"{distinct:.2f}",
+        "bytes per sample": f"{counted:,.1f}",
+        "formula": f"{expected:,.1f}",
+        "more": f"{counted / expected - 1:+.1%}",
+    }
+
+
+def expected_bytes(config: Config, steps: int) -> tuple[float, float]:
+    """Distinct ids per sample, and bytes without headers: rows, gradients and ids that travel.
+
+    With table servers all rows and gradients do, and ids twice; else what the other trainers own.
+
+    Args:
+        config: of the run, with the prepared rows of its data.
+        steps: of it.
+    """
+    shards = open_shards(build.prepared_folder(config), None)
+    rows_F = np.array(shards.manifest.table_rows, np.int64)
+    trainers, batch_size = config.parallel.trainers, config.train.batch_size
+    distinct, id_bytes = 0, 0
+    for trainer in range(trainers):
+        state, loader = START, model.loader(config, shards, trainer)
+        for _ in range(steps):
+            batch, state = loader.read(state)
+            ids = distinct_ids(torch.from_numpy(batch.ids_FB), np.arange(len(rows_F)))
+            distinct += len(ids.ids_K)
+            id_bytes += len(encoded_ids(ids.ids_K, ids.counts_F, rows_F, batch_size))
+    samples = trainers * batch_size * steps
+    value_bytes = 4 if config.embedding.comm_precision == "float32" else 2
+    both_ways = 2 * config.model.embedding_dim * value_bytes * distinct
+    is_served = config.embedding.name == "served"
+    travels = 1.0 if is_served else (trainers - 1) / trainers
+    return distinct / samples, travels * (both_ways + (1 + is_served) * id_bytes) / samples
+
+
+def cpu_row(case: Case, run: Run) -> Row:
+    """CPU time of all ranks of a kind with their threads, for each batch of a trainer."""
+    name, batch_size = case
+    samples = run.summary["samples_per_second"] * run.summary["seconds"]
+    spent = dict.fromkeys(("tables", "worker", "server"), 0.0)
+    for rank in ranks(run.folder):
+        spent[rank["role"].partition("-")[0]] += rank["cpu_seconds"][Phase.TRAIN]
+    microseconds = {kind: 1e6 * batch_size * of / samples for kind, of in spent.items()}
+    return {
+        "world": name,
+        "batch": batch_size,
+        "table server, µs per batch": microseconds["tables"] or None,
+        "workers": microseconds["worker"],
+        "dense server": microseconds["server"],
+        "all": sum(microseconds.values()),
+    }
+
+
+def run_links(
+    runs: Path, link: str, stages: str, repeats: int, overrides: Sequence[str]
+) -> tuple[dict[str, list[Run]], float]:
+    """Runs of each world by turns, and the one-way delay in seconds."""
+    turns: dict[str, list[Run]] = {name: [] for name in LINK_WORLDS}
+    for turn, (name, world) in product(range(repeats), LINK_WORLDS.items()):
+        folder = (
+            runs / link / f"{stages}-stages" / f"{name.replace(', ', '-').replace(' ', '-')}-{turn}"
+        )
+        words = (*LATE, *LINKS[link], *CUTS[stages], *world)
+        turns[name].append(train_once(folder, *words, *overrides))
+    first = next(iter(turns.values()))[0]
+    return turns, first.summary["network"]["latency"]["one_way_seconds"]
+
+
+def link_rows(
+    link: str, stages: str, turns: Mapping[str, Sequence[Run]], one_way_seconds: float
+) -> list[Row]:
+    """What each world reaches on one kind of links."""
+    first = next(iter(turns.values()))
+    return [
+        {
+            f"{link}, {stages} stages": name,
+            "samples/s": spread([speed(run) for run in runs], 0),
+            "to the first": spread(faster(runs, first), 2),
+            "ms per step": f"{1e3 * step_seconds(runs):.1f}",
+            "one-way delays": f"{step_seconds(runs) / one_way_seconds:.1f}",
+            "network, %": f"{median(network_percent(run) for run in runs):.1f}",
+            "CPU, %": f"{median(cpu_percent(run) for run in runs):.0f}",
+            "train loss": f"{mean(run.summary['train']['loss'] for run in runs):.4f}",
+        }
+        for name, runs in turns.items()
+    ]
+
+
+def step_seconds(runs: Sequence[Run]) -> float:
+    """Of a step of all trainers; the median over runs."""
+    config = runs[0].config
+    samples = config["parallel"]["trainers"] * config["train"]["batch_size"]
+    return samples / median(speed(run) for run in runs)
+
+
+if __name__ == "__main__":
+    main()
