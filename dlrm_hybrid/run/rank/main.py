@@ -8,15 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
-from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
-from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.comm.rendezvous import Rendezvous, share_folder
@@ -25,17 +23,15 @@ from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.kernels.jit import unforeseen
-from dlrm_hybrid.parallel.dense.server import Handle, serve
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.world import Layout
-from dlrm_hybrid.run.folder import check_checkpoint, write_whole
+from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.rank.evaluate import checking, evaluating
 from dlrm_hybrid.run.rank.facts import (
     changed_arithmetic,
@@ -45,61 +41,27 @@ from dlrm_hybrid.run.rank.facts import (
     other_compressors,
     resumed,
 )
+from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.serving import leave_servers, serve_dense, serve_tables
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.loop import Parts, train
-from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import COMPRESSOR, CheckpointWriter, piece_groups
-from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.train.table_server_rank import TableServerRank
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import InterruptedRunError, PreemptedError, Version
-from dlrm_hybrid.wire.frame import Frame
-from dlrm_hybrid.wire.frame import Kind as FrameKind
-
-# A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
-IDLE_SECONDS = 86_400.0
+from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
 Trainer = InProcessEngine | WorkerRank
 """What a process trains with: all ranks of a world, or one of its workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """What every process of a run knows."""
-
-    task: TrainTask
-    values: Mapping[str, Any]
-    config: Config
-    shards: Shards
-    plan: Plan
-    layout: Layout
-    clock: SpanClock
-    names: Mapping[int, str]
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder that holds all checkpoints of the run."""
-        return Path(self.task.run_folder) / CHECKPOINTS
-
-    @property
-    def writer(self) -> ShardWriter:
-        """Writes what this process holds."""
-        rank = self.names[self.task.rank]
-        return ShardWriter(root=self.checkpoints, rank=rank, attempt=self.task.attempt)
-
-    def facts(self, folder: Path) -> Mapping[str, Any]:
-        """Of a checkpoint that the run may resume from."""
-        return check_checkpoint(folder, self.values, self.shards, new_run=not self.task.goes_on)
 
 
 def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
@@ -132,7 +94,7 @@ def be_rank(
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
-    job = _Job(
+    job = Job(
         task=task,
         values=values,
         config=config,
@@ -156,7 +118,7 @@ def be_rank(
         print(f"kernels that are not compiled ahead: {', '.join(late)}", file=sys.stderr)
 
 
-def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:
+def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:
     with (
         _world_channel(job, rendezvous) as (channel, inner),
         sampled(build_world.address(job.config), build.link_rate(job.config)) as interface,
@@ -168,10 +130,10 @@ def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: Sto
         role = job.layout.topology.role(job.task.rank)
         with _telling(job, report, meter, inner.unknown_peers):
             if isinstance(role, ServerRole):
-                _serve(job, role.index, channel, meter)
+                serve_dense(job, role.index, channel, meter)
                 return
             if isinstance(role, TableServerRole):
-                _serve_tables(job, role.index, channel, meter)
+                serve_tables(job, role.index, channel, meter)
                 return
             group = GroupOptions(
                 rendezvous=rendezvous,
@@ -183,7 +145,7 @@ def _be_one_of_many(job: _Job, rendezvous: Rendezvous, report: Report, stop: Sto
                 build_worker.worker_rank(
                     job.config, job.layout, job.shards, channel, group, meter
                 ) as worker,
-                _at_end(lambda: _leave_servers(job, channel, worker.step)),
+                _at_end(lambda: leave_servers(job, channel, worker.step)),
             ):
                 _train(job, worker, meter, report, stop)
 
@@ -201,7 +163,7 @@ def _at_end(act: Callable[[], None]) -> Generator[None, None, None]:
 
 @contextmanager
 def _world_channel(
-    job: _Job, rendezvous: Rendezvous
+    job: Job, rendezvous: Rendezvous
 ) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
     """The rank's end of the network, and who notices there when a rank goes.
 
@@ -226,7 +188,7 @@ def _world_channel(
 
 
 def _telling(
-    job: _Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
+    job: Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
 ) -> AbstractContextManager[None]:
     """Tell at the end what the process has counted."""
     rank = job.task.rank
@@ -243,65 +205,7 @@ def _telling(
     return _at_end(tell)
 
 
-def _serve(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
-    server = build_world.server(job.config, job.layout, index, job.clock)
-    meter.versions = server.versions
-    start = 0
-    if job.task.resume_from is not None:
-        folder = checkpoint_folder.find(Path(job.task.resume_from))
-        facts = job.facts(folder)
-        start = facts["step"]
-        dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
-        for outgoing in server.restart(start, dense):
-            channel.send(*outgoing)
-    answering = ServerRank(
-        server=server,
-        collect=build_world.collectives(job.config, job.layout, index),
-        rank=job.task.rank,
-        attempt=job.task.attempt,
-        meter=meter,
-        start=start,
-        writer=job.writer,
-    )
-    meter.step = _answer(job, channel, answering.handlers())
-
-
-def _serve_tables(job: _Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
-    server = build_world.table_server(job.config, job.layout, index, job.clock)
-    start = 0
-    if job.task.resume_from is not None:
-        folder = checkpoint_folder.find(Path(job.task.resume_from))
-        start = job.facts(folder)["step"]
-        open_checkpoint(folder).fill(server.pieces())
-        server.restart(Version(start))
-    answering = TableServerRank(
-        server=server,
-        rank=job.task.rank,
-        attempt=job.task.attempt,
-        meter=meter,
-        start=start,
-        staleness=job.config.embedding.staleness,
-        writer=job.writer,
-    )
-    meter.step = _answer(job, channel, answering.handlers())
-
-
-def _answer(job: _Job, channel: MeteredChannel, handlers: Mapping[FrameKind, Handle]) -> int:
-    """Answer until all workers have left; the ticks they have done."""
-    timed = {kind: job.clock.timed(Span.APPLY, handle) for kind, handle in handlers.items()}
-    return serve(channel, timed, range(job.layout.topology.num_workers), IDLE_SECONDS)
-
-
-def _leave_servers(job: _Job, channel: MeteredChannel, step: int) -> None:
-    rank, attempt = job.task.rank, job.task.attempt
-    goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
-    for server in job.layout.topology.all_servers:
-        channel.send(server, goodbye, 0)
-
-
-def _train(
-    job: _Job, trainer: Trainer, meter: RankMeter, report: Report, stop: StopRequest
-) -> None:
+def _train(job: Job, trainer: Trainer, meter: RankMeter, report: Report, stop: StopRequest) -> None:
     """Train to the end; only the leader records, and shows its progress."""
     live = report if trainer.leads else _say_nothing
     progress = _resume(job, trainer, live)
@@ -342,7 +246,7 @@ def _say_nothing(event: Event) -> None:
     """Only the leader shows its progress."""
 
 
-def _resume(job: _Job, trainer: Trainer, live: Report) -> Progress:
+def _resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     """Go on from the checkpoint of the task, if it names one."""
     if job.task.resume_from is None:
         return Progress()
@@ -361,7 +265,7 @@ def _resume(job: _Job, trainer: Trainer, live: Report) -> Progress:
     return progress if trainer.leads else replace(progress, interval=Interval())
 
 
-def _open_sink(job: _Job, report: Report, progress: Progress) -> Sink:
+def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
     """Where the events on record go, after those that will be lived through again are dropped."""
     folder = Path(job.task.run_folder)
     path = folder / EVENTS_FILE
@@ -374,7 +278,7 @@ def _open_sink(job: _Job, report: Report, progress: Progress) -> Sink:
     return Fanout(sinks)
 
 
-def _started(job: _Job, progress: Progress) -> Event:
+def _started(job: Job, progress: Progress) -> Event:
     """The first event of an attempt."""
     config, shards = job.config, job.shards
     measured = build_model.measured_bfloat16(config, shards.table_rows)

@@ -1,0 +1,47 @@
+"""What every process of a run knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.run.assembly.world import Layout
+from dlrm_hybrid.run.folder import check_checkpoint
+from dlrm_hybrid.run.request import TrainTask
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.progress import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run, and which of its processes this is."""
+
+    task: TrainTask
+    values: Mapping[str, Any]
+    config: Config
+    shards: Shards
+    plan: Plan
+    layout: Layout
+    clock: SpanClock
+    names: Mapping[int, str]
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that holds all checkpoints of the run."""
+        return Path(self.task.run_folder) / CHECKPOINTS
+
+    @property
+    def writer(self) -> ShardWriter:
+        """Writes what this process holds."""
+        rank = self.names[self.task.rank]
+        return ShardWriter(root=self.checkpoints, rank=rank, attempt=self.task.attempt)
+
+    def facts(self, folder: Path) -> Mapping[str, Any]:
+        """Of a checkpoint that the run may resume from."""
+        return check_checkpoint(folder, self.values, self.shards, new_run=not self.task.goes_on)
