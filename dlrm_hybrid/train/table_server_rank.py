@@ -16,7 +16,7 @@ from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -62,19 +62,19 @@ class TableServerRank:
         return [*outgoing, *self._saved()] if self._waiting else outgoing
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
-        """Waits until the updates of all steps before it are applied."""
+        """Waits until the tables are of the version that the checkpoint holds."""
         self._waiting.append(frame)
         return self._saved()
 
     def _saved(self) -> list[Outgoing]:
-        ready = [one for one in self._waiting if values_of(one)["step"] <= self.server.version]
+        ready = [one for one in self._waiting if self._due(one) <= self.server.version]
         self._waiting = [one for one in self._waiting if one not in ready]
         return [self._copied(frame) for frame in ready]
 
     def _copied(self, frame: Frame) -> Outgoing:
         self.meter.switch(Phase.CHECKPOINT)
         step = values_of(frame)["step"]
-        if self.server.version > step:
+        if self.server.version > self._due(frame):
             raise DlrmError(
                 f"rank {self.rank}: asked to save the tables of step {step}, which are at version "
                 f"{self.server.version}"
@@ -82,6 +82,9 @@ class TableServerRank:
         self.writer.begin(step, piece_groups(self.server.pieces()))
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
+
+    def _due(self, frame: Frame) -> Version:
+        return self.server.version_at(values_of(frame)["step"])
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)

@@ -35,6 +35,7 @@ from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import id_sections, split_ids, value_section
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
+from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.telemetry.machine import Machine
@@ -120,7 +121,10 @@ def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> It
         turns: list[tuple[float, float]] = []
         for _ in range(1 + repeats):  # the first turn pages memory in and is not counted
             options = TableOptions(
-                staleness=0, precision=PRECISION, schedule=Constant(base_lr=LR), attempt=0
+                order=BatchOrder(0),
+                precision=PRECISION,
+                schedule=Constant(base_lr=LR),
+                attempt=0,
             )
             server = TableServer(topology, 0, rows, options, SpanClock())
             turns.append(served(server, messages))

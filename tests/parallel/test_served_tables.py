@@ -1,138 +1,37 @@
 """Tables on table servers learn what tables in the trainers learn, and see what they should."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
+from table_world import (
+    LR,
+    ROWS,
+    SEED,
+    SPEC,
+    World,
+    assert_moved,
+    drawn,
+    ids_of,
+    joined,
+    learning,
+    reference_gradient,
+    repeat,
+)
 from torch import Tensor
 
-from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.comm.mailbox import Mailbox
-from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.optimizer import Constant
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
-from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
-from dlrm_hybrid.model.tensors import Piece, draw_embeddings
-from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
+from dlrm_hybrid.model.table_rows import TableRows
+from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.tables.shared import EachIdOnce, JointTables, SharedTables
-from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
-from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.telemetry.traffic import Counters, Tally, Traffic
+from dlrm_hybrid.telemetry.traffic import Tally, Traffic
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(1, 2, 7, 50) + (20,) * 22)
-SGD = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
-ROWS, LR, SEED = 12, 32.0, 3
-
-
-def ids_of(trainer: int, batch: int) -> Tensor:
-    rng = np.random.default_rng([trainer, batch])
-    return torch.from_numpy(np.stack([rng.integers(0, rows, ROWS) for rows in SPEC.table_rows]))
-
-
-def gradient_of(pooled_BFD: Tensor, trainer: int) -> Tensor:
-    """Depends on the rows, so that rows of another version show; float16 holds sums of it."""
-    return torch.sin(9 * pooled_BFD + trainer) / 64
-
-
-class World:
-    """Trainers that only look up and update, and their table servers."""
-
-    def __init__(
-        self,
-        trainers: int = 1,
-        servers: int = 1,
-        staleness: int = 0,
-        options: EmbeddingOptions = SGD,
-        precision: CommPrecision = CommPrecision.FLOAT32,
-    ) -> None:
-        self.staleness = staleness
-        self.topology = Topology(
-            trainers=trainers,
-            stages=1,
-            servers=int(trainers > 1),
-            interaction_stage=0,
-            table_servers=servers,
-        )
-        self.counters = Counters()
-        channels = [
-            MeteredChannel(channel, self.counters, SpanClock())
-            for channel in in_process_channels(self.topology.size)
-        ]
-        table = TableOptions(
-            staleness=staleness, precision=precision, schedule=Constant(base_lr=LR), attempt=0
-        )
-        self.servers: list[TableServer] = []
-        for index in range(servers):
-            rows = TableRows(SPEC, options, index, servers)
-            rows.draw(SEED)
-            self.servers.append(TableServer(self.topology, index, rows, table, SpanClock()))
-        self.tables = [
-            ServedTables(
-                Port(topology=self.topology, rank=rank, attempt=0, transmit=channels[rank].send),
-                SPEC,
-                precision,
-                SpanClock(),
-            )
-            for rank in range(trainers)
-        ]
-        group = self.topology.table_server_group
-        self.runner = InProcessRunner(
-            mailboxes={rank: Mailbox(channels[rank], 0, 64) for rank in range(trainers)},
-            servers=[
-                (channels[rank], server.handle)
-                for rank, server in zip(group, self.servers, strict=True)
-            ],
-            clock=SpanClock(),
-        )
-
-    def learn(self, first: int, batches: int) -> None:
-        programs = {
-            trainer: learning(tables, trainer, range(first, first + batches), self.staleness)
-            for trainer, tables in enumerate(self.tables)
-        }
-        self.runner.run(programs)
-
-    def weights(self) -> dict[str, Tensor]:
-        return joined([piece for server in self.servers for piece in server.pieces()])
-
-
-def learning(tables: Tables, trainer: int, batches: range, staleness: int) -> Program[None]:
-    for number in batches:
-        for later in range(number, number + staleness + 1):
-            tables.prefetch(BatchNumber(later), ids_of(trainer, later))
-        batch = BatchNumber(number)
-        pooled_BFD = yield from tables.lookup(batch, ids_of(trainer, number), LR)
-        yield from tables.update(batch, gradient_of(pooled_BFD, trainer))
-
-
-def joined(pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    """Full tensors, in memory of their own."""
-    full: dict[str, Tensor] = {}
-    for piece in pieces:
-        tensor = full.setdefault(piece.name, torch.full(piece.shape, torch.nan))
-        tensor[piece.begin[0] :: piece.every] = piece.view
-    return full
-
-
-def drawn() -> Embeddings:
-    embeddings = Embeddings(SPEC, SGD)
-    draw_embeddings(embeddings.weights(), SEED)
-    return embeddings
-
-
-def assert_moved(weights: dict[str, Tensor]) -> None:
-    for name, first in drawn().weights().items():
-        assert (weights[name] - first).abs().max() > 0.1, name
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -188,26 +87,6 @@ def test_lookups_see_the_version_they_should(
     assert_moved(world.weights())
 
 
-def reference_gradient(
-    weights: dict[str, Tensor], trainer: int, batch: int, trainers: int
-) -> tuple[OwnedIds, Tensor]:
-    """Of each distinct id, summed in the order of the batch."""
-    ids_K: list[int] = []
-    counts_F: list[int] = []
-    sums: list[Tensor] = []
-    for number, ids_B in enumerate(ids_of(trainer, batch)):
-        pooled_BD = weights[f"embedding.{number + 1}.weight"][ids_B]
-        gradient_BD = gradient_of(pooled_BD, trainer) / trainers
-        found = sorted(set(ids_B.tolist()))
-        for one in found:
-            sums.append(torch.zeros(SPEC.embedding_dim))
-            for row in (ids_B == one).nonzero()[:, 0]:
-                sums[-1] += gradient_BD[row]
-        ids_K += found
-        counts_F.append(len(found))
-    return OwnedIds(np.array(ids_K), np.array(counts_F)), torch.stack(sums)
-
-
 @pytest.mark.parametrize(("trainers", "servers", "staleness"), [(1, 1, 0), (2, 2, 4)])
 def test_a_world_goes_on_from_what_it_held(trainers: int, servers: int, staleness: int) -> None:
     unbroken, world = (World(trainers, servers, staleness) for _ in range(2))
@@ -248,27 +127,6 @@ def test_messages_that_come_twice_change_nothing() -> None:
     for name, table in once.weights().items():
         assert torch.equal(table, twice.weights()[name]), name
     assert_moved(once.weights())
-
-
-def repeat(world: World, chosen: Callable[[Frame], bool]) -> None:
-    """Let servers take each chosen frame twice."""
-
-    def handle_twice(server: TableServer) -> Callable[[Frame], Sequence[Outgoing]]:
-        def handle(frame: Frame) -> Sequence[Outgoing]:
-            found = server.handle(frame)
-            if chosen(frame):
-                assert server.handle(frame) == []
-            return found
-
-        return handle
-
-    servers = [
-        (channel, handle_twice(server))
-        for (channel, _), server in zip(world.runner.servers, world.servers, strict=True)
-    ]
-    world.runner = InProcessRunner(
-        mailboxes=world.runner.mailboxes, servers=servers, clock=SpanClock()
-    )
 
 
 def test_a_lookup_that_comes_again_is_answered_alike() -> None:

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.tables.versions import (
-    Answer,
-    Apply,
-    BatchOf,
-    Prediction,
-    Resend,
-    TableVersions,
-)
+from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, Prediction, Resend
+from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -52,7 +46,7 @@ class Trainer:
 def test_versions_do_not_depend_on_order_or_repetition(
     trainers: int, staleness: int, first: int, batches: int, seed: int
 ) -> None:
-    state = TableVersions.begin(trainers, staleness, Version(first))
+    state = BatchOrder(staleness).begin(trainers, Version(first))
     world = [Trainer(number, staleness, first, batches) for number in range(trainers)]
     rng, version, kept = np.random.default_rng(seed), first, {}
     while any(trainer.left for trainer in world):
@@ -68,10 +62,9 @@ def test_versions_do_not_depend_on_order_or_repetition(
         state, actions = act(of)
         for action in actions:
             if isinstance(action, Apply):
-                assert action.batch == version
-                assert all(
-                    ("update", BatchOf(n, action.batch)) in t.sent for n, t in enumerate(world)
-                )
+                assert action.step == version
+                assert action.updates == tuple(BatchOf(n, version) for n in range(trainers))
+                assert all(("update", one) in world[one.trainer].sent for one in action.updates)
                 version += 1
             elif isinstance(action, Resend):
                 assert kept[action.of] == world[action.of.trainer].has[action.of]
@@ -90,32 +83,32 @@ def test_versions_do_not_depend_on_order_or_repetition(
 
 
 def test_a_lookup_that_comes_again_gets_the_rows_of_then() -> None:
-    state = TableVersions.begin(2, 1, Version(0))
+    state = BatchOrder(1).begin(2, Version(0))
     for trainer in (0, 1):
         for batch in (0, 1):
             state, actions = state.on_question(BatchOf(trainer, BatchNumber(batch)))
             assert isinstance(actions[0], Answer)
     for trainer in (0, 1):
         state, actions = state.on_update(BatchOf(trainer, BatchNumber(0)))
-    assert actions == (Apply(BatchNumber(0)),)
+    assert actions == (Apply((BatchOf(0, BatchNumber(0)), BatchOf(1, BatchNumber(0))), 0),)
     again = BatchOf(1, BatchNumber(1))
     assert state.on_question(again) == (state, (Resend(again),))
     assert state.on_question(BatchOf(1, BatchNumber(0))) == (state, ())
 
 
 def test_a_prediction_waits_for_its_version() -> None:
-    state = TableVersions.begin(1, 0, Version(4))
+    state = BatchOrder(0).begin(1, Version(4))
     asked = Prediction(0, Version(5))
     state, actions = state.on_question(asked)
     assert not actions
     state, _ = state.on_question(BatchOf(0, BatchNumber(4)))
     state, actions = state.on_update(BatchOf(0, BatchNumber(4)))
-    assert actions == (Apply(BatchNumber(4)), Answer((asked,)))
+    assert actions == (Apply((BatchOf(0, BatchNumber(4)),), 4), Answer((asked,)))
     assert not state.waiting
 
 
 def test_what_is_not_due_is_refused() -> None:
-    state = TableVersions.begin(2, 1, Version(3))
+    state = BatchOrder(1).begin(2, Version(3))
     with pytest.raises(DlrmError, match=r"lookup of batch 5 by trainer 0: too early, .* batch 3"):
         state.on_question(BatchOf(0, BatchNumber(5)))
     with pytest.raises(DlrmError, match=r"update of batch 4 by trainer 1: too early, .* batch 3"):

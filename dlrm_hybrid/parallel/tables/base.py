@@ -54,11 +54,18 @@ class Tables(Protocol):
         yield from ()
         return {}
 
+    def settle(self) -> Program[None]:
+        """Wait until no message of this trainer is under way, and its updates are applied.
+
+        Rows that were asked for ahead are forgotten; the next `prefetch` asks for them anew.
+        """
+        yield from ()
+
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
         """Go on after so many batches, with nothing under way but what `values` hold of it.
 
         Args:
-            version: of the tables.
+            version: the number of the next batch.
             values: `state_ahead` of this trainer, and other tensors; may have none of it.
         """
 

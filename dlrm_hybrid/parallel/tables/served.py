@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -70,7 +71,7 @@ class ServedTables(Tables):
             np.array(owned_rows(spec.table_rows, index, len(self._servers)), np.int64)
             for index in range(len(self._servers))
         ]
-        self._dim = spec.embedding_dim
+        self._tables, self._dim = len(spec.table_rows), spec.embedding_dim
         self._row_cast, self._gradient_cast = casts(precision)
         self._looking_up = clock.within(Span.EMBEDDING)
         self._prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
@@ -130,6 +131,18 @@ class ServedTables(Tables):
                 flying.pooled_BFD = yield from self._receive(flying.split, batch, 0)
             held[f"{self._prefix}{batch - self._updated}"] = flying.pooled_BFD
         return held
+
+    @override
+    def settle(self) -> Program[None]:
+        for batch, flying in self._flying.items():
+            if flying.pooled_BFD is None:
+                yield from self._receive(flying.split, batch, 0)
+        self._flying.clear()
+        self._loaded.clear()
+        # Table servers take the messages of a rank in their order: they answer this one last.
+        nothing = split_ids(torch.empty(self._tables, 0, dtype=torch.int64), len(self._servers))
+        self._ask(nothing, self._updated, EVALUATION)
+        yield from self._receive(nothing, self._updated, EVALUATION)
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""One table server: lookups and updates in, rows out, each of one certain version.
+"""One table server: lookups and updates in, rows out.
 
-The same messages give the same bits whatever the order in which they arrive.
+Its `TableOrder` says which version of the tables answers a lookup, and when updates are applied.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import Asked, asked_of, value_section, values_of
-from dlrm_hybrid.parallel.tables.versions import (
+from dlrm_hybrid.parallel.tables.order import (
     Action,
     Answer,
     Apply,
     BatchOf,
     Prediction,
     Question,
-    TableVersions,
+    TableOrder,
 )
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -41,13 +41,13 @@ class TableOptions:
     """How a table server answers lookups and applies updates.
 
     Attributes:
-        staleness: how many batches a lookup may be ahead of the updates it sees.
+        order: of lookups and updates.
         precision: of rows and gradients on the wire.
-        schedule: learning rate by batch.
+        schedule: learning rate by step.
         attempt: how often the run has been restarted.
     """
 
-    staleness: int
+    order: TableOrder
     precision: CommPrecision
     schedule: Schedule
     attempt: int
@@ -89,16 +89,23 @@ class TableServer:
     @property
     def version(self) -> Version:
         """The newest that has been made."""
-        return self._versions.version
+        return self._state.version
 
     def pieces(self) -> list[Piece]:
         """Views of all that a checkpoint must hold."""
         return self._rows.pieces()
 
+    def version_at(self, step: int) -> Version:
+        """The version that a checkpoint of this step holds."""
+        return self._state.version_at(step)
+
     def restart(self, version: Version) -> None:
-        """Go on after so many batches of each trainer, with nothing under way."""
-        trainers, staleness = self._topology.trainers, self._options.staleness
-        self._versions = TableVersions.begin(trainers, staleness, version)
+        """Go on with tables of this version, with nothing under way.
+
+        Args:
+            version: batches of each trainer before; in order of arrival those of all together.
+        """
+        self._state = self._options.order.begin(self._topology.trainers, version)
         for held in (self._asked, self._sent, self._gradients):
             held.clear()
 
@@ -128,15 +135,15 @@ class TableServer:
         question: Question = of
         if frame.microbatch == EVALUATION:
             question = Prediction(of.trainer, Version(frame.number))
-        after, actions = self._versions.on_question(question)
-        if after is not self._versions or actions:
+        after, actions = self._state.on_question(question)
+        if after is not self._state or actions:
             self._asked[question] = asked_of(frame.sections, self._rows_F, what)
-        self._versions = after
+        self._state = after
         return actions
 
     def _take_update(self, of: BatchOf, frame: Frame, what: str) -> Sequence[Action]:
-        after, actions = self._versions.on_update(of)
-        if after is not self._versions:
+        after, actions = self._state.on_update(of)
+        if after is not self._state:
             if len(frame.sections) != 3:
                 raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 3")
             ids = asked_of(frame.sections[:2], self._rows_F, what).ids
@@ -144,21 +151,20 @@ class TableServer:
             gradient_KD = values_of(frame.sections[2], self._gradient_cast, shape, what)
             self._gradients[of] = ids, gradient_KD
             self._sent.pop(of, None)
-        self._versions = after
+        self._state = after
         return actions
 
     def _act(self, action: Action) -> list[Outgoing]:
         if isinstance(action, Apply):
-            trainers = range(self._topology.trainers)
-            gradients = [self._gradients.pop(BatchOf(one, action.batch)) for one in trainers]
-            self._rows.update(gradients, self._options.schedule.lr(action.batch))
+            gradients = [self._gradients.pop(update) for update in action.updates]
+            self._rows.update(gradients, self._options.schedule.lr(action.step))
             return []
         if isinstance(action, Answer):
-            return [self._answer(question) for question in action.questions]
+            return [self._answer(question, action.is_kept) for question in action.questions]
         self._asked.pop(action.of)
         return [self._sent[action.of]]
 
-    def _answer(self, question: Question) -> Outgoing:
+    def _answer(self, question: Question, is_kept: bool) -> Outgoing:
         asked = self._asked.pop(question)
         is_prediction = isinstance(question, Prediction)
         frame = Frame(
@@ -171,6 +177,6 @@ class TableServer:
         )
         to = self._topology.interaction_group[question.trainer]
         answer = Outgoing(to, frame, FLOAT_BYTES * self._rows.dim * asked.lookups)
-        if isinstance(question, BatchOf):
+        if is_kept and isinstance(question, BatchOf):
             self._sent[question] = answer
         return answer

@@ -11,55 +11,27 @@ version is needed for has been asked for when the next one is made.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import final
 
+from typing_extensions import override
+
+from dlrm_hybrid.parallel.tables.order import (
+    Action,
+    Answer,
+    Apply,
+    BatchOf,
+    Prediction,
+    Question,
+    Resend,
+    TableOrder,
+    TableState,
+)
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
-
-
-class BatchOf(NamedTuple):
-    """A batch of one trainer, whose rows are asked for or whose updates have come."""
-
-    trainer: int
-    batch: BatchNumber
-
-
-class Prediction(NamedTuple):
-    """Rows that a trainer asks for to predict with, of a version at least."""
-
-    trainer: int
-    version: Version
-
-
-Question = BatchOf | Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Look up these rows now and send them."""
-
-    questions: tuple[Question, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """Send the rows again that were sent for this batch: the tables have moved on since."""
-
-    of: BatchOf
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Update the tables by what all trainers have sent for this batch."""
-
-    batch: BatchNumber
-
-
-Action = Answer | Resend | Apply
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class TableVersions:
+class TableVersions(TableState):
     """What a table server knows of the trainers' messages; immutable.
 
     Attributes:
@@ -76,15 +48,14 @@ class TableVersions:
     waiting: tuple[Question, ...] = ()
     answered: frozenset[BatchOf] = frozenset()
 
-    @staticmethod
-    def begin(trainers: int, staleness: int, first: Version) -> TableVersions:
-        """As after so many batches of each trainer, with nothing under way."""
-        return TableVersions(staleness, first, (first,) * trainers)
-
     @property
+    @override
     def version(self) -> Version:
-        """The newest that has been made."""
         return Version(min(self.updated))
+
+    @override
+    def version_at(self, step: int) -> Version:
+        return Version(step)
 
     def needs(self, question: Question) -> Version:
         """The version that a question is answered with; for a prediction the oldest."""
@@ -92,12 +63,8 @@ class TableVersions:
             return question.version
         return Version(max(self.first, question.batch - self.staleness))
 
+    @override
     def on_question(self, question: Question) -> tuple[TableVersions, tuple[Action, ...]]:
-        """The state after a question, and what to do now.
-
-        Raises:
-            DlrmError: a lookup is too far ahead or too late; names trainer and batch.
-        """
         if isinstance(question, BatchOf):
             done = self.updated[question.trainer]
             if question.batch < done:
@@ -121,12 +88,8 @@ class TableVersions:
             return self, (Resend(question),)
         return self._answering((question,)), (Answer((question,)),)
 
+    @override
     def on_update(self, update: BatchOf) -> tuple[TableVersions, tuple[Action, ...]]:
-        """The state after an update, and what to do now, in this order.
-
-        Raises:
-            DlrmError: the update is not due; names trainer and batch.
-        """
         due = self.updated[update.trainer]
         if update.batch < due:
             return self, ()
@@ -142,9 +105,27 @@ class TableVersions:
         ready = tuple(one for one in after.waiting if after.needs(one) <= after.version)
         waiting = tuple(one for one in after.waiting if one not in ready)
         after = replace(after, waiting=waiting)._answering(ready)
-        applied = Apply(BatchNumber(self.version))
+        number = self.version
+        updates = tuple(BatchOf(one, BatchNumber(number)) for one in range(len(updated)))
+        applied = Apply(updates, number)
         return after, (applied, Answer(ready)) if ready else (applied,)
 
     def _answering(self, questions: tuple[Question, ...]) -> TableVersions:
         lookups = {one for one in questions if isinstance(one, BatchOf)}
         return replace(self, answered=self.answered | lookups)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BatchOrder(TableOrder):
+    """Batch after batch of all trainers together.
+
+    Attributes:
+        staleness: how many batches a lookup may be ahead of the updates it sees.
+    """
+
+    staleness: int
+
+    @override
+    def begin(self, trainers: int, version: Version) -> TableVersions:
+        return TableVersions(self.staleness, version, (version,) * trainers)

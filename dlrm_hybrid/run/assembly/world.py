@@ -34,6 +34,7 @@ from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
+from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
@@ -231,7 +232,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
 def table_server(config: Config, layout: Layout, index: int, clock: SpanClock) -> TableServer:
     """A table server with the initial values of the rows it owns."""
     options = TableOptions(
-        staleness=config.embedding.staleness,
+        order=BatchOrder(config.embedding.staleness),
         precision=CommPrecision(config.embedding.comm_precision),
         schedule=build_model.embedding_schedule(config, layout.steps),
         attempt=layout.attempt,

@@ -1,0 +1,256 @@
+"""In order of arrival nobody waits, every update counts once, and only the order decides."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from table_world import (
+    LR,
+    SEED,
+    SGD,
+    SPEC,
+    World,
+    assert_moved,
+    joined,
+    learning,
+    reference_gradient,
+)
+from torch import Tensor
+
+from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.model.optimizer import Linear
+from dlrm_hybrid.model.table_rows import TableRows
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
+from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, Prediction
+from dlrm_hybrid.parallel.tables.versions import BatchOrder
+from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.types import BatchNumber, DlrmError, Version
+from dlrm_hybrid.wire.frame import Frame
+
+SEEDS = st.integers(0, 2**32 - 1)
+Message = tuple[str, BatchOf]
+FALLING = Linear(base_lr=LR, steps=40)
+
+
+def batch_of(trainer: int, batch: int) -> BatchOf:
+    return BatchOf(trainer, BatchNumber(batch))
+
+
+def messages(
+    trainer: int, staleness: int, first: int, batches: int
+) -> Iterator[tuple[str, BatchOf]]:
+    """What one trainer sends, in its order, from the first batch of an attempt."""
+    asked = first
+    for number in range(first, first + batches):
+        while asked <= number + staleness:
+            yield "lookup", batch_of(trainer, asked)
+            asked += 1
+        yield "update", batch_of(trainer, number)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 8)), min_size=1, max_size=4),
+    st.integers(0, 5),
+    st.integers(0, 30),
+    SEEDS,
+)
+def test_every_update_makes_one_version_whatever_comes_twice(
+    trainers: list[tuple[int, int]], staleness: int, begun: int, seed: int
+) -> None:
+    """Trainers begin at counts of their own, and none waits for another."""
+    state = ArrivalOrder().begin(len(trainers), Version(begun))
+    left = [list(messages(t, staleness, *one)) for t, one in enumerate(trainers)]
+    sent: list[Message] = []
+    applied: list[BatchOf] = []
+    rng = np.random.default_rng(seed)
+    while any(left):
+        again = bool(sent) and rng.random() < 0.3
+        if again:
+            kind, of = sent[rng.integers(len(sent))]
+        else:
+            kind, of = left[rng.choice([n for n, one in enumerate(left) if one])].pop(0)
+            sent.append((kind, of))
+        before = state
+        state, actions = (state.on_question if kind == "lookup" else state.on_update)(of)
+        if of in applied:
+            assert (state, actions) == (before, ())
+        elif kind == "lookup":
+            assert actions == (Answer((of,), is_kept=False),)
+            assert state.version == before.version
+            assert state == before or not again
+        else:
+            assert actions == (Apply((of,), before.version // len(trainers)),)
+            assert state.version == before.version + 1
+            applied.append(of)
+    assert state.version == begun + sum(batches for _, batches in trainers)
+    assert len(set(applied)) == len(applied)
+
+
+def test_predictions_are_answered_at_once() -> None:
+    state = ArrivalOrder().begin(2, Version(4))
+    asked = Prediction(1, Version(17))
+    assert state.on_question(asked) == (state, (Answer((asked,), is_kept=False),))
+
+
+def test_a_checkpoint_holds_what_has_been_applied() -> None:
+    assert ArrivalOrder().begin(2, Version(7)).version_at(3) == 7
+    assert BatchOrder(0).begin(2, Version(7)).version_at(8) == 8
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 7])
+def test_a_trainer_joins_again_with_a_higher_count(ahead: int) -> None:
+    """It was lost between two lookups and their updates, and nobody told the tables."""
+    state = ArrivalOrder().begin(2, Version(0))
+    for batch in (3, 4):
+        state, _ = state.on_question(batch_of(1, batch))
+    for number in (3 + ahead, 4 + ahead):
+        state, actions = state.on_question(batch_of(1, number))
+        assert actions
+        state, actions = state.on_update(batch_of(1, number))
+        assert len(actions) == 1
+    assert state.version == 2
+    assert state.on_update(batch_of(1, 3)) == (state, ())
+
+
+def test_an_update_that_is_not_due_is_refused() -> None:
+    state = ArrivalOrder().begin(2, Version(0))
+    with pytest.raises(DlrmError, match=r"update of batch 0 by trainer 0: too early, .* due: none"):
+        state.on_update(batch_of(0, 0))
+    state, _ = state.on_question(batch_of(1, 5))
+    with pytest.raises(DlrmError, match=r"update of batch 6 by trainer 1: too early, .* due: 5"):
+        state.on_update(batch_of(1, 6))
+    state, _ = state.on_question(batch_of(1, 9))  # it has joined again: 6 to 8 are not due
+    state, actions = state.on_update(batch_of(1, 6))
+    assert not actions
+    with pytest.raises(DlrmError, match=r"update of batch 10 by trainer 1: too early, .* due: 9"):
+        state.on_update(batch_of(1, 10))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_one_trainer_learns_the_bits_of_batch_order(servers: int) -> None:
+    worlds = [
+        World(1, servers, order=order, schedule=FALLING)
+        for order in (BatchOrder(0), ArrivalOrder())
+    ]
+    for world in worlds:
+        world.learn(0, 30)
+    in_batches, arrived = (world.weights() for world in worlds)
+    for name, table in arrived.items():
+        assert torch.equal(table, in_batches[name]), name
+    assert_moved(arrived)
+
+
+class Uneven:
+    """Trainers of a world that learn one batch each when they are drawn; counts of their own."""
+
+    def __init__(self, world: World, counts: list[int]) -> None:
+        self.world, self.counts = world, counts
+
+    def learn(self, order: list[int]) -> None:
+        for trainer in order:
+            batch = self.counts[trainer]
+            program = learning(
+                self.world.tables[trainer], trainer, range(batch, batch + 1), self.world.staleness
+            )
+            self.world.runner.run({trainer: program})
+            self.counts[trainer] += 1
+
+    def settle(self) -> None:
+        self.world.runner.run({n: one.settle() for n, one in enumerate(self.world.tables)})
+
+
+def drawn_order(trainers: int, batches: int, seed: int) -> list[int]:
+    """Some trainers are twice as fast as others."""
+    chances = np.arange(1, trainers + 1)
+    rng = np.random.default_rng(seed)
+    return rng.choice(trainers, batches, p=chances / chances.sum()).tolist()
+
+
+@pytest.mark.parametrize(("trainers", "servers", "staleness"), [(2, 1, 0), (3, 2, 0), (2, 2, 3)])
+def test_the_order_of_messages_decides_the_bits(
+    trainers: int, servers: int, staleness: int
+) -> None:
+    """Against one set of rows that is told the same order."""
+    order = drawn_order(trainers, 30, seed=staleness)
+    world = World(trainers, servers, staleness, order=ArrivalOrder(), schedule=FALLING)
+    uneven = Uneven(world, [0] * trainers)
+    uneven.learn(order)
+    assert len(set(uneven.counts)) > 1
+    rows = TableRows(SPEC, SGD)
+    rows.draw(SEED)
+    seen: dict[tuple[int, int], dict[str, Tensor]] = {}
+    counts = [0] * trainers
+    for version, trainer in enumerate(order):
+        batch = counts[trainer]
+        for later in range(batch, batch + staleness + 1):
+            if (trainer, later) not in seen:
+                seen[trainer, later] = joined(rows.pieces())
+        gradient = reference_gradient(seen[trainer, batch], trainer, batch, trainers)
+        rows.update([gradient], FALLING.lr(version // trainers))
+        counts[trainer] += 1
+    assert [server.version for server in world.servers] == [30] * servers
+    for name, table in world.weights().items():
+        assert torch.equal(table, joined(rows.pieces())[name]), name
+    assert_moved(world.weights())
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_world_at_rest_goes_on_from_its_tables_alone(staleness: int) -> None:
+    before, after = (drawn_order(2, 15, seed) for seed in (0, 1))
+    worlds = [World(2, 2, staleness, order=ArrivalOrder(), schedule=FALLING) for _ in range(2)]
+    unbroken = Uneven(worlds[0], [0, 0])
+    unbroken.learn(before)
+    unbroken.settle()
+    assert [server.version for server in worlds[0].servers] == [15, 15]
+    assert not any(len(one) for one in worlds[0].runner.mailboxes.values())
+    resumed = Uneven(worlds[1], list(unbroken.counts))
+    for server, other in zip(worlds[1].servers, worlds[0].servers, strict=True):
+        for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
+            piece.view.copy_(saved.view)
+        server.restart(Version(15))
+    for tables, count in zip(worlds[1].tables, unbroken.counts, strict=True):
+        tables.restart(Version(count), {})
+    for uneven in (unbroken, resumed):
+        uneven.learn(after)
+    resumed_weights = worlds[1].weights()
+    for name, table in worlds[0].weights().items():
+        assert torch.equal(table, resumed_weights[name]), name
+    assert_moved(resumed_weights)
+
+
+def test_trainers_that_rest_in_batch_order_get_the_same_rows_again() -> None:
+    unbroken, resting = (World(2, 2, 3) for _ in range(2))
+    unbroken.learn(0, 20)
+    resting.learn(0, 10)
+    Uneven(resting, [10, 10]).settle()
+    resting.learn(10, 10)
+    for name, table in unbroken.weights().items():
+        assert torch.equal(table, resting.weights()[name]), name
+    assert_moved(resting.weights())
+
+
+def test_a_trainer_at_rest_has_been_answered_by_every_table_server() -> None:
+    """They take its messages in order, so its updates are applied when it goes on."""
+    world = World(1, 3, order=ArrivalOrder())
+    world.learn(0, 3)
+    before = world.counters.sent.snapshot()[Traffic.EMBEDDING].messages
+    waiting = world.tables[0].settle()
+    awaited: list[int] = []
+    effect = next(waiting)
+    while True:
+        assert isinstance(effect, Receive)
+        awaited.append(effect.sender)
+        try:
+            effect = waiting.send(world.runner.run({0: receiving(effect)})[0])
+        except StopIteration:
+            break
+    assert awaited == list(world.topology.table_server_group)
+    assert world.counters.sent.snapshot()[Traffic.EMBEDDING].messages == before + 2 * 3
+
+
+def receiving(effect: Receive) -> Program[Frame]:
+    return (yield effect)
