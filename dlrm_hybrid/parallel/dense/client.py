@@ -6,7 +6,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, final
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,6 +13,7 @@ from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.update import Destination, decode
+from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
@@ -28,10 +28,8 @@ from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_versio
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version
-from dlrm_hybrid.wire.dense import array_of
 from dlrm_hybrid.wire.frame import Frame, Kind
-from dlrm_hybrid.wire.section import Encoding, Section, SectionError
-from dlrm_hybrid.wire.ternary import mean_of
+from dlrm_hybrid.wire.section import SectionError
 
 Result = TypeVar("Result")
 
@@ -327,50 +325,3 @@ def run_rounds(
         frame: Frame = yield Receive(Kind.RESULT, server, number, round=round_)
         result = frame.sections
         round_ += 1
-
-
-def holds_means(sections: Sequence[Section]) -> bool:
-    """Whether a pull is for `Learner.follow`."""
-    return any(section.encoding is Encoding.LEVELS for section in sections)
-
-
-@final
-class Learner:
-    """The optimizer of one worker's replica.
-
-    Args:
-        replica: by name, contiguous; updated in place.
-        optimizer: as that of the servers.
-    """
-
-    def __init__(self, replica: Mapping[str, Tensor], optimizer: OptimizerConfig) -> None:
-        self._master = MasterWeights(replica, optimizer)
-
-    def follow(
-        self, bucket: Sequence[DenseTensor], sections: Sequence[Section], number: int, what: str
-    ) -> None:
-        """Apply the means of a push, and overwrite what is published as weights.
-
-        Args:
-            bucket: the tensors that the sections are of.
-            sections: LEVELS, or DENSE of float32.
-            number: of the push whose gradients the means are of.
-            what: message of an error begins with it.
-
-        Raises:
-            DlrmError: a section is none of these, or broken.
-        """
-        for tensor, section in zip(bucket, sections, strict=True):
-            try:
-                if section.encoding is not Encoding.LEVELS:
-                    weight = torch.from_numpy(array_of(section).copy()).view(tensor.shape)
-                    self._master.weights[tensor.name].copy_(weight)
-                    continue
-                mean = torch.from_numpy(mean_of(section)).view(tensor.shape)
-            except (SectionError, ValueError) as error:
-                raise DlrmError(f"{what}: {error}") from error
-            self._master.apply_gradient(tensor.name, mean, number)
-
-    def restart(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from the `tensors` of servers; raises DataError if a value is missing."""
-        copy_into(self._master.tensors(), values)
