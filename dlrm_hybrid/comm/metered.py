@@ -16,6 +16,7 @@ _TRAFFIC = {
     Kind.ACTIVATION: Traffic.ACTIVATION,
     Kind.ACTIVATION_GRADIENT: Traffic.ACTIVATION_GRADIENT,
     Kind.PUSH: Traffic.GRADIENT_PUSH,
+    Kind.PULL: Traffic.PARAMETER_PULL,
     Kind.PARAMETERS: Traffic.PARAMETER_PULL,
     # What trainers reduce before they push is a part of what pushes cost, both ways.
     Kind.CONTRIBUTION: Traffic.GRADIENT_PUSH,

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     Of the training step:
         ACTIVATION, ACTIVATION_GRADIENT, RECEIVED: the batch; RECEIVED confirms an activation.
         PUSH: the pushes of its sender. PARAMETERS: the version that it makes.
+        PULL: the pushes of its sender until then; PARAMETERS of that number answer it.
         CONTRIBUTION, RESULT: the push before which trainers reduce something through a server.
         LOOKUP, ROWS, UPDATE: the batch; to predict, the version that tables are of at least.
     Of the run; a question and its answer have the same number:
@@ -76,6 +77,7 @@ class Kind(IntEnum):
     STOP_REQUEST = 21
     STOP_DECISION = 22
     GOODBYE = 23
+    PULL = 24
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -105,7 +107,7 @@ class Frame:
         attempt: how often the run has been restarted; frames of another attempt are refused.
         number: what it counts depends on the kind; see `Kind`.
         boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
-        round: of a contribution and its result before their push; 0 where there is none.
+        round: of a contribution and its result before their push; what a pull asks for; else 0.
         microbatch: 0 where there is none.
         sections: the tensors.
         encoded: the bytes, of a frame that is `sealed`; `replace` makes one that is not.

@@ -56,6 +56,7 @@ def test_every_kind_has_a_class() -> None:
         Kind.ACTIVATION: "activation",
         Kind.ACTIVATION_GRADIENT: "activation_gradient",
         Kind.PUSH: "gradient_push",
+        Kind.PULL: "parameter_pull",
         Kind.PARAMETERS: "parameter_pull",
         Kind.CONTRIBUTION: "gradient_push",
         Kind.RESULT: "gradient_push",

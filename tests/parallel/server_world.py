@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.model.optimizer import DenseOptimizer, Linear, Sgd
+from dlrm_hybrid.model.optimizer import DenseOptimizer, Linear, Schedule, Sgd
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
@@ -83,23 +84,28 @@ class World:
         publishes_means: bool = False,
         make: Callable[[Layout], Compressor] = Dense,
         gradients: Gradients = gradients_of,
+        schedule: Schedule = SCHEDULE,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.pull_dtype, self.pull_sparsity = pull, pull_sparsity
         self.publishes_means = publishes_means
         self.gradients = gradients
+        self._values = drawn(0) if values is None else values
         self.topology = Topology(
             trainers=trainers, stages=stages, servers=servers, interaction_stage=0
         )
         stage_of = {name: stages - 1 if name.startswith("top") else 0 for name in SHAPES}
         self.tensors = lay_out(SHAPES, stage_of, servers)
-        self.optimizer = OptimizerConfig(optimizer=optimizer or Sgd(), schedule=SCHEDULE)
+        self.optimizer = OptimizerConfig(optimizer=optimizer or Sgd(), schedule=schedule)
         self.policy = policy
         self.mail: list[Outgoing] = []
         self._out: list[Outgoing] = []
         self.servers = {
             self.topology.server(index): self.server(index, check_every) for index in range(servers)
         }
-        self.replicas = [drawn(0) for _ in range(trainers)]
+        self.replicas = [
+            {name: value.clone() for name, value in self._values.items()} for _ in range(trainers)
+        ]
         self.compressors = {
             rank: make(Layout(self.specs(rank))) for rank in range(self.topology.num_workers)
         }
@@ -107,7 +113,9 @@ class World:
 
     def server(self, index: int, check_every: int = 1) -> ParameterServer:
         options = self.options(check_every)
-        return ParameterServer(self.topology, index, self.tensors, drawn(0), options, SpanClock())
+        return ParameterServer(
+            self.topology, index, self.tensors, self._values, options, SpanClock()
+        )
 
     def options(self, check_every: int = 1) -> ServerOptions:
         return ServerOptions(
@@ -155,15 +163,24 @@ class World:
 
     def pull(self, rank: int) -> None:
         for want in self.clients[rank].wanted():
-            found = next(
-                one
-                for one in self.mail
-                if one.to == rank
-                and one.frame.sender == want.sender
-                and one.frame.number == want.number
-            )
+            found = next(one for one in self.mail if one.to == rank and is_wanted(one, want))
             self.mail.remove(found)
             self.clients[rank].apply(found.frame)
+
+    def refresh(self, rank: int, *, whole: bool = False) -> None:
+        """Let a worker pull, and take what is still under way to it."""
+        self._out.clear()
+        program, answer = self.clients[rank].refresh(whole), None
+        while True:
+            try:
+                wanted = program.send(answer)
+            except StopIteration:
+                return
+            self.arrive(self._out)
+            self._out.clear()
+            found = next(one for one in self.mail if one.to == rank and is_wanted(one, wanted))
+            self.mail.remove(found)
+            answer = found.frame
 
     def run(self, first: int, end: int) -> list[dict[str, Tensor]]:
         """Steps of all trainers; what the last of them computed each step with."""
@@ -190,6 +207,12 @@ class World:
             self.mail += arrived(server.restart(step, values))
         for client in self.clients.values():
             client.restart(step, values)
+
+
+def is_wanted(one: Outgoing, wanted: Receive) -> bool:
+    frame = one.frame
+    found = (frame.kind, frame.sender, frame.number, frame.round)
+    return found == (wanted.kind, wanted.sender, wanted.number, wanted.round)
 
 
 def assert_same(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:

@@ -31,4 +31,4 @@ def test_replicas_servers_and_messages_refuse_tensors_of_another_device() -> Non
         publishes_means=False,
     )
     with pytest.raises(ValueError, match=NAMED):
-        Bucket(tensors, ELSEWHERE, options)
+        Bucket(tensors, ELSEWHERE, options, ())

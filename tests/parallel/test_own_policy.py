@@ -35,6 +35,11 @@ class OnArrival(SyncPolicy):
     def history(self) -> int:
         return 0
 
+    @property
+    @override
+    def shares_versions(self) -> bool:
+        return True
+
     @override
     def needs(self, pushed: int) -> AtLeast:
         return AtLeast(Version(pushed))

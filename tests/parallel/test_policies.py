@@ -10,19 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import (
     Average,
     BucketState,
     Exactly,
     Publish,
+    Pull,
     Push,
     SyncPolicy,
     resumed_version,
 )
 from dlrm_hybrid.types import ConfigError, DlrmError
 
-POLICIES: list[SyncPolicy] = [Lockstep(staleness) for staleness in range(5)]
+POLICIES: list[SyncPolicy] = [
+    *(Lockstep(staleness) for staleness in range(5)),
+    *(
+        Asynchronous(trainers, in_flight)
+        for trainers, in_flight in [(1, 1), (3, 1), (2, 2), (4, 3)]
+    ),
+]
 
 
 @dataclass
@@ -44,7 +52,15 @@ class World:
         self.ranks = tuple(range(10, 10 + 2 * trainers, 2))
         self.state: BucketState = policy.bucket(self.ranks, first)
         start, newest = resumed_version(policy, first), policy.settled(first)
-        assert self.state.version == newest
+        self.start = start
+        if policy.shares_versions:
+            assert self.state.version == newest
+        else:
+            assert start == newest
+            self.state = policy.bucket(self.ranks, trainers * first)
+            for rank in self.ranks:
+                self.state = self.state.on_pull(Pull(rank, first))
+            assert self.state.version == trainers * first
         self.workers = {rank: Worker(rank, pushed=first, version=start) for rank in self.ranks}
         for worker in self.workers.values():
             worker.answers.extend(range(start + 1, newest + 1))
@@ -55,7 +71,8 @@ class World:
         for worker in self.workers.values():
             needs = self.policy.needs(worker.pushed)
             exact = isinstance(needs, Exactly)
-            fits = worker.version == needs.version if exact else worker.version >= needs.version
+            needed = max(needs.version, self.start)
+            fits = worker.version == needed if exact else worker.version >= needed
             if worker.pushed < self.end and fits:
                 found.append(("compute", worker.rank))
             if worker.answers and (not exact or worker.answers[0] <= needs.version):
@@ -67,7 +84,8 @@ class World:
     def play(self, move: str, rank: int) -> None:
         worker = self.workers[rank]
         if move == "compute":
-            if isinstance(self.policy.needs(worker.pushed), Exactly):
+            exact = isinstance(self.policy.needs(worker.pushed), Exactly)
+            if exact and self.policy.shares_versions:
                 assert worker.version >= self.state.version - self.policy.history
             worker.computed_with.append(worker.version)
             worker.sent.append(Push(rank, worker.pushed))
@@ -80,15 +98,19 @@ class World:
             assert [type(one) for one in actions] in ([], [Average, Publish])
             assert self.state.version == before + bool(actions)
             for action in actions:
-                self.act(action)
+                self.act(action, rank)
 
-    def act(self, action: Average | Publish) -> None:
+    def act(self, action: Average | Publish, sender: int) -> None:
         if isinstance(action, Average):
             arrived = {rank: one.pushed - len(one.sent) for rank, one in self.workers.items()}
             assert all(one.number < arrived[one.sender] for one in action.pushes)
             self.averaged += action.pushes
         else:
-            assert (action.version, action.to) == (self.state.version, self.ranks)
+            own = self.workers[sender].pushed - len(self.workers[sender].sent)
+            alone = (own, (sender,))
+            together = (self.state.version, self.ranks)
+            expected = together if self.policy.shares_versions else alone
+            assert (action.version, action.to) == expected
             for rank in action.to:
                 self.workers[rank].answers.append(action.version)
 
@@ -111,9 +133,11 @@ def test_no_interleaving_is_a_deadlock_or_loses_a_push(
         assert (worker.pushed, len(worker.sent)) == (world.end, 0)
         due = [policy.needs(number) for number in range(first, world.end)]
         for version, needs in zip(worker.computed_with, due, strict=True):
-            assert version >= needs.version
-            assert version == needs.version or not isinstance(needs, Exactly)
-    assert world.state.version == policy.settled(world.end)
+            needed = max(needs.version, world.start)
+            assert version >= needed
+            assert version == needed or not isinstance(needs, Exactly)
+    pushes = world.end if policy.shares_versions else trainers * world.end
+    assert world.state.version == policy.settled(pushes)
     assert sorted((one.sender, one.number) for one in world.averaged) == [
         (rank, number) for rank in world.ranks for number in range(first, world.end)
     ]
@@ -162,6 +186,11 @@ def test_pushes_out_of_turn_are_refused(pushes: list[Push], message: str):
     before = at(Lockstep(), *pushes[:-1])
     with pytest.raises(DlrmError, match=message):
         before.on_push(pushes[-1])
+
+
+def test_in_lockstep_nobody_pulls():
+    with pytest.raises(DlrmError, match="pull of rank 2: in lock-step versions come without"):
+        Lockstep().bucket((0, 2), 0).on_pull(Pull(2, 0))
 
 
 def test_a_negative_staleness_is_refused():

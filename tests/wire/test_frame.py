@@ -139,6 +139,7 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         ("STOP_REQUEST", 21),
         ("STOP_DECISION", 22),
         ("GOODBYE", 23),
+        ("PULL", 24),
     ]
     assert {one.name: one.value for one in Encoding} == {
         "DENSE": 1,
@@ -180,7 +181,7 @@ def test_every_flipped_byte_is_told() -> None:
         (4, b"\x01", "byte 4: version 1; this program reads version 2"),
         (4, b"\x00", "byte 4: version 0; this program reads version 2"),
         (5, b"\x00", "byte 5: kind 0 is unknown"),
-        (5, b"\x18", "byte 5: kind 24 is unknown"),
+        (5, b"\xff", "byte 5: kind 255 is unknown"),
         (6, b"\xff\xff", "byte 6: 65535 sections do not fit"),
         (6, b"\x00\x00", "byte 32: 112 bytes too many"),
         (34, b"\x09", "byte 34: encoding 9 is unknown"),

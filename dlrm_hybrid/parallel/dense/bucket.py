@@ -23,6 +23,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.host import addresses_of, require_host
 from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update, decode
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
+from dlrm_hybrid.parallel.dense.followers import Follower, Stamps
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import (
     Mirror,
@@ -35,6 +36,7 @@ from dlrm_hybrid.parallel.dense.sections import bucket_bytes, check_tensors, dig
 from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
+from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.ternary import levels
@@ -150,6 +152,10 @@ class TernaryMean(NamedTuple):
     trainers: int
 
 
+Change = SparseChange | TernaryMean | None
+"""What an update has moved; None for every element."""
+
+
 @final
 class Bucket:
     """Master weights of one stage on one server, updated by the pushes of its workers.
@@ -158,9 +164,11 @@ class Bucket:
         tensors: of the bucket.
         values: their initial values by name, float32; copied.
         options: how it is updated and published.
+        followers: ranks that are each sent versions of their own; all others are sent the same.
 
     Raises:
         ValueError: a value is not contiguous float32 in the CPU's memory.
+        ConfigError: a follower cannot be sent what the options say; names the key.
 
     Attributes:
         num_bytes: size as float32.
@@ -172,6 +180,7 @@ class Bucket:
         tensors: Sequence[DenseTensor],
         values: Mapping[str, Tensor],
         options: BucketOptions,
+        followers: Sequence[int],
     ) -> None:
         for tensor in tensors:
             require_host(values[tensor.name], "weight", tensor.name)
@@ -179,7 +188,13 @@ class Bucket:
         self._offsets_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])
         self._master = MasterWeights({_ALL: weight_N}, options.optimizer)
-        self._mirror = _mirror(tensors, weight_N.numpy(), options)
+        layout = Layout([Spec(tensor.id, tensor.name, tensor.shape) for tensor in tensors])
+        self._mirror = _mirror(layout, weight_N.numpy(), options, bool(followers))
+        self._stamps = Stamps(weight_N.numpy())
+        self._followers = {
+            worker: Follower(ReplicaMirror(layout, weight_N.numpy(), options.pull), self._stamps)
+            for worker in followers
+        }
         self._aggregate = Aggregate(self._offsets_E)
         self._publishes_means = options.publishes_means
         self.num_bytes = bucket_bytes(tensors)
@@ -191,10 +206,8 @@ class Bucket:
         check_tensors(sections, self._tensors, what)
         return decode(sections, what)
 
-    def apply(
-        self, pushes: Sequence[Update], number: int, sender: Callable[[int], str]
-    ) -> SparseChange | TernaryMean | None:
-        """Update the weights by the mean of some pushes; what has changed, None for everything.
+    def apply(self, pushes: Sequence[Update], number: int, sender: Callable[[int], str]) -> Change:
+        """Update the weights by the mean of some pushes; what has changed.
 
         Args:
             pushes: gradients, in the order in which they are summed.
@@ -210,7 +223,10 @@ class Bucket:
         mean = self._aggregate.mean(pushes)
         if not mean.is_finite:
             self._blame(pushes, mean, number, sender)
-        if mean.indices_K is not None and not self._master.moves_all:
+        moves_all = mean.indices_K is None or self._master.moves_all
+        if self._followers:
+            self._stamps.moved(None if moves_all else mean.indices_K)
+        if mean.indices_K is not None and not moves_all:
             weight_K = self._master.apply_sparse(_ALL, mean.indices_K, mean.values_K, number)
             return SparseChange(mean.indices_K, weight_K)
         self._master.apply_gradient(_ALL, torch.from_numpy(self._scattered(mean)), number)
@@ -218,21 +234,38 @@ class Bucket:
             return TernaryMean(mean.values_K, mean.units, len(pushes))
         return None
 
-    def publish(self, change: SparseChange | TernaryMean | None, number: int) -> list[Section]:
-        """The sections that say what `apply` has changed; every replica will have taken it over.
+    def publish(self, change: Change, number: int, worker: int) -> list[Section]:
+        """The sections that say what has changed; the replicas will have taken it over.
 
         Args:
             change: what `apply` returned.
             number: as given to it.
+            worker: one of those that are sent this.
 
         Raises:
             DivergedError: a weight is not finite.
         """
-        elements = int(self._offsets_E[-1])
         if isinstance(change, TernaryMean):
-            published = Published(self._means(change), elements)
-        else:
-            published = self._mirror.publish(change, number)
+            return self._counted(Published(self._means(change), int(self._offsets_E[-1])))
+        mirror = self._followers.get(worker, self._mirror)
+        return self._counted(mirror.publish(change, number))
+
+    def equalize(self, worker: int, *, everything: bool) -> list[Section]:
+        """The sections that make a follower's replica equal to the weights, in float32.
+
+        Args:
+            worker: of the replica.
+            everything: all elements; else those in which it is known to differ.
+        """
+        return self._counted(self._followers[worker].equalize(everything=everything))
+
+    def resume(self) -> None:
+        """Take all followers' replicas for equal to the weights, which were read anew."""
+        for follower in self._followers.values():
+            follower.equalize(everything=True)
+
+    def _counted(self, published: Published) -> list[Section]:
+        elements = int(self._offsets_E[-1])
         self.versions = self.versions.plus(Versions(elements, published.elements))
         return published.sections
 
@@ -246,9 +279,10 @@ class Bucket:
                 sections[index] = levels(tensor, mean_N, unit, change.trainers)
         return sections
 
-    def digest(self, behind: int) -> int:
-        """Of the version that many before the last one published."""
-        return digest_of([self._version(behind)])
+    def digest(self, behind: int, worker: int) -> int:
+        """Of the version that many before the last one published to a worker."""
+        follower = self._followers.get(worker)
+        return digest_of([self._version(behind) if follower is None else follower.value_N])
 
     def sections(self, behind: int) -> list[Section]:
         """Views of all values of a version."""
@@ -303,8 +337,15 @@ class Bucket:
             check_finite(name, number, mean.values_K[first:last], given, sender)
 
 
-def _mirror(tensors: Sequence[DenseTensor], weight_N: Array, options: BucketOptions) -> Mirror:
-    layout = Layout([Spec(tensor.id, tensor.name, tensor.shape) for tensor in tensors])
+def _mirror(layout: Layout, weight_N: Array, options: BucketOptions, has_followers: bool) -> Mirror:
+    """What all workers but followers are sent; beside followers, the weights themselves."""
+    if has_followers and options.publishes_means:
+        raise ConfigError("gradient.terngrad.pull=levels: trainers must all be sent the same")
     if options.pull_sparsity is None:
-        return ReplicaMirror(layout, weight_N, options.pull)
+        dtype = Dtype.FLOAT32 if has_followers else options.pull
+        return ReplicaMirror(layout, weight_N, dtype)
+    if has_followers:
+        raise ConfigError(
+            f"pull.sparsity = {options.pull_sparsity}: trainers must all be sent the same"
+        )
     return SparseMirror(layout, weight_N, options.pull, options.pull_sparsity)

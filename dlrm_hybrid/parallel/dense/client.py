@@ -17,6 +17,8 @@ from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
+    DIFFERENCES,
+    EVERYTHING,
     bucket_bytes,
     check_tensors,
     digest_of,
@@ -116,6 +118,7 @@ class ServerClient(Client):
             None if options.optimizer is None else Learner(self._replica, options.optimizer)
         )
         self._applied = dict.fromkeys(self._buckets, Version(0))
+        self._first = Version(0)  # what it began with, here or when it was last made equal
         self._pushed = 0
 
     @override
@@ -151,12 +154,13 @@ class ServerClient(Client):
         """
         number = self._pushed
         needs = self._policy.needs(number)
+        needed = max(needs.version, self._first)
         for version in self._applied.values():
-            is_newer = version > needs.version and not isinstance(needs, AtLeast)
-            if version < needs.version or is_newer:
+            is_newer = version > needed and not isinstance(needs, AtLeast)
+            if version < needed or is_newer:
                 raise DlrmError(
                     f"{self._port}: push {number} with versions {self._applied} by server rank; "
-                    f"it needs version {needs.version}"
+                    f"it needs version {needed}"
                 )
         self._pushed += 1
         own = {name: gradients[name].contiguous() for name in self._replica}
@@ -180,8 +184,33 @@ class ServerClient(Client):
             DlrmError: the version is not the next one, does not fit, or the replica is not what
                 the server published; names rank, stage and version.
         """
+        self._take(frame, Version(self._applied.get(frame.sender, 0) + 1))
+
+    def refresh(self, whole: bool) -> Program[None]:
+        """Make the replica equal to the newest masters, bit for bit; only where versions are own.
+
+        Every worker begins with it. Takes the answers first that are still under way.
+
+        Args:
+            whole: fetch all of it, whatever the replica is; else what has changed since the last
+                version, or since the values that servers and replicas have begun with alike.
+
+        Raises:
+            DlrmError: see `apply`.
+        """
+        for owner, applied in self._applied.items():
+            for version in range(applied + 1, self._pushed + 1):
+                self.apply((yield Receive(Kind.PARAMETERS, owner, version)))
+        round_ = EVERYTHING if whole else DIFFERENCES
+        for owner in self._buckets:
+            self._port.send(owner, Kind.PULL, self._pushed, (), round_=round_)
+        for owner in self._buckets:
+            frame: Frame = yield Receive(Kind.PARAMETERS, owner, self._pushed, round=round_)
+            self._take(frame, Version(self._pushed))
+        self._first = Version(self._pushed)
+
+    def _take(self, frame: Frame, due: Version) -> None:
         bucket = self._buckets.get(frame.sender)
-        due = self._applied.get(frame.sender, 0) + 1
         what = f"{self._name}: {frame.kind.name} {frame.number} of rank {frame.sender}"
         if bucket is None or frame.kind is not Kind.PARAMETERS:
             raise DlrmError(f"{what}: not a version of anything of stage {self._port.stage}")
@@ -203,7 +232,7 @@ class ServerClient(Client):
                     update.add_to(destination)
                 else:
                     update.copy_to(destination)
-            self._applied[frame.sender] = Version(due)
+            self._applied[frame.sender] = due
             if digest is not None and digest != self.digest(frame.sender):
                 raise DlrmError(
                     f"{self._port}: stage {self._port.stage} differs from what "
@@ -233,6 +262,7 @@ class ServerClient(Client):
         older = {name: values[key] for name in self._replica if (key := name + suffix) in values}
         copy_into(self._replica, older)
         self._applied = dict.fromkeys(self._buckets, version)
+        self._first = version
         self._pushed = pushed
 
     @override

@@ -30,7 +30,7 @@ from dlrm_hybrid.compress.gradient.thresholded import (
 from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
-from dlrm_hybrid.wire.dense import narrow, packed
+from dlrm_hybrid.wire.dense import dense, narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all
 
@@ -125,6 +125,25 @@ class ReplicaMirror(Mirror):
     def tensors(self) -> dict[str, Tensor]:
         return self._layout.tensors(self.value_N, PUBLISHED) if self._is_rounded else {}
 
+    def differs(self) -> NDArray[np.bool_] | None:
+        """Which of the N elements are not the weights' bits; None where it is the weights."""
+        if not self._is_rounded:
+            return None
+        return self.value_N.view(np.uint32) != self._weight_N.view(np.uint32)
+
+    def equalize(self, change: SparseChange | None) -> Published:
+        """Take over the weights of these elements, None for all, and say how in float32."""
+        layout = self._layout
+        if change is None:
+            np.copyto(self.value_N, self._weight_N)
+            sections = [
+                dense(number, values_N)
+                for number, values_N in zip(layout.ids, layout.parts(self._weight_N), strict=True)
+            ]
+            return Published(sections, layout.size)
+        put(*change, self.value_N)
+        return Published(_sections(layout, *change, Dtype.FLOAT32), change.indices_K.size)
+
     def _all(self) -> list[Section]:
         sent_N = self._weight_N
         if self._is_rounded:
@@ -145,10 +164,7 @@ class ReplicaMirror(Mirror):
             gather(indices_K, self.value_N, value_K)
             sent_K = narrow(weight_K - value_K, self._dtype)
             put(indices_K, value_K + sent_K, self.value_N)
-        layout = self._layout
-        splits_E, local_K = np.empty_like(layout.offsets), np.empty_like(indices_K)
-        split(layout.offsets, indices_K, splits_E, local_K)
-        return sparse_all(layout.ids, layout.sizes, splits_E, local_K, sent_K, self._dtype)
+        return _sections(self._layout, indices_K, sent_K, self._dtype)
 
 
 @final
@@ -195,6 +211,12 @@ class SparseMirror(Mirror):
     @override
     def tensors(self) -> dict[str, Tensor]:
         return self._layout.tensors(self.value_N, PUBLISHED) | self._thresholds.tensors()
+
+
+def _sections(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) -> list[Section]:
+    splits_E, local_K = np.empty_like(layout.offsets), np.empty_like(indices_K)
+    split(layout.offsets, indices_K, splits_E, local_K)
+    return sparse_all(layout.ids, layout.sizes, splits_E, local_K, sent_K, dtype)
 
 
 def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:

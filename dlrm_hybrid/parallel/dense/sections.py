@@ -1,7 +1,7 @@
 """What PUSH and PARAMETERS frames carry: the tensors that one server owns of one stage, in order.
 
 A PARAMETERS frame may end with a digest, which shows whether a replica equals the copy its server
-publishes.
+publishes. A PULL carries nothing; its `round` says what the answer shall hold.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
+
+# `round` of a PULL: what the answer holds.
+EVERYTHING = 0
+DIFFERENCES = 1  # elements in which the replica is known to differ from the weights
 
 Array = NDArray[np.float32]
 

@@ -1,13 +1,14 @@
 """One parameter server: pushes in, versions out, when the sync policy says so.
 
 With a deterministic policy the same pushes give the same bits whatever the order in which they
-arrive: they are summed in trainer order.
+arrive: they are summed in trainer order. With another, the same order gives the same bits. A pull
+makes a replica equal to the weights of that moment, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
 
@@ -15,11 +16,18 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.update import Update
-from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions
+from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
 from dlrm_hybrid.parallel.dense.master import copy_into
-from dlrm_hybrid.parallel.dense.sections import digest_section
+from dlrm_hybrid.parallel.dense.sections import DIFFERENCES, EVERYTHING, digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Push, SyncPolicy, resumed_version
+from dlrm_hybrid.parallel.sync.policy import (
+    Average,
+    BucketState,
+    Pull,
+    Push,
+    SyncPolicy,
+    resumed_version,
+)
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Versions
@@ -83,43 +91,66 @@ class ParameterServer:
             if tensor.server == index:
                 owned.setdefault(tensor.stage, []).append(tensor)
         self._buckets = {
-            stage: Bucket(tensors, values, options.bucket) for stage, tensors in owned.items()
+            stage: Bucket(tensors, values, options.bucket, self._followers(stage))
+            for stage, tensors in owned.items()
         }
         self._pushed: dict[Push, Update] = {}
         self._states = self._settled(0)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
-        """Take a PUSH; the answers to send before the next call, mostly none.
+        """Take a PUSH or a PULL; the answers to send before the next call, often none.
 
         Raises:
-            DlrmError: the push is not due or does not fit; the message names rank and number.
+            DlrmError: it is not due or does not fit; the message names rank and number.
             DivergedError: a gradient is not finite; names trainer rank, step and tensor.
         """
-        what = f"push {frame.number} of {self._name(frame.sender)}"
-        if frame.kind is not Kind.PUSH or frame.attempt != self._options.attempt:
+        what = f"{frame.kind.name.lower()} {frame.number} of {self._name(frame.sender)}"
+        if frame.kind not in (Kind.PUSH, Kind.PULL) or frame.attempt != self._options.attempt:
             raise DlrmError(
-                f"{what}: {frame.kind.name} of attempt {frame.attempt}, expected PUSH of attempt "
-                f"{self._options.attempt}"
+                f"{what}: {frame.kind.name} of attempt {frame.attempt}, expected PUSH or PULL of "
+                f"attempt {self._options.attempt}"
             )
         stage = frame.sender % self._topology.stages
         if stage not in self._states or frame.sender >= self._topology.num_workers:
             raise DlrmError(f"{what}: this server owns nothing of that rank's stage")
+        take = self._take_push if frame.kind is Kind.PUSH else self._take_pull
+        return take(stage, frame, what)
+
+    def _take_push(self, stage: int, frame: Frame, what: str) -> list[Outgoing]:
         push = Push(frame.sender, frame.number)
         self._states[stage], actions = self._states[stage].on_push(push)
+        bucket = self._buckets[stage]
         with self._decoding:
-            self._pushed[push] = self._buckets[stage].gradients(frame.sections, what)
+            self._pushed[push] = bucket.gradients(frame.sections, what)
         outgoing: list[Outgoing] = []
-        changed: list[Section] = []
+        change, number = None, 0
         for action in actions:
             if isinstance(action, Average):
-                changed = self._average(stage, action)
-            else:
-                outgoing += self._publish(stage, action.version, changed, action.to, behind=0)
+                change, number = self._average(stage, action), action.number
+                continue
+            with self._encoding:
+                sections = bucket.publish(change, number, action.to[0])
+            outgoing += self._publish(stage, action.version, sections, action.to, behind=0)
         return outgoing
 
-    def digest(self, stage: int) -> int:
-        """Of what is published of a stage, to compare with `ServerClient.digest`."""
-        return self._buckets[stage].digest(behind=0)
+    def _take_pull(self, stage: int, frame: Frame, what: str) -> list[Outgoing]:
+        """Answer with the newest weights, and their digest."""
+        if frame.round not in (EVERYTHING, DIFFERENCES) or frame.sections:
+            raise DlrmError(f"{what}: round {frame.round} with {len(frame.sections)} sections")
+        worker = frame.sender
+        self._states[stage] = self._states[stage].on_pull(Pull(worker, frame.number))
+        bucket = self._buckets[stage]
+        with self._encoding:
+            sections = bucket.equalize(worker, everything=frame.round == EVERYTHING)
+        digest = digest_section(bucket.digest(0, worker))
+        answer = replace(
+            frame, kind=Kind.PARAMETERS, sender=self._rank, sections=(*sections, digest)
+        )
+        return [Outgoing(worker, answer, bucket.num_bytes)]
+
+    def digest(self, stage: int, trainer: int = 0) -> int:
+        """Of what is published of a stage to a trainer, to compare with `ServerClient.digest`."""
+        return self._buckets[stage].digest(0, self._topology.worker(trainer, stage))
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold.
@@ -156,7 +187,15 @@ class ParameterServer:
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> list[Outgoing]:
         """Go on from the `tensors` of a checkpoint made after so many pushes of each worker.
 
-        Returns the versions that workers resumed there have not applied yet: none with `sync`.
+        Where workers have versions of their own: after so many pushes of all together, when every
+        replica was equal to the weights.
+
+        Args:
+            pushed: since the run began.
+            values: by name.
+
+        Returns:
+            the versions that workers resumed there have not applied yet: none with `sync`.
 
         Raises:
             DataError: a value is missing or has another shape.
@@ -164,6 +203,8 @@ class ParameterServer:
         copy_into(self.tensors(), values)
         self._states = self._settled(pushed)
         self._pushed.clear()
+        for bucket in self._buckets.values():
+            bucket.resume()
         policy = self._options.policy
         newest = policy.settled(pushed)
         outgoing: list[Outgoing] = []
@@ -180,15 +221,17 @@ class ParameterServer:
             stage: policy.bucket(topology.stage_group(stage), pushed) for stage in self._buckets
         }
 
-    def _average(self, stage: int, action: Average) -> list[Section]:
-        """Make the next version of a stage; the sections that say what has changed."""
+    def _followers(self, stage: int) -> tuple[int, ...]:
+        """Workers of a stage that are each sent versions of their own."""
+        policy = self._options.policy
+        return () if policy.shares_versions else self._topology.stage_group(stage)
+
+    def _average(self, stage: int, action: Average) -> Change:
+        """Make the next version of a stage."""
         updates = [self._pushed.pop(push) for push in action.pushes]
-        bucket = self._buckets[stage]
-        change = bucket.apply(
+        return self._buckets[stage].apply(
             updates, action.number, lambda index: self._name(action.pushes[index].sender)
         )
-        with self._encoding:
-            return bucket.publish(change, action.number)
 
     def _publish(
         self, stage: int, version: Version, sections: list[Section], to: Sequence[int], behind: int
@@ -196,7 +239,7 @@ class ParameterServer:
         """One frame for all of `to`; it makes the version that many before the newest one."""
         bucket = self._buckets[stage]
         if version % self._options.check_every == 0:
-            sections = [*sections, digest_section(bucket.digest(behind))]
+            sections = [*sections, digest_section(bucket.digest(behind, to[0]))]
         frame = Frame(
             kind=Kind.PARAMETERS,
             sender=self._rank,

@@ -18,6 +18,7 @@ from dlrm_hybrid.parallel.sync.policy import (
     BucketState,
     Exactly,
     Publish,
+    Pull,
     Push,
     SyncPolicy,
 )
@@ -46,6 +47,11 @@ class Lockstep(SyncPolicy):
     @override
     def history(self) -> int:
         return self.staleness
+
+    @property
+    @override
+    def shares_versions(self) -> bool:
+        return True
 
     @override
     def needs(self, pushed: int) -> Exactly:
@@ -91,6 +97,12 @@ class LockstepBucket(BucketState):
         number = self.version
         pushes = tuple(Push(worker, number) for worker in self.workers)
         return after, (Average(pushes, number), Publish(after.version, self.workers))
+
+    @override
+    def on_pull(self, pull: Pull) -> LockstepBucket:
+        raise DlrmError(
+            f"pull of rank {pull.sender}: in lock-step versions come without being asked for"
+        )
 
     def _check_due(self, push: Push, due: int) -> None:
         what = f"push {push.number} of rank {push.sender}"

@@ -37,6 +37,13 @@ class Push(NamedTuple):
     number: int
 
 
+class Pull(NamedTuple):
+    """A worker asks for the newest weights of a bucket; `number` is that of its next push."""
+
+    sender: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Average:
     """Update the weights by the mean of these pushes, which makes the next version.
@@ -44,15 +51,23 @@ class Average:
     Attributes:
         pushes: in the order in which they are summed.
         number: the learning rate is that of this push number.
+        staleness: versions made since that with which the push was computed; None where the policy
+            fixes it.
     """
 
     pushes: tuple[Push, ...]
     number: int
+    staleness: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send the version just made to these workers."""
+    """Send the version just made to these workers.
+
+    Attributes:
+        version: number by which they know it.
+        to: ranks; all of them are at the version before.
+    """
 
     version: Version
     to: tuple[int, ...]
@@ -77,6 +92,14 @@ class BucketState(Protocol):
         """
         ...
 
+    def on_pull(self, pull: Pull) -> BucketState:
+        """The state after a pull, which is answered at once with the newest weights.
+
+        Raises:
+            DlrmError: nobody pulls under this policy; names the rank.
+        """
+        ...
+
 
 class SyncPolicy(Protocol):
     """Which version of the weights a push is computed with, and when versions are made."""
@@ -86,20 +109,33 @@ class SyncPolicy(Protocol):
         """Versions before the newest one with which a worker may still have to compute."""
         ...
 
+    @property
+    def shares_versions(self) -> bool:
+        """Whether all workers are sent the same; else each has versions of its own, and pulls."""
+        ...
+
     def needs(self, pushed: int) -> Needs:
-        """What a worker computes with after so many pushes of its own."""
+        """What a worker computes with after so many pushes of its own.
+
+        Where the versions are its own it never needs one from before its last pull.
+        """
         ...
 
     def settled(self, pushed: int) -> Version:
-        """The version there is once every worker has pushed so often and all has arrived."""
+        """The version there is once every worker has pushed so often and all has arrived.
+
+        Where versions are not shared: of whoever counts the pushes, a worker its own, a server all.
+        """
         ...
 
     def bucket(self, workers: Sequence[int], pushed: int) -> BucketState:
-        """A server's state of one bucket, settled after so many pushes of each worker."""
+        """A server's state of one bucket, settled after so many pushes of each worker.
+
+        Where versions are not shared: after so many pushes of all workers together.
+        """
         ...
 
 
 def resumed_version(policy: SyncPolicy, pushed: int) -> Version:
     """What a worker has when a run goes on after so many pushes of each worker."""
-    needs = policy.needs(pushed)
-    return policy.settled(pushed) if isinstance(needs, AtLeast) else needs.version
+    return Version(max(0, policy.settled(pushed) - policy.history))
