@@ -1,5 +1,6 @@
 """Servers that answer each push at once: any order of the pushes, workers that pull anew."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
@@ -276,6 +277,40 @@ def test_a_restarted_world_goes_on_bit_for_bit(
     for found, expected in zip(resumed.world.replicas, unbroken.world.replicas, strict=True):
         assert_same(found, expected)
     assert_moved(resumed.weights(), {name: saved[name] for name in SHAPES})
+
+
+@given(trainers=st.integers(1, 4), in_flight=st.integers(1, 3), choices=orders)
+@settings(max_examples=30)
+def test_servers_count_the_versions_that_a_push_has_missed(
+    trainers: int, in_flight: int, choices: Random
+):
+    loose = Loose(World(trainers, Asynchronous(trainers, in_flight), servers=2))
+    first, second = loose.world.servers.values()
+    order = choices.choices(range(trainers), k=30)
+    # Versions that its weights hold: how many had been pushed when each answer to it was made.
+    held: dict[int, list[int]] = {rank: [0] for rank in range(trainers)}
+    expected: dict[int, list[int]] = {rank: [] for rank in range(trainers)}
+    for version, rank in enumerate(order):
+        base = held[rank][max(0, len(held[rank]) - in_flight)]
+        expected[rank].append(version - base)
+        held[rank].append(version + 1)
+        loose.step(rank)
+    found = first.staleness()
+    assert found == second.staleness()
+    assert list(found) == sorted(set(order))
+    for rank, one in found.items():
+        assert dict(one.counts) == Counter(expected[rank])
+        assert (one.total, one.largest) == (sum(expected[rank]), max(expected[rank]))
+    if in_flight == 1:
+        unfinished = sum(len(order) - versions[-1] for versions in held.values())
+        total = sum(one.total for one in found.values())
+        assert total == (trainers - 1) * len(order) - unfinished
+
+
+def test_in_lockstep_no_staleness_is_counted():
+    world = World(2, Lockstep(1))
+    world.run(0, 3)
+    assert world.servers[2].staleness() == {}
 
 
 def pull_frame(world: World, rank: int, round_: int = 0, number: int = 0) -> Frame:

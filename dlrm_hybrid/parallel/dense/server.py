@@ -30,6 +30,7 @@ from dlrm_hybrid.parallel.sync.policy import (
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.staleness import Staleness, StalenessCounter
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed
@@ -95,6 +96,7 @@ class ParameterServer:
             for stage, tensors in owned.items()
         }
         self._pushed: dict[Push, Update] = {}
+        self._staleness = StalenessCounter()
         self._states = self._settled(0)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
@@ -171,6 +173,10 @@ class ParameterServer:
         published = (bucket.versions for bucket in self._buckets.values())
         return reduce(Versions.plus, published, Versions())
 
+    def staleness(self) -> dict[int, Staleness]:
+        """Of pushes to all its stages in this attempt, by trainer; empty if the policy fixes it."""
+        return self._staleness.snapshot()
+
     def weights(self, stage: int) -> dict[str, Tensor]:
         """Views of the weights of one stage, by name; empty if this server owns none of them."""
         bucket = self._buckets.get(stage)
@@ -229,6 +235,9 @@ class ParameterServer:
     def _average(self, stage: int, action: Average) -> Change:
         """Make the next version of a stage."""
         updates = [self._pushed.pop(push) for push in action.pushes]
+        if action.staleness is not None:
+            for push in action.pushes:
+                self._staleness.add(push.sender // self._topology.stages, action.staleness)
         return self._buckets[stage].apply(
             updates, action.number, lambda index: self._name(action.pushes[index].sender)
         )
