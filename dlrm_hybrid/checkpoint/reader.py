@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import lcm
 from pathlib import Path
@@ -26,6 +26,10 @@ PENDING = (".residual", ".momentum")
 Progress = Callable[[int, int], None]
 """Called with how many bytes of how many of a file have been verified."""
 
+Overlap = tuple[tuple[slice, ...], tuple[slice, ...]]
+"""Slices of a part of a checkpoint, and of a piece of a tensor."""
+
+BLOCK_ELEMENTS = 1 << 23  # that are read at once
 TYPES = {title: dtype for dtype, title in DTYPES.items()}
 
 
@@ -84,9 +88,8 @@ class Checkpoint:
             )
         for part in entry.parts:
             overlap = _overlap(piece, part)
-            if overlap is not None:
-                theirs, ours = overlap
-                key = key_of(piece.name, part.begin, part.shape == entry.shape)
+            key = key_of(piece.name, part.begin, part.shape == entry.shape)
+            for theirs, ours in () if overlap is None else _in_blocks(overlap, piece):
                 values = self._read(entry, part, key, theirs)
                 if first_not_finite([(piece.name, values)]) is not None:
                     raise DataError(
@@ -163,7 +166,21 @@ def load(
         checkpoint.fill(full_pieces(tensors))
 
 
-def _overlap(piece: Piece, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+def _in_blocks(overlap: Overlap, piece: Piece) -> Iterator[Overlap]:
+    """An intersection in parts that need little memory."""
+    theirs, ours = overlap
+    if not theirs:
+        yield overlap
+        return
+    rows = [range(one.start, one.stop, one.step or 1) for one in (theirs[0], ours[0])]
+    most = max(1, BLOCK_ELEMENTS * len(piece.view) // max(1, piece.view.numel()))
+    for first in range(0, len(rows[0]), most):
+        some = [one[first : first + most] for one in rows]
+        (theirs_rows, ours_rows) = (slice(one.start, one.stop, one.step) for one in some)
+        yield (theirs_rows, *theirs[1:]), (ours_rows, *ours[1:])
+
+
+def _overlap(piece: Piece, part: Part) -> Overlap | None:
     """The intersection of a piece and a part: its slices of the part, and of the piece."""
     theirs: list[slice] = []
     ours: list[slice] = []

@@ -22,6 +22,7 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint.commit import Shard
 from dlrm_hybrid.checkpoint.folder import key_of, partial_folder, unwritten
 from dlrm_hybrid.disk import Content, write
+from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DlrmError
@@ -53,11 +54,14 @@ class ShardWriter:
         root: the `checkpoints` folder of the run.
         rank: name of the rank.
         attempt: how often the run has been restarted.
+        storage: of rows of tables; what may be larger than memory is written before `begin`
+            returns, not copied.
     """
 
     root: Path
     rank: str
     attempt: int
+    storage: RowStorage = IN_MEMORY
     # Kept from one checkpoint to the next: new memory takes several times as long to fill.
     _copies: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
     _shard: Future[Shard] | None = None
@@ -70,11 +74,16 @@ class ShardWriter:
         """
         if self._shard is not None:
             raise DlrmError(f"{self.rank}: step {step} is saved before the last one is written")
+        folder = partial_folder(self.root, step, self.attempt)
+        if self.storage.is_paged:
+            self._shard = Future()
+            with self.storage.reading_all():
+                self._shard.set_result(self._write(folder, groups))
+            return
         copied = {group: [self._copied(piece) for piece in groups[group]] for group in groups}
         names = {key_of(piece.name, piece.begin, piece.is_full) for piece in _all(groups)}
         for name in self._copies.keys() - names:
             del self._copies[name]
-        folder = partial_folder(self.root, step, self.attempt)
         self._shard = in_background(lambda: self._write(folder, copied))
 
     def take(self, wait_seconds: float) -> Shard | None:

@@ -15,7 +15,7 @@ WITHOUT_EFFECT = (
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-    "data.parquet",
+    *("data.parquet", "embedding.folder"),
 )
 # What may differ between a run and the one that resumes from its checkpoint.
 FREE = (
@@ -26,7 +26,7 @@ FREE = (
     "train.evaluate_every",
     "network",
     *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
-    "parallel.world",
+    *("parallel.world", "embedding.storage"),
     "sync.check_every",
 )
 # A new run from an old checkpoint may also differ in length, learning rate and partitioning.
@@ -37,7 +37,10 @@ FREE_IN_A_NEW_RUN = (
     *("gradient", "activation", "pull"),
 )
 # What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
-OF_AN_EVALUATION = ("evaluate", "prepare", "threads", "activation.evaluate_masked", "data")
+OF_AN_EVALUATION = (
+    *("evaluate", "prepare", "threads", "activation.evaluate_masked", "data"),
+    *("embedding.storage", "embedding.folder"),
+)
 OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
 # What decides neither weights nor scores, and is another command's.
 OF_OTHER_COMMANDS = ("report", "bench", "doctor")

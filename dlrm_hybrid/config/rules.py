@@ -30,7 +30,11 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         "schedule.microbatches": 1,
     },
     "embedding=fused": {"embedding.sharding": "table_wise"},
-    "embedding=served": {"embedding.staleness": 0, "parallel.table_servers": 0},
+    "embedding=served": {
+        **{"embedding.staleness": 0, "embedding.storage": "memory"},
+        "parallel.table_servers": 0,
+    },
+    "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
     "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
     "network=host": {"network.bind": None},

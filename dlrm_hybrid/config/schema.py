@@ -145,7 +145,8 @@ class NetworkConfig:
 class EmbeddingConfig:
     """The optimizer of the tables, who owns their rows, and how these travel.
 
-    `sharding` belongs to `fused`, `staleness` to `served`, which always deduplicates.
+    `sharding` belongs to `fused`; `staleness`, `storage` and `folder` to `served`, which always
+    deduplicates.
     """
 
     name: Literal["fused", "served"]
@@ -156,6 +157,8 @@ class EmbeddingConfig:
     comm_precision: Precision
     deduplicate: bool
     staleness: Annotated[int, Field(ge=0, le=1024)]
+    storage: Literal["memory", "mmap"]
+    folder: Path | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from dlrm_hybrid.kernels.scatter import update_adagrad, update_sgd
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.tensors import Piece, draw_embeddings
+from dlrm_hybrid.model.tensors import Piece, embedding_parts
 
 Int64s = NDArray[np.int64]
 
@@ -51,39 +52,51 @@ class TableRows:
         options: the optimizer.
         server: which of the servers this is, from 0.
         servers: how many there are.
+        storage: makes the tensors.
     """
 
     def __init__(
-        self, spec: ModelSpec, options: EmbeddingOptions, server: int = 0, servers: int = 1
+        self,
+        spec: ModelSpec,
+        options: EmbeddingOptions,
+        server: int = 0,
+        servers: int = 1,
+        storage: RowStorage = IN_MEMORY,
     ) -> None:
         self.rows_F = owned_rows(spec.table_rows, server, servers)
         self.dim = spec.embedding_dim
         self._spec = spec
         self._options = options
+        self._storage = storage
         self._server, self._servers = server, servers
         rows_F = np.array(self.rows_F, np.int64)
         self._ends_F: Int64s = np.cumsum(rows_F)
         self._starts_F: Int64s = self._ends_F - rows_F
-        self._weights_RD = torch.zeros(sum(self.rows_F), self.dim)
+        self._weights_RD = storage.zeros(sum(self.rows_F), self.dim)
         columns = {
             EmbeddingOptimizer.SGD: 0,
             EmbeddingOptimizer.ADAGRAD: self.dim,
             EmbeddingOptimizer.ROWWISE_ADAGRAD: 1,
         }
-        self._squares_RC = torch.zeros(sum(self.rows_F), columns[options.optimizer])
+        self._squares_RC = storage.zeros(sum(self.rows_F), columns[options.optimizer])
 
     def draw(self, seed: int) -> None:
-        """Give all rows the values they have in every layout; needs memory for a full table."""
+        """Give all rows the values they have in every layout."""
         for name, full, rows in zip(
             self._spec.table_names, self._spec.table_rows, self._by_table(), strict=True
         ):
-            table_RD = torch.empty(full, self.dim)
-            draw_embeddings({f"{name}.weight": table_RD}, seed)
-            self._weights_RD[rows] = table_RD[self._server :: self._servers]
+            own_RD = self._weights_RD[rows]
+            drawn = 0
+            for part_RD in embedding_parts(f"{name}.weight", full, self.dim, seed):
+                # The first row of the part has the number `drawn` in its table.
+                mine_RD = part_RD[(self._server - drawn) % self._servers :: self._servers]
+                first = -(-(drawn - self._server) // self._servers)
+                own_RD[first : first + len(mine_RD)] = mine_RD
+                drawn += len(part_RD)
 
     def look_up(self, asked: OwnedIds) -> Tensor:
         """Rows (K, D) of some ids, in memory of their own."""
-        return self._weights_RD.index_select(0, torch.from_numpy(self._flat(asked)))
+        return self._storage.look_up(self._weights_RD, torch.from_numpy(self._flat(asked)))
 
     def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
         """Update rows once by the sum of their gradients.
@@ -102,6 +115,7 @@ class TableRows:
         if self._options.optimizer is EmbeddingOptimizer.SGD:
             update_sgd(weights_RD, rows_K, order_K, gradient_KD, lr)
             return
+        self._storage.touch(self._squares_RC, torch.from_numpy(rows_K))
         squares_RC, eps = self._squares_RC.numpy(), self._options.eps
         update_adagrad(weights_RD, squares_RC, rows_K, order_K, gradient_KD, lr, eps)
 

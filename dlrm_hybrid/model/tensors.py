@@ -5,7 +5,7 @@ A tensor's initial values depend on the seed and its name alone, not on order, l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import final
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.rng import fold
+
+PART_ELEMENTS = 1 << 20
 
 
 @final
@@ -65,6 +67,15 @@ def draw_embeddings(tables: Mapping[str, Tensor], seed: int) -> None:
     for name, table in tables.items():
         bound = 1 / sqrt(len(table))
         table.uniform_(-bound, bound, generator=_stream(seed, name))
+
+
+def embedding_parts(name: str, rows: int, dim: int, seed: int) -> Iterator[Tensor]:
+    """What `draw_embeddings` gives a table, in parts of consecutive rows."""
+    bound, stream = 1 / sqrt(rows), _stream(seed, name)
+    most = max(1, PART_ELEMENTS // dim)
+    for first in range(0, rows, most):
+        part_RD = torch.empty(min(most, rows - first), dim)
+        yield part_RD.uniform_(-bound, bound, generator=stream)
 
 
 def _stream(seed: int, name: str) -> torch.Generator:

@@ -18,6 +18,7 @@ from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import Preparing, amend, clean, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy, complete, find, partial_folder, read
 from dlrm_hybrid.checkpoint.writer import ShardWriter, write_tensors
+from dlrm_hybrid.model.row_storage import InFiles
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
 
@@ -104,6 +105,26 @@ def test_the_writer_copies_before_it_returns(tmp_path: Path) -> None:
         assert saved["bottom.1.weight"].eq(float(step)).all()
 
 
+def test_rows_in_files_are_written_before_the_writer_returns(tmp_path: Path) -> None:
+    """A copy of them may not fit into memory."""
+    storage = InFiles(tmp_path / "rows")
+    table = storage.zeros(50, 4)
+    writer = ShardWriter(root=tmp_path, rank="tables-0", attempt=0, storage=storage)
+    for step in (1, 2):
+        table.fill_(float(step))
+        writer.begin(step, {"embeddings": full_pieces({"embedding.1.weight": table})})
+        shard = writer.take(0.0)
+        assert shard is not None
+        (file,) = shard.files
+        saved = load_file(partial_folder(tmp_path, step, 0) / file)
+        assert saved["embedding.1.weight"].eq(float(step)).all()
+    table[3, 3] = torch.nan
+    writer.begin(3, {"embeddings": full_pieces({"embedding.1.weight": table})})
+    shard = writer.take(0.0)
+    assert shard is not None
+    assert shard.not_finite == "embedding.1.weight"
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_pieces_are_read_from_any_others(tmp_path: Path, data: st.DataObject) -> None:
@@ -142,6 +163,11 @@ def test_any_pieces_are_read_from_any_others(tmp_path: Path, data: st.DataObject
     folder, _ = commit(root, 0, write(root, 1, *shares), {}, ONE)
     into = torch.full((rows, columns), torch.nan)
     checkpoint.open_checkpoint(folder).fill(cut(into))
+    assert torch.equal(into, table)
+    into = torch.full((rows, columns), torch.nan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "BLOCK_ELEMENTS", data.draw(st.integers(1, 9)))
+        checkpoint.open_checkpoint(folder).fill(cut(into))
     assert torch.equal(into, table)
 
 

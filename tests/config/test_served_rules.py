@@ -3,7 +3,7 @@
 import pytest
 
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.identity import config_hash, differences
+from dlrm_hybrid.config.identity import config_hash, differences, evaluated
 from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.types import ConfigError
 
@@ -37,6 +37,14 @@ def test_what_can_be_is_accepted() -> None:
             "embedding.deduplicate = False: embedding=served ",
         ),
         ((*SERVED, "embedding.staleness=-1"), "embedding.staleness = -1: "),
+        (
+            (*WORLD, "embedding.storage=mmap"),
+            "embedding.storage = 'mmap': only applies to embedding=served, not fused",
+        ),
+        (
+            (*SERVED, "embedding.folder=rows"),
+            "embedding.folder = 'rows': only applies to embedding.storage=mmap, not memory",
+        ),
         (("parallel.table_servers=1",), "parallel.table_servers = 1: only applies to parallel=hyb"),
     ],
 )
@@ -53,7 +61,7 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
         "embedding": {
             key: value
             for key, value in values["embedding"].items()
-            if key not in ("name", "staleness")
+            if key not in ("name", "staleness", "storage", "folder")
         },
         "parallel": {
             key: value for key, value in values["parallel"].items() if key != "table_servers"
@@ -62,3 +70,13 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
     assert config_hash(before) != config_hash(values)
     assert saved_values(before) == values
     assert not differences(saved_values(before), values, new_run=False)
+
+
+def test_where_rows_lie_decides_no_weight() -> None:
+    in_memory = values_of(list(SERVED))
+    in_files = values_of([*SERVED, "embedding.storage=mmap", "embedding.folder=rows"])
+    assert config_hash(in_memory) == config_hash(in_files)
+    assert not differences(in_memory, in_files, new_run=False)
+    scored, faults = evaluated(in_files, in_memory, ["embedding.storage", "embedding.folder"])
+    assert not faults
+    assert scored == in_memory

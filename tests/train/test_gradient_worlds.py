@@ -39,13 +39,14 @@ def learned(small_rows: list[str], *options: str) -> tuple[InProcessEngine, list
     # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
     from dlrm_hybrid.data.loader import START
     from dlrm_hybrid.data.shards import open_shards
+    from dlrm_hybrid.model.row_storage import IN_MEMORY
     from dlrm_hybrid.run.assembly import build
     from dlrm_hybrid.run.assembly import engine as build_engine
 
     config = validate(values_of([*small_rows, *options, IN_PROCESS]))
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
     steps = config.train.steps or STEPS
-    engine = build_engine.engine(config, shards, steps, SpanClock())
+    engine = build_engine.engine(config, shards, steps, IN_MEMORY, SpanClock())
     losses: list[float] = []
     at = START
     for step in range(steps):

@@ -91,6 +91,7 @@ def test_trainers_learn_what_they_learn_from_shared_tables(optimizer: str, train
     [
         (2, 1, 0, ()),
         (2, 2, 4, ("embedding.optimizer=rowwise_adagrad", "embedding.comm_precision=bfloat16")),
+        (2, 2, 4, ("embedding.storage=mmap",)),
         pytest.param(3, 2, 16, ("embedding.optimizer=adagrad",), marks=pytest.mark.slow),
     ],
 )

@@ -25,13 +25,14 @@ NEVER = f"sync.check_every={STEPS + 1}"
 def opened(rows: Sequence[str], *options: str) -> "InProcessEngine":
     # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
     from dlrm_hybrid.data.shards import open_shards
+    from dlrm_hybrid.model.row_storage import IN_MEMORY
     from dlrm_hybrid.run.assembly import build
     from dlrm_hybrid.run.assembly import engine as build_engine
     from dlrm_hybrid.train.in_process import InProcessEngine
 
     config = validate(values_of([*rows, *WORLD, *options]))
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
-    engine = build_engine.engine(config, shards, STEPS, SpanClock())
+    engine = build_engine.engine(config, shards, STEPS, IN_MEMORY, SpanClock())
     assert isinstance(engine, InProcessEngine)
     return engine
 

@@ -11,6 +11,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
@@ -45,13 +46,16 @@ def test_part(config: Config, shards: Shards) -> TestPart:
     return TestPart(shards, rows, config.evaluate.batch_size)
 
 
-def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InProcessEngine:
+def engine(
+    config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
+) -> InProcessEngine:
     """A world in one process, with initial values; `parallel=single` is a world of one rank.
 
     Args:
         config: of the run.
         shards: prepared rows.
         steps: of the whole run; learning rates may depend on it.
+        storage: of the rows of table servers.
         clock: of the process.
     """
     layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
@@ -59,8 +63,10 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
     ]
-    is_served = config.embedding.name == "served"
-    own = (_served if is_served else _shared)(config, layout, channels, clock)
+    if config.embedding.name == "served":
+        own = _served(config, layout, channels, storage, clock)
+    else:
+        own = _shared(config, layout, clock)
     ranks = _ranks(config, layout, channels, own, clock)
     evaluators = [
         build_world.evaluator(
@@ -80,20 +86,7 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
             mailbox=mailboxes[0],
             patience_seconds=config.network.patience_seconds,
         ),
-        runner=InProcessRunner(
-            mailboxes=mailboxes,
-            servers=[
-                *(
-                    (channel, _handler(config, layout, index, server, clock))
-                    for index, (channel, server) in enumerate(ranks.servers)
-                ),
-                *(
-                    (channel, clock.timed(Span.APPLY, server.handle))
-                    for channel, server in ranks.table_servers
-                ),
-            ],
-            clock=clock,
-        ),
+        runner=_runner(config, layout, ranks, mailboxes, clock),
         reads=[
             ReadAhead(
                 clock.timed(Span.READ, build_model.loader(config, shards, trainer).read),
@@ -104,6 +97,29 @@ def engine(config: Config, shards: Shards, steps: int, clock: SpanClock) -> InPr
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         evaluators=evaluators,
         test=test_part(config, shards),
+    )
+
+
+def _runner(
+    config: Config,
+    layout: Layout,
+    ranks: Ranks,
+    mailboxes: Mapping[int, Mailbox],
+    clock: SpanClock,
+) -> InProcessRunner:
+    return InProcessRunner(
+        mailboxes=mailboxes,
+        servers=[
+            *(
+                (channel, _handler(config, layout, index, server, clock))
+                for index, (channel, server) in enumerate(ranks.servers)
+            ),
+            *(
+                (channel, clock.timed(Span.APPLY, server.handle))
+                for channel, server in ranks.table_servers
+            ),
+        ],
+        clock=clock,
     )
 
 
@@ -164,9 +180,7 @@ class _Access:
     servers: Sequence[tuple[MeteredChannel, TableServer]] = ()
 
 
-def _shared(
-    config: Config, layout: Layout, channels: Sequence[MeteredChannel], clock: SpanClock
-) -> _Access:
+def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     """One set of tables; only rows of several trainers would travel."""
     embeddings = build_model.embeddings(config, layout.spec)
     pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
@@ -185,12 +199,16 @@ def _shared(
 
 
 def _served(
-    config: Config, layout: Layout, channels: Sequence[MeteredChannel], clock: SpanClock
+    config: Config,
+    layout: Layout,
+    channels: Sequence[MeteredChannel],
+    storage: RowStorage,
+    clock: SpanClock,
 ) -> _Access:
     """Tables on table servers."""
     topology = layout.topology
     servers = [
-        (channels[rank], build_world.table_server(config, layout, index, clock))
+        (channels[rank], build_world.table_server(config, layout, index, storage, clock))
         for index, rank in enumerate(topology.table_server_group)
     ]
     own = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from dlrm_hybrid.config.schema import Config
@@ -19,6 +21,7 @@ from dlrm_hybrid.model.optimizer import (
     Sgd,
     WarmupDecay,
 )
+from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
@@ -75,10 +78,17 @@ def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
     return tables
 
 
-def table_rows(config: Config, shape: ModelSpec, server: int) -> TableRows:
+def row_storage(config: Config, run_folder: Path) -> RowStorage:
+    """Where table servers keep their rows."""
+    if config.embedding.storage == "memory":
+        return IN_MEMORY
+    return InFiles(run_folder if config.embedding.folder is None else Path(config.embedding.folder))
+
+
+def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorage) -> TableRows:
     """The rows of one table server, with their initial values."""
     options, servers = embedding_options(config), config.parallel.table_servers
-    rows = TableRows(shape, options, server, servers)
+    rows = TableRows(shape, options, server, servers, storage)
     rows.draw(config.train.seed)
     return rows
 

@@ -16,6 +16,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Constant
+from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import draw_dense
@@ -229,7 +230,9 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
     return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
 
 
-def table_server(config: Config, layout: Layout, index: int, clock: SpanClock) -> TableServer:
+def table_server(
+    config: Config, layout: Layout, index: int, storage: RowStorage, clock: SpanClock
+) -> TableServer:
     """A table server with the initial values of the rows it owns."""
     options = TableOptions(
         order=BatchOrder(config.embedding.staleness),
@@ -237,7 +240,7 @@ def table_server(config: Config, layout: Layout, index: int, clock: SpanClock) -
         schedule=build_model.embedding_schedule(config, layout.steps),
         attempt=layout.attempt,
     )
-    rows = build_model.table_rows(config, layout.spec, index)
+    rows = build_model.table_rows(config, layout.spec, index, storage)
     return TableServer(layout.topology, index, rows, options, clock)
 
 

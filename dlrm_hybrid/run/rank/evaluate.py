@@ -36,7 +36,8 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     if list(task.rows) != shards.manifest.identity:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
     scored = replace(config, parallel=_small_world(config.parallel))
-    engine = build_engine.engine(scored, shards, 1, SpanClock())
+    storage = build_model.row_storage(config, Path())
+    engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
     groups = piece_groups(engine.pieces())
     needed = {
         name: {piece.name: piece.view for piece in groups[name]} for name in ("dense", "embeddings")

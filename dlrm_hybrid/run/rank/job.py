@@ -11,6 +11,7 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import TrainTask
@@ -30,6 +31,7 @@ class Job:
     layout: Layout
     clock: SpanClock
     names: Mapping[int, str]
+    storage: RowStorage
 
     @property
     def checkpoints(self) -> Path:
@@ -40,7 +42,9 @@ class Job:
     def writer(self) -> ShardWriter:
         """Writes what this process holds."""
         rank = self.names[self.task.rank]
-        return ShardWriter(root=self.checkpoints, rank=rank, attempt=self.task.attempt)
+        return ShardWriter(
+            root=self.checkpoints, rank=rank, attempt=self.task.attempt, storage=self.storage
+        )
 
     def facts(self, folder: Path) -> Mapping[str, Any]:
         """Of a checkpoint that the run may resume from."""

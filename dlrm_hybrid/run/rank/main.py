@@ -103,11 +103,12 @@ def be_rank(
         layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt),
         clock=SpanClock(),
         names=dict(enumerate(build.rank_names(config))),
+        storage=build_model.row_storage(config, Path(task.run_folder)),
     )
     if build.many_processes(config):
         _be_one_of_many(job, rendezvous(), report, stop)
     else:
-        engine = build_engine.engine(config, shards, plan.steps, job.clock)
+        engine = build_engine.engine(config, shards, plan.steps, job.storage, job.clock)
         meter = RankMeter(
             engine.count, job.clock, uncounted=engine.uncounted, versions=engine.versions
         )

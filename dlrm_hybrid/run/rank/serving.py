@@ -50,7 +50,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
 
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Be the table server with this index until all workers have left."""
-    server = build_world.table_server(job.config, job.layout, index, job.clock)
+    server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
     start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))

@@ -1,0 +1,161 @@
+"""Where rows of tables lie: in memory, or in files of which the kernel keeps in memory what it can.
+
+Shapes: R rows, C columns, K rows of a batch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.types import ResourceError
+
+FOLDER_KEY = "embedding.folder"
+FLOAT_BYTES = 4
+READERS = 8  # a disk that serves one page in 66 µs serves eight at once in 160
+FEWEST_ROWS = 32  # for each of them
+
+
+class RowStorage(Protocol):
+    """Makes tensors of rows, and reads rows that are all over them."""
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether it has made tensors that may be larger than memory: nobody should copy them."""
+        ...
+
+    def zeros(self, rows: int, columns: int) -> Tensor:
+        """A contiguous float32 tensor (R, C) of zeros.
+
+        Raises:
+            ResourceError: there is no room for it; names the bytes, the folder and its key.
+        """
+        ...
+
+    def look_up(self, rows_RC: Tensor, rows_K: Tensor) -> Tensor:
+        """Some rows of a tensor of `zeros`, in memory of their own."""
+        ...
+
+    def touch(self, rows_RC: Tensor, rows_K: Tensor) -> None:
+        """Bring rows that are about to be changed into memory."""
+        ...
+
+    def reading_all(self) -> AbstractContextManager[None]:
+        """A context in which all tensors are read from beginning to end."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InMemory(RowStorage):
+    """Rows in the memory of the process."""
+
+    @property
+    @override
+    def is_paged(self) -> bool:
+        return False
+
+    @override
+    def zeros(self, rows: int, columns: int) -> Tensor:
+        return torch.zeros(rows, columns)
+
+    @override
+    def look_up(self, rows_RC: Tensor, rows_K: Tensor) -> Tensor:
+        return rows_RC.index_select(0, rows_K)
+
+    @override
+    def touch(self, rows_RC: Tensor, rows_K: Tensor) -> None:
+        pass
+
+    @override
+    def reading_all(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+IN_MEMORY = InMemory()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class InFiles(RowStorage):
+    """Rows in one mapped file for each tensor.
+
+    The files have no names, so the kernel removes them when the process ends, however it ends.
+
+    Attributes:
+        folder: on whose disk they lie; it is made if need be.
+    """
+
+    folder: Path
+    _mapped: list[mmap.mmap] = field(default_factory=list[mmap.mmap], repr=False)
+    _readers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(READERS, "rows"), repr=False
+    )
+
+    @property
+    @override
+    def is_paged(self) -> bool:
+        return bool(self._mapped)
+
+    @override
+    def zeros(self, rows: int, columns: int) -> Tensor:
+        num_bytes = FLOAT_BYTES * rows * columns
+        if num_bytes == 0:
+            return torch.zeros(rows, columns)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.folder) as file:
+                # Reserved: a write to a mapped page that finds the disk full kills the process.
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+                mapped = mmap.mmap(file.fileno(), num_bytes)
+        except OSError as error:
+            raise ResourceError(
+                f"{self.folder}: no file of {num_bytes:,} bytes for rows of tables: "
+                f"{error.strerror} ({FOLDER_KEY}; null is the run folder)"
+            ) from error
+        mapped.madvise(mmap.MADV_RANDOM)
+        self._mapped.append(mapped)
+        return torch.frombuffer(mapped, dtype=torch.float32).view(rows, columns)
+
+    @override
+    def look_up(self, rows_RC: Tensor, rows_K: Tensor) -> Tensor:
+        if len(rows_K) <= FEWEST_ROWS:
+            return rows_RC.index_select(0, rows_K)
+        found_KC = rows_RC.new_empty(len(rows_K), rows_RC.shape[1])
+        size = max(FEWEST_ROWS, -(-len(rows_K) // READERS))
+        parts = [slice(first, first + size) for first in range(0, len(rows_K), size)]
+        reading = [
+            self._readers.submit(torch.index_select, rows_RC, 0, rows_K[part], out=found_KC[part])
+            for part in parts
+        ]
+        for one in reading:
+            one.result()
+        return found_KC
+
+    @override
+    def touch(self, rows_RC: Tensor, rows_K: Tensor) -> None:
+        self.look_up(rows_RC, rows_K)
+
+    @override
+    @contextmanager
+    def reading_all(self) -> Generator[None, None, None]:
+        self._advise(mmap.MADV_SEQUENTIAL)
+        try:
+            yield
+        finally:
+            self._advise(mmap.MADV_RANDOM)
+
+    def _advise(self, advice: int) -> None:
+        for mapped in self._mapped:
+            mapped.madvise(advice)
