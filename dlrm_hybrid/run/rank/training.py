@@ -1,0 +1,135 @@
+"""From a checkpoint, or from nothing, to the end of training; and what is recorded on the way."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from dlrm_hybrid.checkpoint import folder as checkpoint_folder
+from dlrm_hybrid.checkpoint.commit import clean
+from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.folder import write_whole
+from dlrm_hybrid.run.rank.evaluate import checking, evaluating
+from dlrm_hybrid.run.rank.facts import (
+    changed_arithmetic,
+    committer,
+    dense_values,
+    lookups_ahead,
+    other_compressors,
+    resumed,
+)
+from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
+from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
+from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.train.in_process import InProcessEngine
+from dlrm_hybrid.train.loop import Parts, train
+from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.saver import COMPRESSOR, CheckpointWriter, piece_groups
+from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.worker_rank import WorkerRank
+
+Trainer = InProcessEngine | WorkerRank
+"""What a process trains with: all ranks of a world, or one of its workers."""
+
+
+def train_to_the_end(
+    job: Job, trainer: Trainer, meter: RankMeter, report: Report, stop: StopRequest
+) -> None:
+    """Train to the end; only the leader records, and shows its progress."""
+    live = report if trainer.leads else _say_nothing
+    progress = _resume(job, trainer, live)
+    meter.step = progress.step
+    sink: Sink = Fanout([])
+    if trainer.leads:
+        clean(job.checkpoints)
+        sink = _open_sink(job, report, progress)
+    with closing(sink):
+        if trainer.leads:
+            sink.write(_started(job, progress))
+        topology, task = job.layout.topology, job.task
+        title = f"{job.names[task.rank]} (rank {task.rank})"
+        parts = Parts(
+            make_step=trainer.make_step,
+            meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
+            evaluate=lambda: trainer.evaluate(stop, evaluating(job.config, job.shards, live)),
+            schedule=trainer.schedule,
+            saver=CheckpointWriter(
+                messenger=trainer.messenger,
+                leader=trainer.leader,
+                names=job.names,
+                servers=topology.all_servers if len(job.names) > 1 else (),
+                settled=trainer.settled,
+                committer=committer(task, job.config, job.values, job.shards, title),
+                writer=job.writer,
+                groups=lambda: piece_groups(trainer.pieces()),
+            ),
+            sink=sink,
+            live=live,
+            meter=meter,
+        )
+        progress = train(parts, job.plan, progress)
+        sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+
+
+def _say_nothing(event: Event) -> None:
+    """Only the leader shows its progress."""
+
+
+def _resume(job: Job, trainer: Trainer, live: Report) -> Progress:
+    """Go on from the checkpoint of the task, if it names one."""
+    if job.task.resume_from is None:
+        return Progress()
+    folder = checkpoint_folder.find(Path(job.task.resume_from))
+    facts = job.facts(folder)
+    progress = resumed(job.task, facts)
+    saved = open_checkpoint(folder, checking(live))
+    held = piece_groups(trainer.pieces())
+    dense = dense_values(saved, facts["config"], job.values)
+    compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
+    trainers = other_compressors(folder, facts, job.values)
+    ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up)
+    trainer.restart(progress.step, {**dense, **remembered(saved, compressors, trainers), **ahead})
+    saved.fill(held.get("embeddings", []))
+    # The sums of all workers are counted once.
+    return progress if trainer.leads else replace(progress, interval=Interval())
+
+
+def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
+    """Where the events on record go, after those that will be lived through again are dropped."""
+    folder = Path(job.task.run_folder)
+    path = folder / EVENTS_FILE
+    record = events.read(path) if path.exists() else ()
+    kept = events.until(record, progress.step, progress.evaluated_step)
+    write_whole(path, "".join(f"{event.to_json()}\n" for event in kept))
+    sinks: list[Sink] = [JsonLines(path), Call(report)]
+    if job.config.telemetry.tensorboard:
+        sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
+    return Fanout(sinks)
+
+
+def _started(job: Job, progress: Progress) -> Event:
+    """The first event of an attempt."""
+    config, shards = job.config, job.shards
+    measured = build_model.measured_bfloat16(config, shards.table_rows)
+    values = {
+        "attempt": job.task.attempt,
+        "rank": 0,
+        "role": "worker",
+        "pid": os.getpid(),
+        "steps_total": job.plan.steps,
+        "samples": progress.samples,
+        "samples_per_step": job.plan.samples_per_step,
+        "changed_arithmetic": changed_arithmetic(job.task),
+        "bfloat16_speed": None if measured is None else measured.speed,
+        "bfloat16_repeats": None if measured is None else measured.repeats,
+        "train_rows": len(shards.train_rows),
+        "test_rows": len(shards.test_rows(config.data.test_part)),
+    }
+    return Event(Kind.STARTED, progress.step, time.time(), values)
