@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, final
@@ -125,7 +125,7 @@ class Loader:
         self._shuffle = shuffle
         self._run_rows = min(shuffle_read_rows, shuffle_block_rows, rows)
         self._runs_per_block = max(1, min(shuffle_block_rows, rows) // self._run_rows)
-        self._skip = trainer * batch_size
+        self._trainer = trainer
         self._global_rows = global_rows
         self._rows = rows
         self._table_rows_F = np.array(shards.table_rows, np.int64)
@@ -141,15 +141,20 @@ class Loader:
         """The batch at `state` and the state of the batch after it.
 
         Raises:
+            DataError: see `part`.
+        """
+        return self.part(state, self._trainer), self.after(state)
+
+    def part(self, state: LoaderState, trainer: int) -> Batch:
+        """The batch of any trainer at `state`.
+
+        Raises:
             DataError: `state` points past the rows; it belongs to other data or options. Or a row
                 is none that `prepare` writes.
         """
         epoch, used = self._find(state)
-        if self._rows - used < self._global_rows:  # saved with a smaller global batch
-            state = LoaderState(state.epoch + 1, 0, 0)
-            epoch, used = self._find(state)
         batch = _empty_batch(self._batch_size)
-        number, row = epoch.position(used + self._skip)
+        number, row = epoch.position(used + trainer * self._batch_size)
         filled = 0
         while filled < self._batch_size:
             order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
@@ -158,11 +163,27 @@ class Loader:
                 raise self._shards.fault(rows[int(row)] for row in order_B)
             filled += len(order_B)
             number, row = number + 1, 0
-        if self._rows - used - self._global_rows < self._global_rows:
-            return batch, LoaderState(state.epoch + 1, 0, 0)
-        return batch, LoaderState(state.epoch, *epoch.position(used + self._global_rows))
+        return batch
+
+    def after(self, state: LoaderState) -> LoaderState:
+        """Where the global batch after the one at `state` begins; reads nothing.
+
+        Raises:
+            DataError: `state` points past the rows.
+        """
+        epoch, used = self._find(state)
+        if self._rows - used < 2 * self._global_rows:
+            return LoaderState(epoch.number + 1, 0, 0)
+        return LoaderState(epoch.number, *epoch.position(used + self._global_rows))
 
     def _find(self, state: LoaderState) -> tuple[_Epoch, int]:
+        """The epoch that the batch at a state is of, and how many of its rows are used up."""
+        epoch, used = self._located(state)
+        if self._rows - used >= self._global_rows:
+            return epoch, used
+        return self._located(LoaderState(state.epoch + 1, 0, 0))  # saved with a smaller batch
+
+    def _located(self, state: LoaderState) -> tuple[_Epoch, int]:
         """The order of the state's epoch, and how many of its rows are used up."""
         if self._epoch is None or self._epoch.number != state.epoch:
             self._epoch = self._plan(state.epoch)
@@ -223,6 +244,17 @@ class Ahead(NamedTuple):
     batch: Batch
     after: LoaderState
     coming: Sequence[Batch]
+
+
+def with_coming(batches: Iterable[Batch], ahead: int) -> Iterator[tuple[Batch, tuple[Batch, ...]]]:
+    """Each batch, and as many of those after it, fewer at the end."""
+    window: deque[Batch] = deque()
+    for batch in batches:
+        window.append(batch)
+        if len(window) > ahead:
+            yield window.popleft(), tuple(window)
+    while window:
+        yield window.popleft(), tuple(window)
 
 
 @final

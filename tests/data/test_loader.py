@@ -11,6 +11,7 @@ from dlrm_hybrid.data.loader import (
     ReadAhead,
     permutation,
     sequential_batches,
+    with_coming,
 )
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.types import ConfigError, DataError
@@ -150,6 +151,27 @@ def test_the_parts_of_all_trainers_are_the_global_batch(
         assert np.array_equal(batch.ids_FB, np.concatenate([p.ids_FB for p in pieces], axis=1))
         assert np.array_equal(batch.dense_BI, np.concatenate([p.dense_BI for p in pieces]))
         assert np.array_equal(batch.label_B, np.concatenate([p.label_B for p in pieces]))
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_any_loader_gives_the_part_of_any_trainer(shards, trainers):
+    own = [make_loader(shards, trainer=one, trainers=trainers) for one in range(trainers)]
+    one, at = make_loader(shards, trainers=trainers), START
+    for _ in range(2 * one.steps_per_epoch + 1):
+        reads = [loader.read(at) for loader in own]
+        for part, (batch, after) in enumerate(reads):
+            found = one.part(at, part)
+            for name in ("dense_BI", "ids_FB", "label_B"):
+                assert (getattr(found, name) == getattr(batch, name)).all()
+            assert one.after(at) == after
+        at = reads[0][1]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_batches_come_with_those_after_them(ahead):
+    found = list(with_coming(iter("abcd"), ahead))
+    expected = [("a", "bcd"), ("b", "cd"), ("c", "d"), ("d", "")]
+    assert found == [(batch, tuple(after[:ahead])) for batch, after in expected]
 
 
 @pytest.mark.parametrize("block_rows", [100, TRAIN_ROWS])
