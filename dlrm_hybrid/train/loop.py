@@ -231,6 +231,7 @@ class _Run:
             ),
             evaluated_step=progress.evaluated_step,
             test_loss=progress.test_loss,
+            batches=progress.batches,
         )
 
     def _tick(self) -> None:

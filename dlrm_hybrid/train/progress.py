@@ -28,6 +28,7 @@ class Progress:
         interval: sums since the last point of the loss curve.
         evaluated_step: the step of the last evaluation on record, -1 before the first.
         test_loss: of that evaluation; None in a process that does not report it.
+        batches: that each trainer has learned from; empty where all learn from one in each step.
     """
 
     step: int = 0
@@ -36,6 +37,11 @@ class Progress:
     interval: Interval = Interval()
     evaluated_step: int = -1
     test_loss: float | None = None
+    batches: tuple[int, ...] = ()
+
+    def batches_of(self, trainer: int) -> int:
+        """How many batches a trainer has learned from; one that is new as many as steps."""
+        return self.batches[trainer] if trainer < len(self.batches) else self.step
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], source: Path) -> Progress:
@@ -96,6 +102,14 @@ class Plan:
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""
         return self.anything_due(step) or step % SYNC_EVERY == 0
+
+    def next_rest(self, step: int) -> int:
+        """The first step after this one with an evaluation or a checkpoint, or the end of the run.
+
+        There trainers that do not wait for each other come to rest.
+        """
+        periods = [every for every in (self.evaluate_every, self.checkpoint_every) if every]
+        return min([self.steps, *((step // every + 1) * every for every in periods)])
 
     def anything_due(self, step: int) -> bool:
         """Whether anything falls due at this step, the end of the run included."""

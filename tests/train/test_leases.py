@@ -1,0 +1,86 @@
+"""Batches are given out once each, and all come to rest at the limit."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases
+from dlrm_hybrid.train.progress import Plan
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_batch_is_learned_once_in_whatever_order_trainers_come(
+    before: list[int], rests: list[int], seed: int
+) -> None:
+    random = Random(seed)
+    trainers, leases, learned = len(before), Leases.begin(tuple(before)), []
+    for more in rests:
+        leases = leases.until(leases.given + more)
+        while leases.learned < leases.limit:
+            trainer = random.randrange(trainers)
+            under_way = leases.under_way[trainer]
+            if not under_way:
+                leases, taken = leases.take(trainer)
+                assert len(taken) <= MOST_AT_ONCE and leases.under_way[trainer] == taken
+                continue
+            count = random.randint(0, len(under_way))
+            learned += under_way[:count]
+            leases = leases.finish(trainer, leases.done[trainer] + count)
+        assert leases.at_rest and leases.given == leases.limit
+        assert all(not leases.take(trainer)[1] for trainer in range(trainers))
+    first = sum(before)
+    assert sorted(learned) == list(range(first, first + sum(rests)))
+    assert leases.learned == first + sum(rests)
+
+
+@given(st.integers(1, 5), st.integers(0, 40))
+def test_a_rest_that_shall_come_soon_comes_at_the_end_of_a_step(trainers: int, takes: int) -> None:
+    leases = Leases.begin((0,) * trainers).until(1000 * trainers)
+    for number in range(takes):
+        trainer = number % trainers
+        leases, taken = leases.take(trainer)
+        leases = leases.finish(trainer, leases.done[trainer] + len(taken))
+    soon = leases.soon()
+    assert soon.limit % trainers == 0
+    assert leases.given <= soon.limit < leases.given + trainers
+    assert soon.soon() == soon
+
+
+def test_what_cannot_be_is_refused() -> None:
+    leases, taken = Leases.begin((3, 4)).until(20).take(0)
+    assert taken[0] == 7
+    with pytest.raises(ValueError, match="trainer 0 has batches"):
+        leases.take(0)
+    with pytest.raises(ValueError, match="trainer 0 has learned from 2 batches; it had done 3"):
+        leases.finish(0, 2)
+    with pytest.raises(ValueError, match=r"trainer 1 has learned from 5 batches"):
+        leases.finish(1, 5)
+    with pytest.raises(ValueError, match="limit 7: 10 batches are given out already"):
+        leases.until(7)
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "checkpoint_every", "rests"),
+    [(0, 0, [50]), (20, 0, [20, 40, 50]), (20, 15, [15, 20, 30, 40, 45, 50])],
+)
+def test_trainers_rest_where_something_is_due(
+    evaluate_every: int, checkpoint_every: int, rests: list[int]
+) -> None:
+    plan = Plan(
+        steps=50,
+        samples_per_step=1,
+        report_every=7,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        checkpoint_minutes=0.0,
+    )
+    found = [0]
+    while found[-1] < plan.steps:
+        found.append(plan.next_rest(found[-1]))
+    assert found[1:] == rests
