@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,6 +52,10 @@ def _described(key: _Key) -> str:
     return ", ".join([f"{kind.name.lower()} {number} from rank {sender}", *named])
 
 
+def _answers_none(frame: Frame) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Mailbox:
     """Keeps the frames of a channel that come before they are wanted.
@@ -60,11 +65,14 @@ class Mailbox:
         attempt: of this run; frames of another attempt are refused.
         capacity: frames that may wait here; more of them mean that two ranks disagree about what
             is to be sent.
+        answer: answers a frame at once, if it is one that nobody waits for; says whether it was.
+            It may itself wait for frames here.
     """
 
     channel: Channel
     attempt: int
     capacity: int
+    answer: Callable[[Frame], bool] = _answers_none
     _kept: dict[_Key, Frame] = field(default_factory=dict[_Key, Frame], repr=False)
 
     def __len__(self) -> int:
@@ -83,7 +91,7 @@ class Mailbox:
         until = time.monotonic() + deadline_seconds
         while key not in self._kept:
             try:
-                self.put(self.channel.receive(max(0.0, until - time.monotonic())))
+                self._take_in(max(0.0, until - time.monotonic()))
             except DeadlineError:
                 raise DeadlineError(
                     f"rank {self.channel.rank}: {_described(key)} did not come within "
@@ -102,10 +110,29 @@ class Mailbox:
         key = _key(wanted)
         while key not in self._kept:
             try:
-                self.put(self.channel.receive(0.0))
+                self._take_in(0.0)
             except DeadlineError:
                 return None
         return self._kept.pop(key)
+
+    def wait_until(self, is_done: Callable[[], bool], deadline_seconds: float) -> None:
+        """Answer and keep frames until something is the case.
+
+        Args:
+            is_done: asked before each frame.
+            deadline_seconds: longest silence.
+
+        Raises:
+            DeadlineError: nothing came in time.
+            DlrmError: as `take`, and what `answer` raises.
+        """
+        while not is_done():
+            self._take_in(deadline_seconds)
+
+    def _take_in(self, deadline_seconds: float) -> None:
+        frame = self.channel.receive(deadline_seconds)
+        if not self.answer(frame):
+            self.put(frame)
 
     def put(self, frame: Frame) -> None:
         """Keep a frame until it is wanted.

@@ -1,0 +1,34 @@
+"""A rank that answers some frames whenever it waits for others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What a `Mailbox` does with the frames that nobody waits for.
+
+    Attributes:
+        channel: where answers go.
+        handlers: by the kinds of frames that they are for.
+    """
+
+    channel: Channel
+    handlers: Mapping[Kind, Handle]
+
+    def __call__(self, frame: Frame) -> bool:
+        """Answer a frame, if there is a handler for it; whether there was."""
+        handle = self.handlers.get(frame.kind)
+        if handle is None:
+            return False
+        for outgoing in handle(frame):
+            self.channel.send(*outgoing)
+        return True
