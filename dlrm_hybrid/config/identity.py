@@ -15,7 +15,7 @@ WITHOUT_EFFECT = (
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-    *("data.parquet", "embedding.folder"),
+    *("data.parquet", "embedding.folder", "sync.record"),
 )
 # What may differ between a run and the one that resumes from its checkpoint.
 FREE = (
@@ -49,7 +49,7 @@ COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "
 # Which versions of weights a checkpoint holds beside them belongs to these.
 VERSIONS = ("pull", "sync")
 # Which version of the tables the rows of batches to come are of belongs to these.
-LOOKUPS = ("parallel.trainers", "embedding.name", "embedding.staleness")
+LOOKUPS = ("parallel.trainers", "embedding.name", "embedding.staleness", "sync.name")
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)

@@ -36,6 +36,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     },
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
+    "sync=async": {"sync.lr_scale": None, "sync.record": False, "sync.replay": None},
     "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
     "network=host": {"network.bind": None},
     "activation=dct": {"activation.allow_rice": None},
@@ -47,6 +48,7 @@ NEEDED: Mapping[str, Mapping[str, str]] = {
     "data=criteo_kaggle": {"data.prepared": "a folder"},
     "optimizer=momentum": {"optimizer.momentum": "a number"},
     "optimizer=adagrad": {"optimizer.eps": "a number"},
+    "sync=async": {"sync.lr_scale": "trainers or one"},
     "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},
     "activation=dct": {"activation.allow_rice": "true or false"},
 }
@@ -157,8 +159,39 @@ def _pipeline(config: Config) -> Iterator[str]:
         yield (f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}")
     if config.sync.name == "bounded" and not config.sync.staleness:
         yield "sync.staleness = 0: sync=bounded needs 1 or more; for 0 use sync=sync"
-    if config.sync.name == "bounded" and config.parallel.servers == 0:
-        yield "sync = bounded: needs parallel.servers of 1 or more"
+    if config.sync.name != "sync" and config.parallel.servers == 0:
+        yield f"sync = {config.sync.name}: needs parallel.servers of 1 or more"
+    if config.sync.name == "async":
+        yield from _asynchronous(config)
+
+
+def _asynchronous(config: Config) -> Iterator[str]:
+    """Faults of what must not hold trainers together, or does not know whose push it applies."""
+    embedding, parallel = config.embedding.name, config.parallel
+    if parallel.trainers > 1 and embedding != "served":
+        yield (
+            f"embedding = {embedding!r}: trainers that share tables wait for each other; "
+            "sync=async needs embedding=served"
+        )
+    if config.optimizer.name == "momentum":
+        yield (
+            "optimizer = 'momentum': moves all weights with every push, so each answer would hold "
+            "all of them; sync=async needs sgd or adagrad"
+        )
+    if config.pull.sparsity is not None:
+        yield f"pull.sparsity = {config.pull.sparsity}: needs sync=sync or bounded, not async"
+    if config.gradient.residual == "update":
+        yield (
+            "gradient.residual = 'update': with sync=async servers know the learning rate, not "
+            "trainers; needs gradient"
+        )
+    if config.sync.record and parallel.world != "processes":
+        yield "sync.record = True: parallel.world=in_process has an order of its own"
+    if config.sync.replay is not None and parallel.world != "in_process":
+        yield (
+            f"sync.replay = {config.sync.replay!r}: the recorded order is played back by "
+            f"parallel.world=in_process, not {parallel.world}"
+        )
 
 
 def _tables(config: Config) -> Iterator[str]:

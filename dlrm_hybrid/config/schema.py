@@ -110,11 +110,17 @@ class PullConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class SyncConfig:
-    """How old the weights may be that a step is computed with."""
+    """How old the weights may be that a step is computed with.
 
-    name: Literal["sync", "bounded"]
+    `staleness` belongs to `bounded`, the three last keys to `async`.
+    """
+
+    name: Literal["sync", "bounded", "async"]
     staleness: Annotated[int, Field(ge=0, le=1024)]
     check_every: Positive
+    lr_scale: Literal["trainers", "one"] | None
+    record: bool
+    replay: Path | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

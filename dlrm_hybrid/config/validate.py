@@ -24,6 +24,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "embedding": {"name": "fused", "staleness": 0, "storage": "memory", "folder": None},
     "parallel": {"table_servers": 0},
     "pull": {"sparsity": None},
+    "sync": {"lr_scale": None, "record": False, "replay": None},
 }
 NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
 # Messages of pydantic's that speak of JSON, not of what is typed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -64,7 +64,7 @@ class InProcessRunner:
     """
 
     mailboxes: Mapping[int, Mailbox]
-    servers: Sequence[tuple[Channel, Callable[[Frame], Sequence[Outgoing]]]]
+    servers: Sequence[tuple[Channel, Callable[[Frame], Iterable[Outgoing]]]]
     clock: SpanClock
 
     def run(self, programs: Mapping[int, Program[Result]]) -> dict[int, Result]:

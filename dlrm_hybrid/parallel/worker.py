@@ -82,8 +82,8 @@ class StepMetrics:
     correct: int
     rows: int
 
-    def plus(self, result: StageResult) -> StepMetrics:
-        """With one more batch."""
+    def plus(self, result: StageResult | StepMetrics) -> StepMetrics:
+        """With one more batch, or those of another step."""
         return StepMetrics(
             loss_sum=self.loss_sum + result.loss_sum,
             correct=self.correct + result.correct,

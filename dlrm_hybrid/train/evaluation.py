@@ -41,6 +41,15 @@ class TestPart:
         """All rows; the last batch may be smaller."""
         return sequential_batches(self.shards, self.rows, self.batch_size)
 
+    def groups(self, trainers: int) -> Iterator[tuple[int, int, list[Batch]]]:
+        """A batch for each trainer, fewer at the end; with its number, and the rows before it."""
+        batches = self.batches()
+        for number in count():
+            group = list(islice(batches, trainers))
+            if not group:
+                return
+            yield number, number * trainers * self.batch_size, group
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +83,12 @@ class WorldEvaluation:
         """
         for name, weight in self.evaluator.stage.model.dense_parameters().items():
             weight.detach().copy_(masters[name])
-        metrics, batches = BinaryMetrics(), self.test.batches()
-        trainers = self.topology.trainers
-        for number in count():
-            group = list(islice(batches, trainers))  # a batch for each trainer, fewer at the end
-            if not group:
-                break
-            meet(number, number * trainers * self.test.batch_size)
+        metrics = BinaryMetrics()
+        for number, done_rows, group in self.test.groups(self.topology.trainers):
+            meet(number, done_rows)
             logit_B = self._predict(number, group)
             if self.messenger.rank == leader:
-                self._score(number, group, logit_B, metrics)
+                _score(self.topology, self.messenger, number, group, logit_B, metrics)
             elif logit_B is not None:
                 self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
         return metrics.scores() if self.messenger.rank == leader else None
@@ -100,13 +105,31 @@ class WorldEvaluation:
             self.runner.run(self.evaluator.tables.predict(nothing_FB))
         return None
 
-    def _score(
-        self, number: int, group: list[Batch], own_B: Tensor | None, metrics: BinaryMetrics
-    ) -> None:
-        for trainer, batch in enumerate(group):
-            rank = self.topology.worker(trainer, self.topology.stages - 1)
-            logit_B = own_B
-            if rank != self.messenger.rank:
-                logit_B = self.messenger.receive_tensors(rank, Kind.LOGITS, number)["logits"]
-            assert logit_B is not None
-            metrics.add(logit_B.numpy(), batch.label_B)
+
+def gathered_scores(
+    topology: Topology, messenger: Messenger, test: TestPart, meet: Callable[[int, int], None]
+) -> BinaryScores:
+    """What `WorldEvaluation.scores` gives the leader, at a leader that predicts nothing itself."""
+    metrics = BinaryMetrics()
+    for number, done_rows, group in test.groups(topology.trainers):
+        meet(number, done_rows)
+        _score(topology, messenger, number, group, None, metrics)
+    return metrics.scores()
+
+
+def _score(
+    topology: Topology,
+    messenger: Messenger,
+    number: int,
+    group: list[Batch],
+    own_B: Tensor | None,
+    metrics: BinaryMetrics,
+) -> None:
+    """Add a group of batches, whose logits come from the last stages of the trainers."""
+    for trainer, batch in enumerate(group):
+        rank = topology.worker(trainer, topology.stages - 1)
+        logit_B = own_B
+        if rank != messenger.rank:
+            logit_B = messenger.receive_tensors(rank, Kind.LOGITS, number)["logits"]
+        assert logit_B is not None
+        metrics.add(logit_B.numpy(), batch.label_B)

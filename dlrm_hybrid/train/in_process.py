@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
 
@@ -28,6 +28,7 @@ from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
+from dlrm_hybrid.train.asynchronous.pace import Pace
 from dlrm_hybrid.train.evaluation import TestPart
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
@@ -71,6 +72,7 @@ class InProcessEngine:
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with stage models of their own, for the master weights.
         test: the rows to evaluate.
+        pace: of trainers that do not wait for each other; None where they make steps together.
     """
 
     ranks: Ranks
@@ -80,6 +82,7 @@ class InProcessEngine:
     schedule: Schedule
     evaluators: Sequence[Worker]
     test: TestPart
+    pace: Pace | None
 
     @property
     def leader(self) -> int:
@@ -113,6 +116,8 @@ class InProcessEngine:
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Make one step; see `loop.Parts.make_step`."""
+        if self.pace is not None:
+            return self.pace.make_step(step, at)
         stages = len(self.evaluators)
         reads = [read(at) for read in self.reads]
         programs: dict[int, Program[StepMetrics]] = {
@@ -140,6 +145,10 @@ class InProcessEngine:
         severity = stop.severity
         if severity or is_late or plan.anything_due(progress.step):
             progress = progress.plus(Interval(compression=self.compression()))
+        if self.pace is not None:
+            if not self.pace.rests(progress.step, soon=severity > 0 or is_late):
+                return progress, Decision()
+            progress = replace(progress, batches=self.pace.batches)
         return progress, Decision(severity, is_late)
 
     def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
@@ -186,19 +195,24 @@ class InProcessEngine:
         """What was compressed since the last call."""
         return merged(compression.counts() for compression in self.ranks.compressions)
 
-    def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
+    def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
+        """Go on from the tensors of a checkpoint, but those of the tables."""
+        pushes = progress.step
+        if self.pace is not None:
+            self.pace.restart(progress)
+            pushes = sum(self.pace.batches)
         for compression in self.ranks.compressions:
             compression.load(values)
         for channel, server in self.ranks.servers:
-            for outgoing in server.restart(step, values):
+            for outgoing in server.restart(pushes, values):
                 channel.send(*outgoing)
-        for client in self.ranks.clients:
-            client.restart(step, values)
         for _, server in self.ranks.table_servers:
-            server.restart(Version(step))
-        for tables in self._tables().values():
-            tables.restart(Version(step), values)
+            server.restart(server.version_at(progress.step))
+        for rank, client in enumerate(self.ranks.clients):
+            client.restart(progress.batches_of(rank // len(self.evaluators)), values)
+        for rank, tables in self._tables().items():
+            batches = progress.batches_of(rank // len(self.evaluators))
+            tables.restart(Version(batches), values)
 
     @property
     def looking_up(self) -> Sequence[int]:

@@ -118,13 +118,14 @@ class Committer:
 class CheckpointWriter:
     """Saves checkpoints of a run, one at a time; of one process, which may be its only one.
 
-    All processes that run the training loop call the same methods at the same steps.
+    All processes that run the training loop call the same methods at the same steps. Others
+    are asked by the leader.
 
     Attributes:
         messenger: to the other ranks.
         leader: rank of the process that leads.
         names: of all ranks of the world, in their order.
-        servers: ranks of the servers.
+        asked: the others: servers, and workers that the leader keeps busy.
         settled: the version that servers have once all that was pushed until now has arrived.
         committer: makes checkpoints valid, where this process leads.
         writer: writes what this process holds.
@@ -134,7 +135,7 @@ class CheckpointWriter:
     messenger: Messenger
     leader: int
     names: Mapping[int, str]
-    servers: Sequence[int]
+    asked: Sequence[int]
     settled: Callable[[], Version]
     committer: Committer
     writer: ShardWriter
@@ -149,7 +150,7 @@ class CheckpointWriter:
     def save(self, progress: Progress) -> None:
         """Copy what a checkpoint holds; all else is done in the background."""
         begun, step = time.perf_counter(), progress.step
-        asked = self.servers if self._leads else ()
+        asked = self.asked if self._leads else ()
         version = self.settled()
         for server in asked:
             self.messenger.send(server, Kind.SAVE, version, {"step": step})
@@ -199,13 +200,13 @@ class CheckpointWriter:
         return saved
 
     def _lead(self, step: int, wait_seconds: float) -> Saved | None:
-        servers = [rank for rank in self.servers if rank in self.committer.owed]
-        for rank in servers:
+        asked = [rank for rank in self.asked if rank in self.committer.owed]
+        for rank in asked:
             self.messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
-        workers = [rank for rank in self.names if rank not in (*self.servers, self.leader)]
+        workers = [rank for rank in self.names if rank not in (*self.asked, self.leader)]
         written = {self.leader: self._written(wait_seconds)}
         written |= {
-            rank: self.messenger.receive(rank, Kind.SHARD, step) for rank in (*workers, *servers)
+            rank: self.messenger.receive(rank, Kind.SHARD, step) for rank in (*workers, *asked)
         }
         for rank, values in written.items():
             if values["shard"] is not None:

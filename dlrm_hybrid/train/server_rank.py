@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import final
 
@@ -11,7 +11,7 @@ from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, num_bytes, values_of
-from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -27,7 +27,7 @@ class ServerRank:
         collect: takes contributions; None where the method has no rounds.
         rank: its own.
         attempt: how often the run has been restarted.
-        meter: counts by the phase that the answers are for.
+        switch: told the phase that the next answers are for.
         start: pushes of every worker before this attempt.
         writer: of its part of checkpoints.
     """
@@ -36,7 +36,7 @@ class ServerRank:
     collect: Handle | None
     rank: int
     attempt: int
-    meter: RankMeter
+    switch: Callable[[Phase], None]
     start: int
     writer: ShardWriter
     _waiting: list[Frame] = field(default_factory=list[Frame])
@@ -45,6 +45,7 @@ class ServerRank:
         """By the kinds of frames that they are for."""
         handlers = {
             Kind.PUSH: self._push,
+            Kind.PULL: self._pull,
             Kind.FETCH: self._ask,
             Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
@@ -52,13 +53,17 @@ class ServerRank:
         return handlers if self.collect is None else {**handlers, Kind.CONTRIBUTION: self._collect}
 
     def _push(self, frame: Frame) -> Sequence[Outgoing]:
-        self.meter.switch(self._training(frame))
+        self.switch(self._training(frame))
         outgoing = self.server.handle(frame)
         return [*outgoing, *self._answers()] if self._waiting else outgoing
 
-    def _collect(self, frame: Frame) -> Sequence[Outgoing]:
+    def _pull(self, frame: Frame) -> Sequence[Outgoing]:
+        self.switch(Phase.CHECKPOINT)
+        return self.server.handle(frame)
+
+    def _collect(self, frame: Frame) -> Iterable[Outgoing]:
         assert self.collect is not None
-        self.meter.switch(self._training(frame))
+        self.switch(self._training(frame))
         return self.collect(frame)
 
     def _training(self, frame: Frame) -> Phase:
@@ -66,7 +71,7 @@ class ServerRank:
 
     def _ask(self, frame: Frame) -> Sequence[Outgoing]:
         """A question about weights waits until they are of the version it names."""
-        self.meter.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
+        self.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
         self._waiting.append(frame)
         return self._answers()
 
@@ -90,7 +95,7 @@ class ServerRank:
         return Outgoing(frame.sender, answer, 0)
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
-        self.meter.switch(Phase.CHECKPOINT)
+        self.switch(Phase.CHECKPOINT)
         return [shard_answer(self.writer, frame, self.rank, self.attempt)]
 
 

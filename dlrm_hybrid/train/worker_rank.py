@@ -13,7 +13,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from dlrm_hybrid.data.loader import LoaderState, ReadAhead
+from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
@@ -60,6 +60,7 @@ class WorkerRank:
         read: gives the training batches of its trainer, and those that follow.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
+        leader: rank that decides for all.
         traffic: of training steps until now; see `RankMeter.steps_traffic`.
         step: steps done.
     """
@@ -75,13 +76,9 @@ class WorkerRank:
     schedule: Schedule
     evaluation: WorldEvaluation
     traffic: Callable[[], tuple[int, int]]
+    leader: int
     step: int = 0
     _met: _Met = _Met()
-
-    @property
-    def leader(self) -> int:
-        """Rank of the worker that leads."""
-        return self.topology.interaction_group[0]
 
     @property
     def leads(self) -> bool:
@@ -91,6 +88,16 @@ class WorkerRank:
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Make one step; see `loop.Parts.make_step`. Only last stages have something to report."""
         batch, after, coming = self.read(at)
+        return self.learn(step, batch, coming), after
+
+    def learn(self, step: int, batch: Batch, coming: Sequence[Batch]) -> StepMetrics:
+        """Make one step.
+
+        Args:
+            step: steps done before it.
+            batch: its rows.
+            coming: those of the next steps, as far as its tables ask for rows ahead.
+        """
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
         metrics = self.runner.run(program)
         if isinstance(self.client, LocalClient) and is_check_due(step, len(batch.label_B)):
@@ -100,7 +107,7 @@ class WorkerRank:
             }
             check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
         self.step = step + 1
-        return metrics if self.worker.part.is_last else replace(metrics, rows=0), after
+        return metrics if self.worker.part.is_last else replace(metrics, rows=0)
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
@@ -112,7 +119,7 @@ class WorkerRank:
         step = progress.step
         if not plan.meets(step):
             return progress, Decision()
-        progress = progress.plus(self._since_last_met(step, plan.samples_per_step))
+        progress = progress.plus(self.since_last_met(step, plan.samples_per_step))
 
         def decide(reports: Reports) -> Values:
             nonlocal progress
@@ -166,9 +173,9 @@ class WorkerRank:
         """The trainers that look up rows in this process."""
         return () if self.worker.tables is None else (self.worker.rank // self.topology.stages,)
 
-    def restart(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Go on after `step` steps from the tensors of a checkpoint, but those of the tables."""
-        self.step = step
+    def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
+        """Go on from the tensors of a checkpoint, but those of the tables."""
+        self.step = step = progress.batches_of(self.worker.rank // self.topology.stages)
         self._met = _Met(step)
         self.compression.load(values)
         self.client.restart(step, values)
@@ -205,7 +212,7 @@ class WorkerRank:
             self.messenger.send(rank, answer, number, decision)
         return decision
 
-    def _since_last_met(self, step: int, samples_per_step: int) -> Interval:
+    def since_last_met(self, step: int, samples_per_step: int) -> Interval:
         """What this worker has to add beside the sums over its rows."""
         before, self._met = self._met, _Met(step, *self.traffic())
         steps = step - before.step

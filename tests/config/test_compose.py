@@ -9,6 +9,8 @@ from dlrm_hybrid.config.compose import job_of, shown, sweep_of, values_of
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.types import ConfigError
 
+ASYNC = ("parallel=hybrid", "sync=async", "embedding=served", "parallel.table_servers=1")
+
 
 def faults(*overrides: str, is_sweep: bool = False) -> list[str]:
     with pytest.raises(ConfigError) as error:
@@ -277,6 +279,35 @@ def test_the_configuration_is_shown() -> None:
         ),
         (["sync.staleness=2"], "sync.staleness = 2: only applies to sync=bounded, not sync"),
         (["sync=bounded"], "sync = bounded: needs parallel.servers of 1 or more"),
+        (["sync=async"], "sync = async: needs parallel.servers of 1 or more"),
+        (
+            ["parallel=hybrid", "sync.lr_scale=one"],
+            "sync.lr_scale = 'one': only applies to sync=async, not sync",
+        ),
+        ([*ASYNC, "sync.lr_scale=null"], "sync.lr_scale = null: sync=async needs trainers or one"),
+        (
+            ["parallel=hybrid", "sync=async"],
+            "embedding = 'fused': trainers that share tables wait for each other; sync=async needs "
+            "embedding=served",
+        ),
+        (
+            [*ASYNC, "optimizer=momentum"],
+            "optimizer = 'momentum': moves all weights with every push, so each answer would hold "
+            "all of them; sync=async needs sgd or adagrad",
+        ),
+        (
+            [*ASYNC, "pull.sparsity=0.9"],
+            "pull.sparsity = 0.9: needs sync=sync or bounded, not async",
+        ),
+        (
+            [*ASYNC, "sync.record=true", "parallel.world=in_process"],
+            "sync.record = True: parallel.world=in_process has an order of its own",
+        ),
+        (
+            [*ASYNC, "sync.replay=runs/1"],
+            "sync.replay = 'runs/1': the recorded order is played back by "
+            "parallel.world=in_process, not processes",
+        ),
         (
             ["embedding.sharding=row_wise"],
             "embedding.sharding = 'row_wise': needs parallel.trainers of 2 or more",
@@ -336,6 +367,8 @@ def test_impossible_layouts_are_refused_with_the_reason(overrides: list[str], me
         "parallel=hybrid",
         "+experiment=baseline",
         "parallel=hybrid sync=bounded sync.staleness=3",
+        "+experiment=dct_hybrid sync=async embedding=served parallel.table_servers=1",
+        "parallel=hybrid parallel.trainers=1 sync=async",
         "parallel=hybrid parallel.trainers=1 parallel.servers=0 parallel.cuts=[bottom.4,top.1]",
         "parallel=hybrid schedule=one_f_one_b schedule.microbatches=4",
         "parallel=hybrid embedding.sharding=row_wise embedding.comm_precision=bfloat16",

@@ -6,6 +6,7 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.types import ConfigError
 
 HYBRID = "parallel=hybrid"
+ASYNC = f"{HYBRID} sync=async embedding=served parallel.table_servers=1"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,11 @@ HYBRID = "parallel=hybrid"
             f"{HYBRID} gradient=terngrad sync=bounded sync.staleness=1",
             "gradient = 'terngrad': its trainers synchronize in every step; needs sync=sync or "
             "gradient.terngrad.sharing=false, not bounded",
+        ),
+        (
+            f"{ASYNC} gradient=dct gradient.residual=update",
+            "gradient.residual = 'update': with sync=async servers know the learning rate, not "
+            "trainers; needs gradient",
         ),
         (
             f"{HYBRID} gradient=hard gradient.threshold=exact",

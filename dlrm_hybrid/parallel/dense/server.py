@@ -7,7 +7,7 @@ makes a replica equal to the weights of that moment, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
@@ -36,8 +36,8 @@ from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
 
-Handle = Callable[[Frame], Sequence[Outgoing]]
-"""Takes a frame of the kinds it is for; what comes back is to be sent before the next call."""
+Handle = Callable[[Frame], Iterable[Outgoing]]
+"""Takes a frame of the kinds it is for; each that comes back is to be sent before all else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

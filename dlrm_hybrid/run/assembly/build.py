@@ -123,6 +123,15 @@ def topology(config: Config) -> Topology:
     )
 
 
+def leader(config: Config) -> int:
+    """The rank that decides when all do something together, and keeps the record.
+
+    Where trainers do not wait for each other, none of them leads: server 0 does.
+    """
+    world = topology(config)
+    return world.server(0) if config.sync.name == "async" else world.interaction_group[0]
+
+
 def profile() -> Profile:
     """What synthetic rows look like."""
     return builtin(PROFILE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrm_hybrid.comm.in_process import in_process_channels
@@ -23,6 +23,7 @@ from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import pace as build_pace
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -78,6 +79,11 @@ def engine(
         rank: Mailbox(channels[rank], layout.attempt, mailbox_capacity(config))
         for rank in range(topology.num_workers)
     }
+    servers = _servers(config, layout, ranks, clock)
+    gates = build_pace.gates(config, topology, servers)
+    if gates:
+        servers = [(channel, gate.take) for (channel, _), gate in zip(servers, gates, strict=True)]
+    runner = InProcessRunner(mailboxes=mailboxes, servers=servers, clock=clock)
     return InProcessEngine(
         ranks=ranks,
         messenger=Messenger(
@@ -86,7 +92,7 @@ def engine(
             mailbox=mailboxes[0],
             patience_seconds=config.network.patience_seconds,
         ),
-        runner=_runner(config, layout, ranks, mailboxes, clock),
+        runner=runner,
         reads=[
             ReadAhead(
                 clock.timed(Span.READ, build_model.loader(config, shards, trainer).read),
@@ -97,30 +103,23 @@ def engine(
         schedule=build_model.schedule(config, config.optimizer.lr, steps),
         evaluators=evaluators,
         test=test_part(config, shards),
+        pace=build_pace.pace(config, shards, ranks, runner, gates, clock),
     )
 
 
-def _runner(
-    config: Config,
-    layout: Layout,
-    ranks: Ranks,
-    mailboxes: Mapping[int, Mailbox],
-    clock: SpanClock,
-) -> InProcessRunner:
-    return InProcessRunner(
-        mailboxes=mailboxes,
-        servers=[
-            *(
-                (channel, _handler(config, layout, index, server, clock))
-                for index, (channel, server) in enumerate(ranks.servers)
-            ),
-            *(
-                (channel, clock.timed(Span.APPLY, server.handle))
-                for channel, server in ranks.table_servers
-            ),
-        ],
-        clock=clock,
-    )
+def _servers(
+    config: Config, layout: Layout, ranks: Ranks, clock: SpanClock
+) -> list[build_pace.Server]:
+    return [
+        *(
+            (channel, _handler(config, layout, index, server, clock))
+            for index, (channel, server) in enumerate(ranks.servers)
+        ),
+        *(
+            (channel, clock.timed(Span.APPLY, server.handle))
+            for channel, server in ranks.table_servers
+        ),
+    ]
 
 
 def _ranks(
@@ -155,7 +154,7 @@ def _handler(
     """What a server does with frames: pushes, and contributions where there are any."""
     collect = build_world.collectives(config, layout, index)
 
-    def handle(frame: Frame) -> Sequence[Outgoing]:
+    def handle(frame: Frame) -> Iterable[Outgoing]:
         if collect is not None and frame.kind is Kind.CONTRIBUTION:
             return collect(frame)
         return server.handle(frame)

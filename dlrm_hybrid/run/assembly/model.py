@@ -94,8 +94,11 @@ def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorag
 
 
 def embedding_schedule(config: Config, steps: int) -> Schedule:
-    """The learning rate of the tables over a run of `steps`."""
-    return schedule(config, config.embedding.lr or config.optimizer.lr, steps)
+    """The learning rate of the tables over a run of `steps`, for the mean over all trainers."""
+    lr = config.embedding.lr or config.optimizer.lr
+    if config.sync.lr_scale == "one":
+        lr *= config.parallel.trainers  # a trainer sends its part of the mean
+    return schedule(config, lr, steps)
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:

@@ -19,8 +19,10 @@ from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOpti
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
+from dlrm_hybrid.parallel.serving import Answering
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import mailbox_capacity, test_part
@@ -41,6 +43,7 @@ def worker_rank(
     layout: Layout,
     shards: Shards,
     channel: MeteredChannel,
+    answers: Answering | None,
     group: GroupOptions,
     meter: RankMeter,
 ) -> Generator[WorkerRank, None, None]:
@@ -51,6 +54,7 @@ def worker_rank(
         layout: of the world.
         shards: rows.
         channel: to the other ranks.
+        answers: what it does besides, whenever it waits; None if that is nothing.
         group: of the workers that share the tables.
         meter: of the rank.
 
@@ -60,6 +64,8 @@ def worker_rank(
     topology, rank = layout.topology, channel.rank
     patience_seconds = config.network.patience_seconds
     mailbox = Mailbox(channel, layout.attempt, mailbox_capacity(config))
+    if answers is not None:
+        mailbox.answer = answers
     with ExitStack() as stack:
         pieces: Sequence[Piece] = ()
         tables: tuple[Tables | None, Tables | None] = (None, None)
@@ -130,6 +136,7 @@ def _worker(
         traffic=meter.steps_traffic,
         schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
         evaluation=evaluation,
+        leader=build.leader(config),
     )
 
 

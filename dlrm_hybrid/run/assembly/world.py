@@ -30,8 +30,10 @@ from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOpt
 from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
 from dlrm_hybrid.parallel.stage import Stage
+from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
@@ -93,12 +95,22 @@ def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int
 
 def policy(config: Config) -> SyncPolicy:
     """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
+    if config.sync.name == "async":
+        return Asynchronous(config.parallel.trainers)
     return Lockstep(config.sync.staleness)
+
+
+def pushes(config: Config, step: int) -> int:
+    """How many a server counts after so many steps: of each worker, or of all that push alone."""
+    return step * config.parallel.trainers if config.sync.name == "async" else step
 
 
 def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:
     """How dense weights move by what is pushed: gradients, or finished updates."""
-    schedule = build_model.schedule(config, config.optimizer.lr, plan.steps)
+    lr = config.optimizer.lr
+    if config.sync.lr_scale == "trainers":
+        lr /= config.parallel.trainers  # what a push has in the mean of all
+    schedule = build_model.schedule(config, lr, plan.steps)
     if config.gradient.residual == "update":
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)
@@ -234,8 +246,9 @@ def table_server(
     config: Config, layout: Layout, index: int, storage: RowStorage, clock: SpanClock
 ) -> TableServer:
     """A table server with the initial values of the rows it owns."""
+    is_async = config.sync.name == "async"
     options = TableOptions(
-        order=BatchOrder(config.embedding.staleness),
+        order=ArrivalOrder() if is_async else BatchOrder(config.embedding.staleness),
         precision=CommPrecision(config.embedding.comm_precision),
         schedule=build_model.embedding_schedule(config, layout.steps),
         attempt=layout.attempt,

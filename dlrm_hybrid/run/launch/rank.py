@@ -1,7 +1,7 @@
 """A rank that a launcher has started: no parent listens to it, so it says itself how it ended.
 
-What it has counted goes to the leader through the store. The leader, the worker of trainer 0 with
-tables, shows the run in its terminal, keeps the record and writes the summary.
+What it has counted goes to the leader through the store. The leader (`build.leader`) shows the run
+in its terminal, keeps the record and writes the summary.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Part:
     @property
     def leads(self) -> bool:
         """Whether this is the leader."""
-        return self.launch.rank == self.topology.interaction_group[0]
+        return self.launch.rank == build.leader(self.request.config)
 
 
 def take_part(part: Part, view: TrainingView) -> int:

@@ -140,7 +140,7 @@ def lookups_ahead(
     """Rows that trainers had looked up before their batches, as `ServedTables.state_ahead` names.
 
     None where other keys say how far ahead that is, which it says in the log: they are then looked
-    up again. At step 0 there are none yet.
+    up again. At step 0 there are none yet, and none where trainers come to rest for a checkpoint.
 
     Args:
         checkpoint: to go on from.
@@ -153,7 +153,9 @@ def lookups_ahead(
         DataError: the checkpoint does not hold them.
     """
     saved = facts["config"]
-    if config.embedding.name != "served" or not trainers or not facts["step"]:
+    if config.embedding.name != "served" or config.sync.name == "async":
+        return {}
+    if not trainers or not facts["step"]:
         return {}
     if not same_lookups(saved, values):
         if saved["embedding"].get("staleness"):

@@ -27,8 +27,9 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.leading import follow, lead
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.run.rank.serving import leave_servers, serve_dense, serve_tables
+from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
 from dlrm_hybrid.run.rank.training import train_to_the_end
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -37,7 +38,6 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 
 
 def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
@@ -106,6 +106,10 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)
         with _telling(job, report, meter, inner.unknown_peers):
+            follows = job.config.sync.name == "async"
+            if follows and job.task.rank == build.leader(job.config):
+                lead(job, channel, meter, report, stop)
+                return
             if isinstance(role, ServerRole):
                 serve_dense(job, role.index, channel, meter)
                 return
@@ -118,24 +122,16 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
                 address=build_world.address(job.config),
                 deadline_seconds=job.config.network.patience_seconds,
             )
+            if follows:
+                follow(job, channel, group, meter, stop)
+                return
             with (
                 build_worker.worker_rank(
-                    job.config, job.layout, job.shards, channel, group, meter
+                    job.config, job.layout, job.shards, channel, None, group, meter
                 ) as worker,
-                _at_end(lambda: leave_servers(job, channel, worker.step)),
+                at_end(lambda: leave_servers(job, channel, worker.step)),
             ):
                 train_to_the_end(job, worker, meter, report, stop)
-
-
-@contextmanager
-def _at_end(act: Callable[[], None]) -> Generator[None, None, None]:
-    """Do it once what is within is done, also where a signal has ended that between two steps."""
-    try:
-        yield
-    except (PreemptedError, InterruptedRunError):
-        act()
-        raise
-    act()
 
 
 @contextmanager
@@ -157,7 +153,7 @@ def _world_channel(
     )
     inner = open_zmq_channel(rendezvous, task.rank, len(job.names), task.attempt, options, print)
     try:
-        with _at_end(inner.close):
+        with at_end(inner.close):
             yield MeteredChannel(inner, Counters(), job.clock), inner
     except BaseException:
         inner.abandon()
@@ -179,4 +175,4 @@ def _telling(
         told = {"rank": rank, "role": role, **meter.values(), "strangers": seen}
         report(Event(Kind.RANK, meter.step, time.time(), told))
 
-    return _at_end(tell)
+    return at_end(tell)

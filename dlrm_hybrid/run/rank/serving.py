@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
 from dlrm_hybrid.parallel.dense.server import Handle, serve
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import dense_values
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.table_server_rank import TableServerRank
-from dlrm_hybrid.types import Version
+from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 
 # A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
 IDLE_SECONDS = 86_400.0
+
+
+@contextmanager
+def at_end(act: Callable[[], None]) -> Generator[None, None, None]:
+    """Do it once what is within is done, also where a signal has ended that between two steps."""
+    try:
+        yield
+    except (PreemptedError, InterruptedRunError):
+        act()
+        raise
+    act()
 
 
 def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
@@ -34,18 +50,19 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         facts = job.facts(folder)
         start = facts["step"]
         dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
-        for outgoing in server.restart(start, dense):
+        for outgoing in server.restart(build_world.pushes(job.config, start), dense):
             channel.send(*outgoing)
     answering = ServerRank(
         server=server,
         collect=build_world.collectives(job.config, job.layout, index),
         rank=job.task.rank,
         attempt=job.task.attempt,
-        meter=meter,
+        switch=meter.switch,
         start=start,
         writer=job.writer,
     )
-    meter.step = _answer(job, channel, answering.handlers())
+    with order_log(job) as log:
+        meter.step = answer(job, channel, timed(job, answering.handlers(), log))
 
 
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
@@ -56,7 +73,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         start = job.facts(folder)["step"]
         open_checkpoint(folder).fill(server.pieces())
-        server.restart(Version(start))
+        server.restart(server.version_at(start))
     answering = TableServerRank(
         server=server,
         rank=job.task.rank,
@@ -66,18 +83,41 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         staleness=job.config.embedding.staleness,
         writer=job.writer,
     )
-    meter.step = _answer(job, channel, answering.handlers())
+    with order_log(job) as log:
+        meter.step = answer(job, channel, timed(job, answering.handlers(), log))
 
 
-def _answer(job: Job, channel: MeteredChannel, handlers: Mapping[FrameKind, Handle]) -> int:
-    """Answer until all workers have left; the ticks they have done."""
-    timed = {kind: job.clock.timed(Span.APPLY, handle) for kind, handle in handlers.items()}
-    return serve(channel, timed, range(job.layout.topology.num_workers), IDLE_SECONDS)
+@contextmanager
+def order_log(job: Job) -> Generator[OrderLog | None, None, None]:
+    """Where a server logs the order of what it takes; None if nobody wants it."""
+    if not job.config.sync.record:
+        yield None
+        return
+    path = order_file(Path(job.task.run_folder), job.names[job.task.rank])
+    with writing(path, RUN_FOLDER_KEY):
+        stream = path.open("wb")
+    with stream:
+        yield OrderLog(path, stream)
+
+
+def timed(
+    job: Job, handlers: Mapping[FrameKind, Handle], log: OrderLog | None
+) -> dict[FrameKind, Handle]:
+    """The same; measures what they take, and logs in which order."""
+    logged = handlers if log is None else log.around(handlers)
+    return {kind: job.clock.timed(Span.APPLY, handle) for kind, handle in logged.items()}
+
+
+def answer(job: Job, channel: Channel, handlers: Mapping[FrameKind, Handle]) -> int:
+    """Answer until all have left who ask something of servers; the ticks they have done."""
+    asking = {*range(job.layout.topology.num_workers), build.leader(job.config)}
+    return serve(channel, handlers, asking - {channel.rank}, IDLE_SECONDS)
 
 
 def leave_servers(job: Job, channel: MeteredChannel, step: int) -> None:
-    """Tell all servers that this worker sends no more, after so many ticks."""
+    """Tell all servers that this rank asks nothing more, after so many ticks."""
     rank, attempt = job.task.rank, job.task.attempt
     goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
     for server in job.layout.topology.all_servers:
-        channel.send(server, goodbye, 0)
+        if server != rank:
+            channel.send(server, goodbye, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.loop import Parts, train
 from dlrm_hybrid.train.progress import Progress
@@ -35,16 +37,16 @@ from dlrm_hybrid.train.saver import COMPRESSOR, CheckpointWriter, piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 
-Trainer = InProcessEngine | WorkerRank
-"""What a process trains with: all ranks of a world, or one of its workers."""
+Trainer = InProcessEngine | WorkerRank | LeaderRank
+"""What a process trains with: all ranks of a world, one of its workers, or a server that leads."""
 
 
 def train_to_the_end(
     job: Job, trainer: Trainer, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
     """Train to the end; only the leader records, and shows its progress."""
-    live = report if trainer.leads else _say_nothing
-    progress = _resume(job, trainer, live)
+    live = report if trainer.leads else say_nothing
+    progress = resume(job, trainer, live)
     meter.step = progress.step
     sink: Sink = Fanout([])
     if trainer.leads:
@@ -53,7 +55,7 @@ def train_to_the_end(
     with closing(sink):
         if trainer.leads:
             sink.write(_started(job, progress))
-        topology, task = job.layout.topology, job.task
+        task = job.task
         title = f"{job.names[task.rank]} (rank {task.rank})"
         parts = Parts(
             make_step=trainer.make_step,
@@ -64,7 +66,7 @@ def train_to_the_end(
                 messenger=trainer.messenger,
                 leader=trainer.leader,
                 names=job.names,
-                servers=topology.all_servers if len(job.names) > 1 else (),
+                asked=_asked(job, trainer),
                 settled=trainer.settled,
                 committer=committer(task, job.config, job.values, job.shards, title),
                 writer=job.writer,
@@ -78,24 +80,33 @@ def train_to_the_end(
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
 
 
-def _say_nothing(event: Event) -> None:
+def _asked(job: Job, trainer: Trainer) -> Sequence[int]:
+    """The ranks that copy what a checkpoint holds when they are asked."""
+    if isinstance(trainer, LeaderRank):
+        return [rank for rank in job.names if rank != trainer.leader]
+    return job.layout.topology.all_servers if len(job.names) > 1 else ()
+
+
+def say_nothing(event: Event) -> None:
     """Only the leader shows its progress."""
 
 
-def _resume(job: Job, trainer: Trainer, live: Report) -> Progress:
+def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     """Go on from the checkpoint of the task, if it names one."""
     if job.task.resume_from is None:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = job.facts(folder)
     progress = resumed(job.task, facts)
+    if job.config.sync.name != "async" or len(progress.batches) != job.config.parallel.trainers:
+        progress = replace(progress, batches=())  # all have learned from as many
     saved = open_checkpoint(folder, checking(live))
     held = piece_groups(trainer.pieces())
     dense = dense_values(saved, facts["config"], job.values)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
     ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up)
-    trainer.restart(progress.step, {**dense, **remembered(saved, compressors, trainers), **ahead})
+    trainer.restart(progress, {**dense, **remembered(saved, compressors, trainers), **ahead})
     saved.fill(held.get("embeddings", []))
     # The sums of all workers are counted once.
     return progress if trainer.leads else replace(progress, interval=Interval())

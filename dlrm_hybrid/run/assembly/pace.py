@@ -1,0 +1,88 @@
+"""From the configuration to the order in which trainers of one process learn, where it is free."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.train.asynchronous.order_log import Gate, order_file, read_order
+from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers
+from dlrm_hybrid.train.asynchronous.replay import RecordedPace
+from dlrm_hybrid.train.in_process import Ranks
+from dlrm_hybrid.wire.frame import Kind
+
+Server = tuple[Channel, Handle]
+
+
+def gates(config: Config, topology: Topology, servers: Sequence[Server]) -> list[Gate]:
+    """What keeps the order of `sync.replay` at each server; none without it.
+
+    Raises:
+        DataError: there is no record of a server.
+    """
+    if config.sync.replay is None:
+        return []
+    record = [
+        read_order(order_file(Path(config.sync.replay), topology.name(channel.rank)))
+        for channel, _ in servers
+    ]
+    return [
+        Gate(handle, iter([one for one in order if one.kind is not Kind.DECISION]))
+        for (_, handle), order in zip(servers, record, strict=True)
+    ]
+
+
+def pace(
+    config: Config,
+    shards: Shards,
+    ranks: Ranks,
+    runner: InProcessRunner,
+    gates: Sequence[Gate],
+    clock: SpanClock,
+) -> Pace | None:
+    """Who learns when; None where trainers make their steps together.
+
+    Args:
+        config: of the run.
+        shards: prepared rows.
+        ranks: of the world.
+        runner: of their programs.
+        gates: at the servers, for a run that is played back.
+        clock: of the process.
+    """
+    if config.sync.name != "async":
+        return None
+    topology, loader = build.topology(config), build_model.loader(config, shards)
+    trainers = Trainers(
+        workers=[
+            [ranks.workers[topology.worker(trainer, stage)] for stage in range(topology.stages)]
+            for trainer in range(topology.trainers)
+        ],
+        clients=dict(enumerate(ranks.clients)),
+        runner=runner,
+        part=clock.timed(Span.READ, loader.part),
+        after=loader.after,
+    )
+    plan = build_model.plan(config, loader.steps_per_epoch)
+    if config.sync.replay is None:
+        return SimulatedPace(trainers=trainers, plan=plan, seed=config.train.seed)
+    leader = topology.name(build.leader(config))
+    order = read_order(order_file(Path(config.sync.replay), leader))
+    return RecordedPace(
+        trainers=trainers,
+        plan=plan,
+        leases=deque(one for one in order if one.kind is Kind.DECISION),
+        ahead=config.embedding.staleness,
+        gates=gates,
+        source=config.sync.replay,
+    )

@@ -1,0 +1,110 @@
+"""Worlds whose trainers do not wait for each other: server 0 leads, workers follow."""
+
+from __future__ import annotations
+
+from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.comm.process_group import GroupOptions
+from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.serving import Answering
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import worker as build_worker
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.engine import mailbox_capacity, test_part
+from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
+from dlrm_hybrid.run.rank.training import resume, say_nothing, train_to_the_end
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.asynchronous.follower import Follower
+from dlrm_hybrid.train.asynchronous.leader import LeaderRank
+from dlrm_hybrid.train.server_rank import ServerRank
+from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.wire.frame import Kind
+
+
+def lead(
+    job: Job, channel: MeteredChannel, meter: RankMeter, report: Report, stop: StopRequest
+) -> None:
+    """Be server 0, which also gives out batches and keeps the record, until all have left."""
+    config, layout = job.config, job.layout
+    server = build_world.server(config, layout, 0, job.clock)
+    meter.versions = server.versions
+    handlers: dict[Kind, Handle] = {}
+    with order_log(job) as log:
+        leader = LeaderRank(
+            topology=layout.topology,
+            server=server,
+            plan=job.plan,
+            after=build_model.loader(config, job.shards).after,
+            schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
+            test=test_part(config, job.shards),
+            messenger=Messenger(
+                attempt=layout.attempt,
+                channel=channel,
+                mailbox=Mailbox(
+                    channel, layout.attempt, mailbox_capacity(config), Answering(channel, handlers)
+                ),
+                patience_seconds=config.network.patience_seconds,
+            ),
+            log=log,
+        )
+        answering = ServerRank(
+            server=server,
+            collect=None,
+            rank=job.task.rank,
+            attempt=job.task.attempt,
+            switch=_ignore,  # the loop says which phase it is
+            start=0,
+            writer=job.writer,
+        )
+        handlers |= timed(job, {**answering.handlers(), Kind.REPORT: leader.report}, log)
+        for asked in (Kind.SAVE, Kind.SHARD):  # it is the one that asks
+            del handlers[asked]
+
+        def end() -> None:
+            leader.end()
+            leave_servers(job, channel, meter.step)
+            answer(job, channel, handlers)
+
+        with at_end(end):
+            train_to_the_end(job, leader, meter, report, stop)
+
+
+def follow(
+    job: Job, channel: MeteredChannel, group: GroupOptions, meter: RankMeter, stop: StopRequest
+) -> None:
+    """Be a worker that the leader keeps busy, until it is sent home."""
+    config, layout = job.config, job.layout
+    handlers: dict[Kind, Handle] = {}
+    answers = Answering(channel, handlers)
+    with (
+        build_worker.worker_rank(
+            config, layout, job.shards, channel, answers, group, meter
+        ) as worker,
+        at_end(lambda: leave_servers(job, channel, worker.step)),
+    ):
+        assert isinstance(worker.client, ServerClient), "sync=async needs servers"
+        resume(job, worker, say_nothing)
+        meter.step = worker.step
+        loader = build_model.loader(config, job.shards)
+        follower = Follower(
+            rank=worker,
+            client=worker.client,
+            read=job.clock.timed(Span.READ, loader.part),
+            ahead=config.embedding.staleness if worker.worker.tables is not None else 0,
+            stop=stop,
+            meter=meter,
+            writer=job.writer,
+            show=lambda rows: None,
+        )
+        handlers |= follower.handlers()
+        follower.run()
+
+
+def _ignore(phase: Phase) -> None:
+    """Somebody else says which phase it is."""

@@ -1,0 +1,120 @@
+"""A worker that does what the leader says, and waits for no other trainer.
+
+it asks:       what it has learned since it asked last          REPORT
+it is told:    batches to learn, to evaluate, or to end         DECISION
+while it waits it also copies what a checkpoint must hold, and says whether that is written
+                                                                SAVE, COPIED; SHARD
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.data.loader import Batch, LoaderState, with_coming
+from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import message, values_of
+from dlrm_hybrid.parallel.worker import StepMetrics
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.train.server_rank import shard_answer
+from dlrm_hybrid.train.signals import StopRequest, obey
+from dlrm_hybrid.train.worker_rank import WorkerRank
+from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+ReadPart = Callable[[LoaderState, int], Batch]
+"""`Loader.part`."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """One worker of a trainer that the leader keeps busy.
+
+    Attributes:
+        rank: the worker.
+        client: of its weights.
+        read: the rows of a batch.
+        ahead: batches whose rows its tables ask for before they are due.
+        stop: stop request of signals.
+        meter: of the process.
+        writer: of its part of checkpoints.
+        show: called now and then during an evaluation with the rows done.
+    """
+
+    rank: WorkerRank
+    client: ServerClient
+    read: ReadPart
+    ahead: int
+    stop: StopRequest
+    meter: RankMeter
+    writer: ShardWriter
+    show: Callable[[int], None]
+
+    def handlers(self) -> Mapping[Kind, Handle]:
+        """What it does beside, whenever it waits."""
+        return {Kind.SAVE: self._save, Kind.SHARD: self._shard}
+
+    def run(self) -> None:
+        """Follow to the end.
+
+        Raises:
+            PreemptedError, InterruptedRunError: the leader says that the run is to stop.
+        """
+        rank, asked = self.rank, 0
+        rank.runner.run(self.client.refresh(whole=False))
+        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        while True:
+            order = self._ask(asked, metrics)
+            metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+            asked += 1
+            if order["do"] == "learn":
+                batches = (self.read(LoaderState(*at), part) for *at, part in order["batches"])
+                for batch, coming in with_coming(batches, self.ahead):
+                    metrics = metrics.plus(rank.learn(rank.step, batch, coming))
+                    self.meter.step_done()
+            elif order["do"] == "evaluate":
+                self._evaluate()
+            elif order["do"] == "end":
+                obey(order["severity"])
+                return
+            else:
+                raise DlrmError(f"rank {rank.messenger.rank}: told to do {order['do']!r}")
+
+    def _ask(self, number: int, metrics: StepMetrics) -> Mapping[str, Any]:
+        report = {
+            "learned": self.rank.step,
+            "metrics": asdict(metrics),
+            "interval": asdict(self.rank.since_last_met(self.rank.step, 0)),
+            "severity": self.stop.severity,
+        }
+        messenger, leader = self.rank.messenger, self.rank.leader
+        messenger.send(leader, Kind.REPORT, number, report)
+        return messenger.receive(leader, Kind.DECISION, number)
+
+    def _evaluate(self) -> None:
+        try:
+            with self.meter.within(Phase.EVALUATE):
+                self.rank.evaluate(self.stop, self.show)
+        except (PreemptedError, InterruptedRunError):
+            pass  # all have stopped at the same batch; the leader says what comes now
+        self.rank.runner.run(self.client.refresh(whole=False))
+
+    def _save(self, frame: Frame) -> Sequence[Outgoing]:
+        """At rest: its weights become those of the servers, as where the run resumes."""
+        with self.meter.within(Phase.CHECKPOINT):
+            self.rank.runner.run(self.client.refresh(whole=False))
+            self.writer.begin(values_of(frame)["step"], piece_groups(self.rank.pieces()))
+        messenger = self.rank.messenger
+        answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})
+        return [Outgoing(frame.sender, answer, 0)]
+
+    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
+        messenger = self.rank.messenger
+        return [shard_answer(self.writer, frame, messenger.rank, messenger.attempt)]

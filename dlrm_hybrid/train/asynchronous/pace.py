@@ -1,0 +1,193 @@
+"""In which order trainers that do not wait for each other take their steps in one process.
+
+`SimulatedPace` draws from a seed how long each batch takes its trainer. A trainer looks up and has
+its weights when it begins a batch, and pushes when that time is over; messages take none. So runs
+are reproducible, and can be resumed, bit for bit; which staleness a world shows follows from the
+times alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, final
+
+import numpy as np
+from typing_extensions import override
+
+from dlrm_hybrid.data.loader import Batch, LoaderState
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
+from dlrm_hybrid.rng import fold
+from dlrm_hybrid.train.asynchronous.leases import Leases
+from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.types import BatchNumber, Tick
+
+SIGMA = 0.3  # of the logarithm of the time that a batch takes
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainers:
+    """All trainers of a world.
+
+    Attributes:
+        workers: of each, by stage.
+        clients: of all workers, by rank.
+        runner: of their programs.
+        part: rows of a trainer's batch at a position; `Loader.part`.
+        after: gives the position of the next step's batches; `Loader.after`.
+    """
+
+    workers: Sequence[Sequence[Worker]]
+    clients: Mapping[int, ServerClient | LocalClient]
+    runner: InProcessRunner
+    part: Callable[[LoaderState, int], Batch]
+    after: Callable[[LoaderState], LoaderState]
+
+    def refresh(self) -> None:
+        """Make all replicas equal to the weights of the servers; nothing is under way."""
+        self.runner.run(
+            {
+                rank: client.refresh(whole=False)
+                for rank, client in self.clients.items()
+                if isinstance(client, ServerClient)
+            }
+        )
+
+
+class Pace(Protocol):
+    """Who learns from which batch when; at rest all replicas are equal to the servers' weights."""
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """That each trainer has learned from."""
+        ...
+
+    def restart(self, progress: Progress) -> None:
+        """Go on from there, at rest."""
+        ...
+
+    def rests(self, step: int, soon: bool) -> bool:
+        """Whether nothing is under way after so many steps.
+
+        Args:
+            step: steps done.
+            soon: whether it should not be long until then.
+        """
+        ...
+
+    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        """Let trainers learn from as many batches as there are trainers.
+
+        Args:
+            step: steps done before.
+            at: position of their batches.
+
+        Returns:
+            what was measured, and the position of the next step's.
+        """
+        ...
+
+
+class _Begun(NamedTuple):
+    """A batch that a trainer is at."""
+
+    until: float
+    trainer: int
+    batch: Batch
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class SimulatedPace(Pace):
+    """Steps of trainers one after the other, in the order in which they would end.
+
+    Attributes:
+        trainers: of the world.
+        plan: of the run.
+        seed: of the times.
+    """
+
+    trainers: Trainers
+    plan: Plan
+    seed: int
+    _leases: Leases = field(init=False)
+    _begun: list[_Begun] = field(default_factory=list[_Begun])
+    _at: list[LoaderState] = field(default_factory=list[LoaderState])
+    _first: int = 0
+
+    def __post_init__(self) -> None:
+        self._leases = Leases.begin((0,) * len(self.trainers.workers))
+
+    @property
+    @override
+    def batches(self) -> tuple[int, ...]:
+        return self._leases.done
+
+    @override
+    def restart(self, progress: Progress) -> None:
+        trainers = range(len(self.trainers.workers))
+        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers))
+
+    @override
+    def rests(self, step: int, soon: bool) -> bool:
+        if soon:
+            self._leases = self._leases.soon()
+        return step * len(self.trainers.workers) == self._leases.limit
+
+    @override
+    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        count = len(self.trainers.workers)
+        if step * count == self._leases.limit:
+            self._leases = self._leases.until(self.plan.next_rest(step) * count)
+            self._at, self._first = [at], step
+            self.trainers.refresh()
+            for trainer in range(count):
+                self._begin(trainer, 0.0)
+        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        for _ in range(count):
+            now, trainer, batch = heapq.heappop(self._begun)
+            metrics = metrics.plus(self._learn(trainer, batch))
+            self._begin(trainer, now)
+        return metrics, self._position(step + 1)
+
+    def _begin(self, trainer: int, now: float) -> None:
+        """Let a trainer take the next batch, if one is left."""
+        self._leases, taken = self._leases.take(trainer, most=1)
+        for number in taken:
+            step, part = divmod(number, len(self.trainers.workers))
+            batch = self.trainers.part(self._position(step), part)
+            done = self._leases.done[trainer]
+            for worker in self.trainers.workers[trainer]:
+                ids_FB = stage_inputs(worker, batch).ids_FB
+                if worker.tables is not None and ids_FB is not None:
+                    worker.tables.prefetch(BatchNumber(done), ids_FB)
+            heapq.heappush(self._begun, _Begun(now + self._time(trainer, done), trainer, batch))
+
+    def _learn(self, trainer: int, batch: Batch) -> StepMetrics:
+        done = self._leases.done[trainer]
+        programs: dict[int, Program[StepMetrics]] = {
+            worker.rank: train_step(worker, Tick(done), stage_inputs(worker, batch))
+            for worker in self.trainers.workers[trainer]
+        }
+        outcomes = self.trainers.runner.run(programs)
+        self._leases = self._leases.finish(trainer, done + 1)
+        return StepMetrics(
+            loss_sum=sum(one.loss_sum for one in outcomes.values()),
+            correct=sum(one.correct for one in outcomes.values()),
+            rows=len(batch.label_B),
+        )
+
+    def _time(self, trainer: int, done: int) -> float:
+        rng = np.random.default_rng(fold(self.seed, "pace", trainer, done))
+        return float(rng.lognormal(0.0, SIGMA))
+
+    def _position(self, step: int) -> LoaderState:
+        """Where the batches of a step begin; of steps since all were at rest."""
+        while len(self._at) <= step - self._first:
+            self._at.append(self.trainers.after(self._at[-1]))
+        return self._at[step - self._first]

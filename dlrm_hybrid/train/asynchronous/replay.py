@@ -1,0 +1,129 @@
+"""Plays back in one process what trainers did that did not wait for each other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import final
+
+from typing_extensions import override
+
+from dlrm_hybrid.data.loader import LoaderState, with_coming
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
+from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
+from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
+from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.types import DataError, Tick
+from dlrm_hybrid.wire.frame import Kind
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RecordedPace(Pace):
+    """All trainers from rest to rest, while gates at the servers keep the recorded order.
+
+    Attributes:
+        trainers: of the world.
+        plan: of the run.
+        leases: batches that the leader gave out, as it did; taken from here.
+        ahead: batches whose rows trainers ask for before they are due.
+        gates: of all servers.
+        source: of the record, for messages.
+    """
+
+    trainers: Trainers
+    plan: Plan
+    leases: deque[Taken]
+    ahead: int
+    gates: Sequence[Gate]
+    source: str
+    _done: list[int] = field(init=False)
+    _first: int = 0
+    _rest: int = 0
+    _at: list[LoaderState] = field(default_factory=list[LoaderState])
+
+    def __post_init__(self) -> None:
+        self._done = [0] * len(self.trainers.workers)
+
+    @property
+    @override
+    def batches(self) -> tuple[int, ...]:
+        return tuple(self._done)
+
+    @override
+    def restart(self, progress: Progress) -> None:
+        raise DataError(f"sync.replay = {self.source!r}: plays a run back from its beginning only")
+
+    @override
+    def rests(self, step: int, soon: bool) -> bool:
+        return step == self._rest
+
+    @override
+    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        if step == self._rest:
+            self._first, self._rest = step, self.plan.next_rest(step)
+            self._at = [at]
+            while len(self._at) <= self._rest - step:
+                self._at.append(self.trainers.after(self._at[-1]))
+            metrics = self._segment()
+        return metrics, self._at[step + 1 - self._first]
+
+    def _segment(self) -> StepMetrics:
+        """What all trainers learned until they came to rest."""
+        leases = self._leases()
+        self.trainers.refresh()
+        outcomes = self.trainers.runner.run(
+            {
+                worker.rank: self._learn(trainer, worker, leases[trainer])
+                for trainer, workers in enumerate(self.trainers.workers)
+                for worker in workers
+            }
+        )
+        for trainer, several in enumerate(leases):
+            self._done[trainer] += sum(lease.batches for lease in several)
+        if self._rest == self.plan.steps:
+            self._check_end()
+        return reduce(StepMetrics.plus, outcomes.values())
+
+    def _leases(self) -> list[list[Taken]]:
+        """Of each trainer, those up to the next rest."""
+        trainers = len(self.trainers.workers)
+        leases: list[list[Taken]] = [[] for _ in range(trainers)]
+        given = self._first * trainers
+        while given < self._rest * trainers:
+            if not self.leases or self.leases[0].number != given:
+                found = self.leases[0].number if self.leases else "nothing"
+                raise DataError(
+                    f"sync.replay = {self.source!r}: batch {given} is due, on record is {found}; "
+                    "only a run that was neither stopped nor resumed can be played back"
+                )
+            lease = self.leases.popleft()
+            leases[lease.sender].append(lease)
+            given += lease.batches
+        return leases
+
+    def _learn(self, trainer: int, worker: Worker, leases: Sequence[Taken]) -> Program[StepMetrics]:
+        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        tick, trainers = self._done[trainer], len(self.trainers.workers)
+        for lease in leases:
+            of = [divmod(n, trainers) for n in range(lease.number, lease.number + lease.batches)]
+            batches = (self.trainers.part(self._at[step - self._first], part) for step, part in of)
+            for batch, coming in with_coming(batches, self.ahead):
+                inputs = stage_inputs(worker, batch, coming)
+                metrics = metrics.plus((yield from train_step(worker, Tick(tick), inputs)))
+                tick += 1
+        return metrics if worker.part.is_last else replace(metrics, rows=0)
+
+    def _check_end(self) -> None:
+        """At the end workers have pulled once more; nothing else may be left."""
+        for gate in self.gates:
+            due = gate.due
+            if due is not None and due.kind is not Kind.PULL:
+                raise DataError(
+                    f"sync.replay = {self.source!r}: {due.kind.name} {due.number} of rank "
+                    f"{due.sender} is on record and did not come"
+                )

@@ -1,0 +1,175 @@
+"""Worlds whose trainers do not wait for each other: what is equal in them all the same."""
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_process_world import Watcher
+from world_runs import (
+    Train,
+    assert_compiled_ahead,
+    assert_moved,
+    assert_same,
+    assert_same_state,
+    checkpoint,
+    summary,
+)
+
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
+from dlrm_hybrid.types import ExitCode
+from dlrm_hybrid.wire.frame import Kind as FrameKind
+
+ASYNC = (
+    *("parallel=hybrid", "sync=async", "embedding=served", "network.patience_seconds=30"),
+    *("parallel.cuts=[bottom.2]", "train.batch_size=16", "train.epochs=4", "checkpoint.every=50"),
+    *("checkpoint.keep=9", "sync.check_every=1"),
+)
+IN_PROCESS = "parallel.world=in_process"
+
+
+def layout(trainers: int, servers: int = 1, table_servers: int = 1) -> tuple[str, ...]:
+    return (
+        *(f"parallel.trainers={trainers}", f"parallel.servers={servers}"),
+        f"parallel.table_servers={table_servers}",
+    )
+
+
+def progress(folder: Path, step: int) -> dict:
+    return json.loads((checkpoint(folder, step) / "manifest.json").read_text())["progress"]
+
+
+@pytest.mark.parametrize("method", [(), ("gradient=dct", "gradient.sparsity=0.9")])
+def test_one_trainer_learns_the_bits_of_lock_step(method: tuple[str, ...], train: Train) -> None:
+    options = (*ASYNC, IN_PROCESS, *layout(1, 2, 2), *method, "train.steps=100")
+    code, alone = train("async", *options)
+    assert code == 0
+    code, lockstep = train("sync", *options, "sync=sync")
+    assert code == 0
+    assert_same(alone, lockstep, 100)
+    assert_moved(alone, 50, 100)
+    assert summary(alone)["test"] == summary(lockstep)["test"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("embedding.staleness=2",),
+        ("gradient=dct", "gradient.sparsity=0.9", "pull.precision=bfloat16"),
+        ("optimizer=adagrad", "sync.lr_scale=one", "embedding.optimizer=rowwise_adagrad"),
+    ],
+)
+def test_simulated_trainers_can_be_resumed_bit_for_bit(
+    options: tuple[str, ...], train: Train
+) -> None:
+    options = (*ASYNC, IN_PROCESS, *layout(3, 2, 2), *options, "train.steps=100")
+    code, unbroken = train("unbroken", *options)
+    assert code == 0
+    code, resumed = train("resumed", *options, f"checkpoint.resume={checkpoint(unbroken, 50)}")
+    assert code == 0
+    assert_same_state(resumed, unbroken, 100)
+    assert_moved(unbroken, 50, 100)
+    batches = progress(unbroken, 100)["batches"]
+    assert sum(batches) == 300 and len(set(batches)) > 1  # nobody waited for the others
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (layout(2), ("pull.precision=bfloat16", "embedding.staleness=2")),
+        pytest.param(
+            layout(3, 2, 2),
+            ("gradient=dct", "gradient.sparsity=0.9", "schedule=gpipe", "schedule.microbatches=4"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_recorded_world_is_played_back_bit_for_bit(
+    world: tuple[str, ...], options: tuple[str, ...], train: Train
+) -> None:
+    options = (*ASYNC, *world, *options, "train.steps=100", "train.evaluate_every=60")
+    code, recorded = train("recorded", *options, "sync.record=true")
+    assert code == 0
+    assert_compiled_ahead(recorded)
+    code, played = train("played", *options, IN_PROCESS, f"sync.replay={recorded}")
+    assert code == 0
+    assert_same_state(played, recorded, 50)
+    assert_same_state(played, recorded, 100)
+    assert_moved(recorded, 50, 100)
+    assert summary(played)["test"] == summary(recorded)["test"]
+    assert summary(played)["train"]["loss"] == pytest.approx(summary(recorded)["train"]["loss"])
+    order = read_order(order_file(recorded, "server-0"))
+    pushes = [one.sender for one in order if one.kind is FrameKind.PUSH]
+    assert pushes != sorted(pushes) and len(set(pushes)) > 1
+    assert_each_batch_once(recorded, 100)
+
+
+def assert_each_batch_once(folder: Path, steps: int) -> None:
+    given: Counter[int] = Counter()
+    for one in read_order(order_file(folder, "server-0")):
+        if one.kind is FrameKind.DECISION:
+            given.update(range(one.number, one.number + one.batches))
+    assert given == Counter(range(steps * len(progress(folder, steps)["batches"])))
+
+
+def test_a_record_of_another_run_is_refused(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (*ASYNC, *layout(2), "train.steps=20")
+    code, recorded = train("recorded", *options, "sync.record=true")
+    assert code == 0
+    path = order_file(recorded, "tables-0")
+    whole = path.read_bytes()
+    broken = (
+        (whole[16:], "deadlock"),
+        (whole[:-3], "are no whole records"),
+        (None, "was the run made with sync.record=true?"),
+    )
+    for number, (content, message) in enumerate(broken):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        code, _ = train(f"played-{number}", *options, IN_PROCESS, f"sync.replay={recorded}")
+        assert code != 0
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, ExitCode.PREEMPTED), (signal.SIGINT, 130)]
+)
+def test_a_signal_stops_all_at_rest_and_the_run_goes_on(
+    number: int, code: int, train: Train, tmp_path: Path
+) -> None:
+    options = (*ASYNC, *layout(2), "train.steps=400", "checkpoint.every=0")
+    watcher = Watcher(tmp_path / "run", 6, lambda ranks: os.kill(ranks["worker-1.0"], number))
+    watcher.start()
+    stopped, folder = train("run", *options)
+    watcher.join()
+    assert watcher.acted_at > 0, "the fault did not strike"
+    assert stopped == code
+    (saved,) = (folder / "checkpoints").glob("step_*")
+    step = int(saved.name.removeprefix("step_"))
+    assert 0 < step < 400 and sum(progress(folder, step)["batches"]) == 2 * step
+    again, _ = train("run", *options, "checkpoint.resume=auto")
+    assert (again, summary(folder)["status"]) == (0, "complete")
+    assert summary(folder)["samples"] == 400 * 2 * 16
+
+
+def test_a_killed_trainer_restarts_the_run(train: Train, tmp_path: Path) -> None:
+    options = (*ASYNC, *layout(2), "train.steps=400")
+    watcher = Watcher(
+        tmp_path / "run", 6, lambda ranks: os.kill(ranks["worker-1.1"], signal.SIGKILL)
+    )
+    watcher.start()
+    code, folder = train("run", *options)
+    watcher.join()
+    assert watcher.acted_at > 0, "the fault did not strike"
+    assert (code, summary(folder)["status"]) == (0, "complete")
+    record = events.read(folder / "events.jsonl")
+    started = [event.step for event in record if event.kind is Kind.STARTED]
+    assert len(started) == 2 and started[1] >= 50
+    assert sum(progress(folder, 400)["batches"]) == 800

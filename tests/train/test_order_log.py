@@ -1,0 +1,87 @@
+"""What is logged is read again, and a gate hands frames on in that order whenever they come."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.parallel.boundaries import EVALUATION
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.train.asynchronous.order_log import Gate, OrderLog, Taken, read_order
+from dlrm_hybrid.types import DataError
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+def frame(kind: Kind, sender: int, number: int, microbatch: int = 0) -> Frame:
+    return Frame(kind=kind, sender=sender, attempt=0, number=number, microbatch=microbatch)
+
+
+def logged(path: Path, frames: list[Frame]) -> list[Taken]:
+    with path.open("wb") as stream:
+        log = OrderLog(path, stream)
+        handlers = log.around(dict.fromkeys(Kind, lambda one: []))
+        for one in frames:
+            assert handlers[one.kind](one) == []
+        log.add(Taken(Kind.DECISION, 2, 40, 8))
+    return read_order(path)
+
+
+def test_what_changes_a_server_is_logged(tmp_path: Path) -> None:
+    frames = [
+        frame(Kind.PULL, 0, 0),
+        frame(Kind.PUSH, 3, 2**40),
+        frame(Kind.FETCH, 1, 5),
+        frame(Kind.LOOKUP, 1, 7, EVALUATION),
+        frame(Kind.LOOKUP, 1, 7),
+        frame(Kind.UPDATE, 1, 7),
+    ]
+    assert logged(tmp_path / "order.bin", frames) == [
+        Taken(Kind.PULL, 0, 0),
+        Taken(Kind.PUSH, 3, 2**40),
+        Taken(Kind.LOOKUP, 1, 7),
+        Taken(Kind.UPDATE, 1, 7),
+        Taken(Kind.DECISION, 2, 40, 8),
+    ]
+
+
+def test_a_broken_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "order.bin"
+    path.write_bytes(bytes(15))
+    with pytest.raises(DataError, match="15 bytes are no whole records"):
+        read_order(path)
+    path.write_bytes(bytes(16))
+    with pytest.raises(DataError, match="0 is not a valid Kind"):
+        read_order(path)
+
+
+@given(st.permutations([(sender, number) for sender in range(3) for number in range(4)]), st.data())
+def test_a_gate_keeps_the_order(order: list[tuple[int, int]], data: st.DataObject) -> None:
+    handled: list[tuple[int, int]] = []
+    sent: list[Outgoing] = []
+
+    def handle(one: Frame) -> list[Outgoing]:
+        assert len(sent) == len(handled)  # all before has been sent
+        handled.append((one.sender, one.number))
+        return [Outgoing(one.sender, one, 0)]
+
+    gate = Gate(handle, iter([Taken(Kind.PUSH, *one) for one in order]))
+    coming = data.draw(st.permutations(order))
+    for sender, number in coming:
+        for outgoing in gate.take(frame(Kind.PUSH, sender, number)):
+            sent.append(outgoing)
+    assert handled == order and gate.due is None
+
+
+def test_a_worker_that_pulled_twice_at_rest_pulls_once() -> None:
+    pull, push = Taken(Kind.PULL, 0, 1), Taken(Kind.PUSH, 0, 1)
+    handled: list[Kind] = []
+
+    def handle(one: Frame) -> list[Outgoing]:
+        handled.append(one.kind)
+        return []
+
+    gate = Gate(handle, iter([pull, pull, push, pull]))
+    for taken in (pull, push, pull):
+        assert list(gate.take(frame(taken.kind, taken.sender, taken.number))) == []
+    assert handled == [Kind.PULL, Kind.PUSH, Kind.PULL]
