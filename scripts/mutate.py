@@ -34,6 +34,8 @@ FAILED = 1  # exit code of pytest when a test fails
 GRADIENT = "dlrm_hybrid/compress/gradient"
 RULES = f"{GRADIENT}/thresholds"
 TESTS = "tests/compress/gradient"
+TABLES = "dlrm_hybrid/parallel/tables"
+TABLE_TESTS = "tests/parallel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +373,91 @@ FAULTS = (
         'if found != math.prod(known["shape"]):',
         'if found > math.prod(known["shape"]):',
         "tests/checkpoint/test_two_phase.py",
+    ),
+    # Served tables.
+    Fault(
+        "tables: a lookup is answered one version too early",
+        f"{TABLES}/versions.py",
+        "question.batch - self.staleness))",
+        "question.batch - self.staleness - 1))",
+        f"{TABLE_TESTS}/test_table_versions.py",
+    ),
+    Fault(
+        "tables: a version is made when the first trainer has sent its updates",
+        f"{TABLES}/versions.py",
+        "Version(min(self.updated))",
+        "Version(max(self.updated))",
+        f"{TABLE_TESTS}/test_table_versions.py",
+    ),
+    Fault(
+        "tables: an update that comes twice counts twice",
+        f"{TABLES}/versions.py",
+        "if update.batch < due:",
+        "if update.batch < due - 1:",
+        f"{TABLE_TESTS}/test_table_versions.py",
+    ),
+    Fault(
+        "tables: an attempt begins with rows of before its checkpoint",
+        f"{TABLES}/versions.py",
+        "max(self.first, question.batch",
+        "max(0, question.batch",
+        f"{TABLE_TESTS}/test_table_versions.py",
+    ),
+    Fault(
+        "tables in order of arrival: an update that comes twice is applied twice",
+        f"{TABLES}/arrival.py",
+        "self._with(trainer, Due(batch + 1, due.end))",
+        "self._with(trainer, Due(batch, due.end))",
+        f"{TABLE_TESTS}/test_table_arrivals.py",
+    ),
+    Fault(
+        "tables in order of arrival: the schedule counts updates, not steps",
+        f"{TABLES}/arrival.py",
+        "self.applied // len(self.due)",
+        "self.applied",
+        f"{TABLE_TESTS}/test_table_arrivals.py",
+    ),
+    Fault(
+        "tables in order of arrival: a trainer that has joined again is refused",
+        f"{TABLES}/arrival.py",
+        "if due is None or batch > due.end:",
+        "if due is None:",
+        f"{TABLE_TESTS}/test_table_arrivals.py",
+    ),
+    Fault(
+        "tables: a trainer at rest has not heard of its last update",
+        f"{TABLES}/served.py",
+        "        yield from self._receive(nothing, self._updated, EVALUATION)\n",
+        "",
+        f"{TABLE_TESTS}/test_table_arrivals.py",
+    ),
+    Fault(
+        "tables: rows that were looked up ahead are those of one batch later",
+        f"{TABLES}/served.py",
+        "{self._prefix}{batch - self._updated}",
+        "{self._prefix}{batch - self._updated + 1}",
+        f"{TABLE_TESTS}/test_served_tables.py",
+    ),
+    Fault(
+        "tables: a server draws the rows of its neighbour",
+        "dlrm_hybrid/model/table_rows.py",
+        "(self._server - drawn) % self._servers",
+        "(self._server + drawn) % self._servers",
+        "tests/model/test_row_storage.py -k parts",
+    ),
+    Fault(
+        "tables in files: the last reader's rows are left out",
+        "dlrm_hybrid/model/row_storage.py",
+        "range(0, len(rows_K), size)",
+        "range(0, len(rows_K) - 1, size)",
+        "tests/model/test_row_storage.py -k number_of_rows",
+    ),
+    Fault(
+        "tables in files: a checkpoint is written from files that go on changing",
+        "dlrm_hybrid/checkpoint/writer.py",
+        "            return\n        copied",
+        "        copied",
+        "tests/checkpoint/test_checkpoint.py -k before_the_writer_returns",
     ),
 )
 

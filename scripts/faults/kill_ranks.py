@@ -2,6 +2,7 @@
 
     python scripts/faults/kill_ranks.py FOLDER --runs 30 --kills 4 --seed 0
     python scripts/faults/kill_ranks.py FOLDER --runs 25 --kills 4 --parallel single
+    python scripts/faults/kill_ranks.py FOLDER --runs 25 --kills 4 --parallel served
 
 Each run draws its method, and the roles and steps of its kills. After the loss of a rank it must go
 on by itself; after that of the supervisor nothing may be left, and it is started again. Prints
@@ -27,6 +28,14 @@ from dlrm_hybrid.rng import fold
 from dlrm_hybrid.telemetry.events import Event, Kind
 
 SUPERVISOR = "supervisor"
+WORLDS = {
+    "single": ("parallel=single",),
+    "hybrid": ("parallel=hybrid",),
+    "served": (
+        *("parallel=hybrid", "parallel.cuts=[top.1]", "embedding=served"),
+        *("parallel.table_servers=2", "embedding.staleness=3"),
+    ),
+}
 # Every kind of rank has the same chance, whatever their number.
 ROLES = {
     "single": (("worker-0",),),
@@ -34,8 +43,16 @@ ROLES = {
         *(("worker-0.0", "worker-1.0"), ("worker-0.1", "worker-1.1"), ("worker-0.2", "worker-1.2")),
         *(("server-0",), (SUPERVISOR,)),
     ),
+    "served": (
+        *(("worker-0.0", "worker-1.0"), ("worker-0.1", "worker-1.1"), ("server-0",)),
+        *(("tables-0", "tables-1"), (SUPERVISOR,)),
+    ),
 }
-METHODS = {"single": ("none",), "hybrid": ("none", "dct", "topk")}
+METHODS = {
+    "single": ("none",),
+    "hybrid": ("none", "dct", "topk"),
+    "served": ("none", "dct"),
+}
 GONE_SECONDS = 10.0
 RESTART_SECONDS = 30.0
 
@@ -75,10 +92,11 @@ def main() -> None:
     failed = False
     for number in range(options.runs):
         method = str(draw.choice(METHODS[options.parallel]))
-        given = [f"parallel={options.parallel}", f"gradient={method}"]
+        given = [*WORLDS[options.parallel], f"gradient={method}"]
         given += [f"train.steps={options.steps}", "train.epochs=100", "checkpoint.every=7"]
         if method not in unbroken:
-            unbroken[method] = _unbroken(options.folder, method, given, options.steps)
+            whole = options.folder / f"unbroken-{options.parallel}-{method}"
+            unbroken[method] = _unbroken(whole, given, options.steps)
         roles = _drawn(draw, ROLES[options.parallel], kills)
         steps = sorted(draw.integers(1, options.steps, kills).tolist())
         folder = options.folder / f"{options.parallel}-{options.seed}-{number}"
@@ -103,9 +121,8 @@ def _drawn(draw: np.random.Generator, kinds: Sequence[Sequence[str]], kills: int
     return [str(draw.choice(kind)) for kind in chosen]
 
 
-def _unbroken(root: Path, method: str, given: list[str], steps: int) -> str:
+def _unbroken(folder: Path, given: list[str], steps: int) -> str:
     world = [] if given[0] == "parallel=single" else ["parallel.world=in_process"]
-    folder = root / f"unbroken-{given[0].partition('=')[2]}-{method}"
     if start(folder, [*given, *world]).end():
         raise SystemExit(f"{folder}: the run that nobody has harmed failed")
     return digest(folder, steps)

@@ -41,8 +41,16 @@ SUPERVISOR = "supervisor"
 WORLDS = {
     "single": ("parallel=single",),
     "hybrid": ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[top.1]"),
+    "served": (
+        *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]", "embedding=served"),
+        *("parallel.table_servers=1", "embedding.staleness=3", "embedding.storage=mmap"),
+    ),
 }
-ROLES = {"single": ("worker-0",), "hybrid": ("worker-0.0", "worker-0.1", "server-0")}
+ROLES = {
+    "single": ("worker-0",),
+    "hybrid": ("worker-0.0", "worker-0.1", "server-0"),
+    "served": ("worker-0.0", "server-0", "tables-0"),
+}
 EVERY_TENTH = 10
 LONGEST_SECONDS = 0.1
 GONE_SECONDS = 10.0

@@ -21,7 +21,7 @@ def lines(script: str, *arguments: str | Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parallel", "seed"), [("single", "0"), ("hybrid", "2")])
+@pytest.mark.parametrize(("parallel", "seed"), [("single", "0"), ("hybrid", "2"), ("served", "5")])
 def test_killed_runs_end_equal(parallel: str, seed: str, tmp_path: Path) -> None:
     options = ("--parallel", parallel, "--seed", seed, "--runs", "1", "--kills", "3")
     line, *_ = lines("kill_ranks.py", tmp_path / "runs", *options)
@@ -54,7 +54,7 @@ def test_stopped_runs_end_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["single", "hybrid"])
+@pytest.mark.parametrize("parallel", ["single", "hybrid", "served"])
 def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) -> None:
     options = ("--parallel", parallel, "--runs", "1", "--kills", "4")
     *rows, last = lines("kill_saving.py", tmp_path / "runs", *options)
