@@ -52,6 +52,13 @@ def test_a_rest_that_shall_come_soon_comes_at_the_end_of_a_step(trainers: int, t
     assert soon.soon() == soon
 
 
+def test_a_slow_trainer_takes_few_at_once() -> None:
+    leases = Leases.begin((100, 10)).until(1000)
+    _, fast = leases.take(0)
+    _, slow = leases.take(1)
+    assert (len(fast), len(slow)) == (MOST_AT_ONCE, 1)
+
+
 def test_what_cannot_be_is_refused() -> None:
     leases, taken = Leases.begin((3, 4)).until(20).take(0)
     assert taken[0] == 7

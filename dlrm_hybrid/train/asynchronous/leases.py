@@ -61,7 +61,8 @@ class Leases:
     def take(self, trainer: int, most: int = MOST_AT_ONCE) -> tuple[Leases, tuple[int, ...]]:
         """The next batches for a trainer that has none; none at the limit.
 
-        The nearer the limit, the fewer: so all trainers come there at about the same time.
+        Fewer the nearer the limit is, and fewer for a trainer that has learned less than others: so
+        all come to the limit at about the same time.
 
         Args:
             trainer: which one.
@@ -73,7 +74,8 @@ class Leases:
         if self.under_way[trainer]:
             raise ValueError(f"trainer {trainer} has batches {self.under_way[trainer]} under way")
         left = self.limit - self.given
-        count = min(left, most, max(1, left // (2 * self.trainers)))
+        share = most * (self.done[trainer] + 1) // (max(self.done) + 1)
+        count = min(left, max(1, min(share, left // (2 * self.trainers))))
         batches = tuple(range(self.given, self.given + count))
         after = replace(self, given=self.given + count)
         return after._with(trainer, batches, self.done[trainer]), batches
