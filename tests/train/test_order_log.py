@@ -71,17 +71,3 @@ def test_a_gate_keeps_the_order(order: list[tuple[int, int]], data: st.DataObjec
         for outgoing in gate.take(frame(Kind.PUSH, sender, number)):
             sent.append(outgoing)
     assert handled == order and gate.due is None
-
-
-def test_a_worker_that_pulled_twice_at_rest_pulls_once() -> None:
-    pull, push = Taken(Kind.PULL, 0, 1), Taken(Kind.PUSH, 0, 1)
-    handled: list[Kind] = []
-
-    def handle(one: Frame) -> list[Outgoing]:
-        handled.append(one.kind)
-        return []
-
-    gate = Gate(handle, iter([pull, pull, push, pull]))
-    for taken in (pull, push, pull):
-        assert list(gate.take(frame(taken.kind, taken.sender, taken.number))) == []
-    assert handled == [Kind.PULL, Kind.PUSH, Kind.PULL]

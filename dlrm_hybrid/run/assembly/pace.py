@@ -15,7 +15,7 @@ from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.train.asynchronous.order_log import Gate, order_file, read_order
+from dlrm_hybrid.train.asynchronous.order_log import TAKEN, Gate, order_file, read_order
 from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers
 from dlrm_hybrid.train.asynchronous.replay import RecordedPace
 from dlrm_hybrid.train.in_process import Ranks
@@ -37,7 +37,7 @@ def gates(config: Config, topology: Topology, servers: Sequence[Server]) -> list
         for channel, _ in servers
     ]
     return [
-        Gate(handle, iter([one for one in order if one.kind is not Kind.DECISION]))
+        Gate(handle, iter([one for one in order if one.kind in TAKEN]))
         for (_, handle), order in zip(servers, record, strict=True)
     ]
 
@@ -80,7 +80,8 @@ def pace(
     order = read_order(order_file(Path(config.sync.replay), leader))
     return RecordedPace(
         trainers=trainers,
-        plan=plan,
+        steps=plan.steps,
+        rests_on_record=deque(one.number for one in order if one.kind is Kind.SAVE),
         leases=deque(one for one in order if one.kind is Kind.DECISION),
         ahead=config.embedding.staleness,
         gates=gates,

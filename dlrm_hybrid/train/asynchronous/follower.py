@@ -1,7 +1,7 @@
 """A worker that does what the leader says, and waits for no other trainer.
 
 it asks:       what it has learned since it asked last          REPORT
-it is told:    batches to learn, to evaluate, or to end         DECISION
+it is told:    batches to learn, to settle, to evaluate, to end DECISION
 while it waits it also copies what a checkpoint must hold, and says whether that is written
                                                                 SAVE, COPIED; SHARD
 """
@@ -68,7 +68,6 @@ class Follower:
             PreemptedError, InterruptedRunError: the leader says that the run is to stop.
         """
         rank, asked = self.rank, 0
-        rank.runner.run(self.client.refresh(whole=False))
         metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
         while True:
             order = self._ask(asked, metrics)
@@ -79,6 +78,8 @@ class Follower:
                 for batch, coming in with_coming(batches, self.ahead):
                     metrics = metrics.plus(rank.learn(rank.step, batch, coming))
                     self.meter.step_done()
+            elif order["do"] == "settle":
+                self._settle()
             elif order["do"] == "evaluate":
                 self._evaluate()
             elif order["do"] == "end":
@@ -104,12 +105,16 @@ class Follower:
                 self.rank.evaluate(self.stop, self.show)
         except (PreemptedError, InterruptedRunError):
             pass  # all have stopped at the same batch; the leader says what comes now
-        self.rank.runner.run(self.client.refresh(whole=False))
+
+    def _settle(self) -> None:
+        """At rest: weights become those of the servers, and what was sent to tables has arrived."""
+        runner, tables = self.rank.runner, self.rank.worker.tables
+        runner.run(self.client.refresh(whole=False))
+        if tables is not None:
+            runner.run(tables.settle())
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
-        """At rest: its weights become those of the servers, as where the run resumes."""
         with self.meter.within(Phase.CHECKPOINT):
-            self.rank.runner.run(self.client.refresh(whole=False))
             self.writer.begin(values_of(frame)["step"], piece_groups(self.rank.pieces()))
         messenger = self.rank.messenger
         answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})

@@ -134,7 +134,7 @@ class LeaderRank:
             self._leases = self._leases.soon()
         is_limit = progress.step * self.topology.trainers == self._leases.limit
         if is_limit:
-            self._wait(self._all_wait)
+            self._rest(progress.step)
         interval, self._interval = self._interval, Interval()
         rows = plan.samples_per_step * (progress.step - self._met_step)
         self._met_step = progress.step
@@ -221,6 +221,14 @@ class LeaderRank:
         """Tell all trainers the same; they are at rest."""
         for trainer in range(self.topology.trainers):
             self._send(self._tell(trainer, order))
+
+    def _rest(self, step: int) -> None:
+        """Wait until all have learned what they were given, and it has arrived everywhere."""
+        self._wait(self._all_wait)
+        self._command({"do": "settle"})
+        self._wait(self._all_wait)
+        if self.log is not None:
+            self.log.add(Taken(Kind.SAVE, self.leader, step))
 
     def _go_on(self, step: int, at: LoaderState) -> None:
         """Give out batches up to the next step at which something is due."""

@@ -1,7 +1,8 @@
 """The order in which a server took messages: all that results of asynchronous runs depend on.
 
-One record of 16 bytes for each message, as they were taken: kind, sender, number. In the log of the
-leader also what it gave out: `DECISION`, the trainer, the first batch, how many.
+One record of 16 bytes for each message, as they were taken: kind, sender, number. In the log of
+the leader also what it gave out, `DECISION`: the trainer, the first batch, how many; and `SAVE` for
+each step at which all were at rest.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _RECORD = np.dtype([("kind", "<u2"), ("sender", "<u2"), ("count", "<u4"), ("numb
 
 
 class Taken(NamedTuple):
-    """A message that a server took, or batches that the leader gave out.
+    """A message that a server took, batches that the leader gave out, or a rest.
 
     Attributes:
         kind: of the message.
         sender: its rank; of batches the trainer.
-        number: of the message; of batches the first.
+        number: of the message; of batches the first; of a rest the step.
         batches: how many; 0 of messages.
     """
 
@@ -122,10 +123,9 @@ class Gate:
     order: Iterator[Taken]
     _held: dict[Taken, Frame] = field(default_factory=dict[Taken, Frame])
     _due: Taken | None = None
-    _pulled: set[Taken] = field(default_factory=set[Taken])
 
     def __post_init__(self) -> None:
-        self._next()
+        self._due = next(self.order, None)
 
     @property
     def due(self) -> Taken | None:
@@ -143,16 +143,5 @@ class Gate:
         self._held[Taken(frame.kind, frame.sender, frame.number)] = frame
         while self._due is not None and self._due in self._held:
             due = self._held.pop(self._due)
-            self._next()
+            self._due = next(self.order, None)
             yield from self.handle(due)
-
-    def _next(self) -> None:
-        """What is due next; where a worker has pulled twice without a push, once."""
-        due = next(self.order, None)
-        while due in self._pulled:
-            due = next(self.order, None)
-        self._due = due
-        if due is not None and due.kind is Kind.PULL:
-            self._pulled.add(due)
-        elif due is not None and due.kind is Kind.PUSH:
-            self._pulled.clear()

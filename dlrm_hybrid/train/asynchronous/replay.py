@@ -15,7 +15,7 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
 from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
-from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import DataError, Tick
 from dlrm_hybrid.wire.frame import Kind
 
@@ -27,7 +27,8 @@ class RecordedPace(Pace):
 
     Attributes:
         trainers: of the world.
-        plan: of the run.
+        steps: of the run.
+        rests_on_record: steps at which all were at rest; taken from here.
         leases: batches that the leader gave out, as it did; taken from here.
         ahead: batches whose rows trainers ask for before they are due.
         gates: of all servers.
@@ -35,7 +36,8 @@ class RecordedPace(Pace):
     """
 
     trainers: Trainers
-    plan: Plan
+    steps: int
+    rests_on_record: deque[int]
     leases: deque[Taken]
     ahead: int
     gates: Sequence[Gate]
@@ -65,7 +67,7 @@ class RecordedPace(Pace):
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
         if step == self._rest:
-            self._first, self._rest = step, self.plan.next_rest(step)
+            self._first, self._rest = step, self._next_rest(step)
             self._at = [at]
             while len(self._at) <= self._rest - step:
                 self._at.append(self.trainers.after(self._at[-1]))
@@ -85,9 +87,18 @@ class RecordedPace(Pace):
         )
         for trainer, several in enumerate(leases):
             self._done[trainer] += sum(lease.batches for lease in several)
-        if self._rest == self.plan.steps:
+        if self._rest == self.steps:
             self._check_end()
         return reduce(StepMetrics.plus, outcomes.values())
+
+    def _next_rest(self, step: int) -> int:
+        found = self.rests_on_record.popleft() if self.rests_on_record else None
+        if found != step or not self.rests_on_record:
+            raise DataError(
+                f"sync.replay = {self.source!r}: all are at rest at step {step}, on record is "
+                f"{found}; only a run that was neither stopped nor resumed can be played back"
+            )
+        return self.rests_on_record[0]
 
     def _leases(self) -> list[list[Taken]]:
         """Of each trainer, those up to the next rest."""
