@@ -39,11 +39,9 @@ SERVED = ("embedding=served", "parallel.table_servers=1")
 BOUNDED = "sync=bounded"
 
 QUALITY_WORLDS: Mapping[str, Sequence[str]] = {
-    "sharded": (),
     "served-0": SERVED,
     "served-4": (*SERVED, "embedding.staleness=4"),
     "served-16": (*SERVED, "embedding.staleness=16"),
-    "bounded-1": (BOUNDED,),
     "served-4-bounded-1": (*SERVED, "embedding.staleness=4", BOUNDED),
 }
 QUALITY = (
@@ -140,7 +138,7 @@ Case = tuple[str, int]
 
 
 def run_bytes(runs: Path, overrides: Sequence[str]) -> dict[Case, Run]:
-    """A run of each world and batch size, each of the same number of rows."""
+    """A run of each world and batch size."""
     found: dict[Case, Run] = {}
     for batch_size, (name, world) in product(BATCH_SIZES, BYTES_WORLDS.items()):
         steps = max(5 + BYTES_ROWS // (2 * batch_size), 20)
