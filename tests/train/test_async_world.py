@@ -173,3 +173,21 @@ def test_a_killed_trainer_restarts_the_run(train: Train, tmp_path: Path) -> None
     started = [event.step for event in record if event.kind is Kind.STARTED]
     assert len(started) == 2 and started[1] >= 50
     assert sum(progress(folder, 400)["batches"]) == 800
+
+
+@pytest.mark.slow
+def test_a_stopped_trainer_is_named_and_the_run_goes_on(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others go on until the next rest, where all wait for it."""
+    options = (*ASYNC, *layout(2), "train.steps=400", "network.patience_seconds=6")
+    watcher = Watcher(
+        tmp_path / "run", 6, lambda ranks: os.kill(ranks["worker-1.0"], signal.SIGSTOP)
+    )
+    watcher.start()
+    code, folder = train("run", *options)
+    watcher.join()
+    assert watcher.acted_at > 0, "the fault did not strike"
+    assert (code, summary(folder)["status"], summary(folder)["restarts"]) == (0, "complete", 1)
+    told = capsys.readouterr().out
+    assert "worker-1.0 (rank 2) has been stopped, by SIGSTOP or a debugger: " in told

@@ -27,7 +27,7 @@ from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
-from dlrm_hybrid.types import DlrmError, Version
+from dlrm_hybrid.types import DeadlineError, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 Order = Mapping[str, Any]
@@ -251,7 +251,19 @@ class LeaderRank:
         return all(len(one.waiting) == self.topology.stages for one in self._orders)
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        self.messenger.mailbox.wait_until(is_done, self.messenger.patience_seconds)
+        patience_seconds = self.messenger.patience_seconds
+        try:
+            self.messenger.mailbox.wait_until(is_done, patience_seconds)
+        except DeadlineError:
+            stages, orders = self.topology.stages, self._orders
+            workers = range(self.topology.num_workers)
+            busy = [rank for rank in workers if rank not in orders[rank // stages].waiting]
+            names = ", ".join(f"{self.topology.name(rank)} (rank {rank})" for rank in busy)
+            raise DeadlineError(
+                f"rank {self.leader}: nobody has said anything for {patience_seconds:g} s; batches "
+                f"are with {names}",
+                busy,
+            ) from None
 
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""
