@@ -86,6 +86,7 @@ class World:
                 Port(topology=self.topology, rank=rank, attempt=0, transmit=channels[rank].send),
                 SPEC,
                 precision,
+                trainers,
                 SpanClock(),
             )
             for rank in range(trainers)

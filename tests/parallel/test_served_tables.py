@@ -189,7 +189,7 @@ def test_foreign_messages_are_refused() -> None:
         attempt=1,
         transmit=lambda to, frame, num_bytes: frames.append(frame),
     )
-    tables = ServedTables(port, SPEC, CommPrecision.FLOAT32, SpanClock())
+    tables = ServedTables(port, SPEC, CommPrecision.FLOAT32, 1, SpanClock())
     tables.prefetch(BatchNumber(0), ids_of(0, 0))
     with pytest.raises(DlrmError, match="lookup 0 of rank 1, attempt 1: .* of attempt 0"):
         world.servers[0].handle(frames[0])

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_process_world import Watcher
 from world_runs import (
@@ -16,6 +17,7 @@ from world_runs import (
     assert_same_state,
     checkpoint,
     summary,
+    tensors,
 )
 
 from dlrm_hybrid.telemetry import events
@@ -75,6 +77,21 @@ def test_simulated_trainers_can_be_resumed_bit_for_bit(
     assert_moved(unbroken, 50, 100)
     batches = progress(unbroken, 100)["batches"]
     assert sum(batches) == 300 and len(set(batches)) > 1  # nobody waited for the others
+
+
+@pytest.mark.parametrize(("scale", "rate"), [("one", 0.01), ("trainers", 0.005)])
+def test_a_push_moves_rows_by_its_own_rate(scale: str, rate: float, train: Train) -> None:
+    """Adagrad's first step moves every element by the rate, whatever the gradient is."""
+    options = (*ASYNC, IN_PROCESS, *layout(2), "embedding.optimizer=adagrad", "train.steps=1")
+    options = (*options, f"sync.lr_scale={scale}", "train.batch_size=1")
+    code, moved = train("moved", *options, "embedding.lr=0.01")
+    assert code == 0
+    code, first = train("first", *options, "embedding.lr=1e-12")
+    assert code == 0
+    before, after = tensors(first, 1), tensors(moved, 1)
+    names = [name for name in before if name.startswith("embedding") and name.endswith("weight")]
+    steps = np.concatenate([np.abs(after[name] - before[name]).ravel() for name in names])
+    assert np.median(steps[steps > 0]) == pytest.approx(rate, rel=1e-3)
 
 
 @pytest.mark.parametrize(

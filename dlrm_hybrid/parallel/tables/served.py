@@ -59,11 +59,17 @@ class ServedTables(Tables):
         port: of the worker.
         spec: the tables.
         precision: of rows and gradients on the wire.
+        averaged: over how many trainers' losses an update takes the mean.
         clock: measures its own part of the work.
     """
 
     def __init__(
-        self, port: Port, spec: ModelSpec, precision: CommPrecision, clock: SpanClock
+        self,
+        port: Port,
+        spec: ModelSpec,
+        precision: CommPrecision,
+        averaged: int,
+        clock: SpanClock,
     ) -> None:
         self._port = port
         self._servers = port.topology.table_server_group
@@ -73,6 +79,7 @@ class ServedTables(Tables):
         ]
         self._tables, self._dim = len(spec.table_rows), spec.embedding_dim
         self._row_cast, self._gradient_cast = casts(precision)
+        self._averaged = averaged
         self._looking_up = clock.within(Span.EMBEDDING)
         self._prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
         self._flying: dict[BatchNumber, _Flying] = {}
@@ -104,7 +111,7 @@ class ServedTables(Tables):
         yield from ()
         with self._looking_up:
             split = self._flying.pop(batch).split
-            sum_KD = split.ids.sum_by_id(mean_part(gradient_BFD, self._port.topology.trainers))
+            sum_KD = split.ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
             for server, asked in enumerate(split.asked):
                 values = value_section(split.part(sum_KD, server), self._gradient_cast)
                 sections = (*id_sections(asked, self._rows[server]), values)

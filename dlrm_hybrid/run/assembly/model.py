@@ -94,11 +94,14 @@ def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorag
 
 
 def embedding_schedule(config: Config, steps: int) -> Schedule:
-    """The learning rate of the tables over a run of `steps`, for the mean over all trainers."""
+    """The learning rate of the tables over a run of `steps`."""
     lr = config.embedding.lr or config.optimizer.lr
-    if config.sync.lr_scale == "one":
-        lr *= config.parallel.trainers  # a trainer sends its part of the mean
-    return schedule(config, lr, steps)
+    return schedule(config, lr / pushes_averaged(config), steps)
+
+
+def pushes_averaged(config: Config) -> int:
+    """By what learning rates are divided where pushes are applied one by one: 1 for nothing."""
+    return config.parallel.trainers if config.sync.lr_scale == "trainers" else 1
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:

@@ -107,9 +107,7 @@ def pushes(config: Config, step: int) -> int:
 
 def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:
     """How dense weights move by what is pushed: gradients, or finished updates."""
-    lr = config.optimizer.lr
-    if config.sync.lr_scale == "trainers":
-        lr /= config.parallel.trainers  # what a push has in the mean of all
+    lr = config.optimizer.lr / build_model.pushes_averaged(config)
     schedule = build_model.schedule(config, lr, plan.steps)
     if config.gradient.residual == "update":
         schedule = Constant(base_lr=1.0)
@@ -263,7 +261,8 @@ def served_tables(
     """What the worker with this rank looks up by, where tables are served."""
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
     precision = CommPrecision(config.embedding.comm_precision)
-    return ServedTables(port, layout.spec, precision, clock)
+    averaged = 1 if config.sync.name == "async" else config.parallel.trainers
+    return ServedTables(port, layout.spec, precision, averaged, clock)
 
 
 def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
