@@ -28,7 +28,6 @@ class ServerRank:
         rank: its own.
         attempt: how often the run has been restarted.
         switch: told the phase that the next answers are for.
-        start: pushes of every worker before this attempt.
         writer: of its part of checkpoints.
     """
 
@@ -37,8 +36,8 @@ class ServerRank:
     rank: int
     attempt: int
     switch: Callable[[Phase], None]
-    start: int
     writer: ShardWriter
+    _first: dict[int, int] = field(default_factory=dict[int, int])
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
     def handlers(self) -> Mapping[Kind, Handle]:
@@ -67,7 +66,9 @@ class ServerRank:
         return self.collect(frame)
 
     def _training(self, frame: Frame) -> Phase:
-        return Phase.WARMUP if frame.number < self.start + WARMUP_STEPS else Phase.TRAIN
+        """Of the phase of its worker; workers may have pushed more or less often before."""
+        first = self._first.setdefault(frame.sender, frame.number)
+        return Phase.WARMUP if frame.number < first + WARMUP_STEPS else Phase.TRAIN
 
     def _ask(self, frame: Frame) -> Sequence[Outgoing]:
         """A question about weights waits until they are of the version it names."""

@@ -30,7 +30,6 @@ class TableServerRank:
         rank: its own.
         attempt: how often the run has been restarted.
         meter: counts by the phase that the answers are for.
-        start: batches of every trainer before this attempt.
         staleness: how many batches ahead trainers ask for rows.
         writer: of its part of checkpoints.
     """
@@ -39,9 +38,9 @@ class TableServerRank:
     rank: int
     attempt: int
     meter: RankMeter
-    start: int
     staleness: int
     writer: ShardWriter
+    _first: dict[int, int] = field(default_factory=dict[int, int])
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
     def handlers(self) -> Mapping[Kind, Handle]:
@@ -55,7 +54,10 @@ class TableServerRank:
 
     def _serve(self, frame: Frame) -> Sequence[Outgoing]:
         ahead = self.staleness if frame.kind is Kind.LOOKUP else 0  # of the tick that asks
-        is_warm = frame.number - ahead >= self.start + WARMUP_STEPS
+        if frame.kind is Kind.UPDATE:
+            self._first.setdefault(frame.sender, frame.number)
+        first = self._first.get(frame.sender, frame.number)
+        is_warm = frame.number - ahead >= first + WARMUP_STEPS
         phase = Phase.TRAIN if is_warm else Phase.WARMUP
         self.meter.switch(Phase.EVALUATE if frame.microbatch == EVALUATION else phase)
         outgoing = self.server.handle(frame)

@@ -59,7 +59,6 @@ def lead(
             rank=job.task.rank,
             attempt=job.task.attempt,
             switch=_ignore,  # the loop says which phase it is
-            start=0,
             writer=job.writer,
         )
         handlers |= timed(job, {**answering.handlers(), Kind.REPORT: leader.report}, log)

@@ -44,13 +44,11 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
     """Be the server with this index until all workers have left."""
     server = build_world.server(job.config, job.layout, index, job.clock)
     meter.versions = server.versions
-    start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = job.facts(folder)
-        start = facts["step"]
         dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
-        for outgoing in server.restart(build_world.pushes(job.config, start), dense):
+        for outgoing in server.restart(build_world.pushes(job.config, facts["step"]), dense):
             channel.send(*outgoing)
     answering = ServerRank(
         server=server,
@@ -58,7 +56,6 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         rank=job.task.rank,
         attempt=job.task.attempt,
         switch=meter.switch,
-        start=start,
         writer=job.writer,
     )
     with order_log(job) as log:
@@ -68,18 +65,15 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Be the table server with this index until all workers have left."""
     server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
-    start = 0
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
-        start = job.facts(folder)["step"]
         open_checkpoint(folder).fill(server.pieces())
-        server.restart(server.version_at(start))
+        server.restart(server.version_at(job.facts(folder)["step"]))
     answering = TableServerRank(
         server=server,
         rank=job.task.rank,
         attempt=job.task.attempt,
         meter=meter,
-        start=start,
         staleness=job.config.embedding.staleness,
         writer=job.writer,
     )

@@ -1,0 +1,59 @@
+"""In which phase servers are: that of the worker they answer."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+def frame(kind: Kind, sender: int, number: int) -> Frame:
+    return Frame(kind=kind, sender=sender, attempt=0, number=number)
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (7, 7), (90, 12)])
+def test_the_first_pushes_of_each_worker_are_warm_up(starts: tuple[int, int]) -> None:
+    from dlrm_hybrid.train.server_rank import ServerRank
+
+    phases: list[Phase] = []
+    rank = ServerRank(
+        server=SimpleNamespace(handle=lambda frame: []),
+        collect=None,
+        rank=2,
+        attempt=0,
+        switch=phases.append,
+        writer=None,
+    )
+    for push in range(WARMUP_STEPS + 3):
+        for sender, start in enumerate(starts):
+            rank.handlers()[Kind.PUSH](frame(Kind.PUSH, sender, start + push))
+    assert phases == [Phase.WARMUP] * 2 * WARMUP_STEPS + [Phase.TRAIN] * 2 * 3
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("starts", [(0, 0), (90, 12)])
+def test_so_are_its_lookups_and_updates(starts: tuple[int, int], ahead: int) -> None:
+    from dlrm_hybrid.train.table_server_rank import TableServerRank
+
+    phases: list[Phase] = []
+    rank = TableServerRank(
+        server=SimpleNamespace(handle=lambda frame: []),
+        rank=2,
+        attempt=0,
+        meter=SimpleNamespace(switch=phases.append),
+        staleness=ahead,
+        writer=None,
+    )
+    serve = rank.handlers()[Kind.LOOKUP]
+    for sender, start in enumerate(starts):
+        for batch in range(ahead):
+            serve(frame(Kind.LOOKUP, sender, start + batch))
+    assert phases == [Phase.WARMUP] * 2 * ahead
+    phases.clear()
+    for batch in range(WARMUP_STEPS + 3):
+        for sender, start in enumerate(starts):
+            serve(frame(Kind.LOOKUP, sender, start + batch + ahead))
+            serve(frame(Kind.UPDATE, sender, start + batch))
+    assert phases == [Phase.WARMUP] * 4 * WARMUP_STEPS + [Phase.TRAIN] * 4 * 3
