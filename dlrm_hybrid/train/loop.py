@@ -50,7 +50,7 @@ class Parts:
         meet: called before every step and at the end, with whether a checkpoint is due by this
             process's clock; may add what other processes know, and returns what all of them do.
         evaluate: scores the model on the test part; None in a process that does not report them.
-        schedule: learning rate of the dense parameters, to report it.
+        schedule: learning rate that is applied to the dense parameters, to report it.
         saver: of checkpoints.
         sink: takes the events on record.
         live: takes the events that are only displayed.
@@ -216,8 +216,9 @@ class _Run:
         self._parts.meter.step_done()
         if not math.isfinite(metrics.loss_sum):
             raise DivergedError(
-                f"step {progress.step + 1}: the loss is {metrics.loss_sum}; optimizer.lr = "
-                f"{self._parts.schedule.lr(progress.step)} or embedding.lr may be too high"
+                f"step {progress.step + 1}: the loss is {metrics.loss_sum} at a learning rate of "
+                f"{self._parts.schedule.lr(progress.step)}; optimizer.lr or embedding.lr may be "
+                "too high"
             )
         self.progress = Progress(  # every step: `replace` takes twice as long
             step=progress.step + 1,

@@ -100,7 +100,7 @@ def engine(
             )
             for trainer in range(topology.trainers)
         ],
-        schedule=build_model.schedule(config, config.optimizer.lr, steps),
+        schedule=build_model.dense_schedule(config, steps),
         evaluators=evaluators,
         test=test_part(config, shards),
         pace=build_pace.pace(config, shards, ranks, runner, gates, clock),

@@ -104,6 +104,11 @@ def pushes_averaged(config: Config) -> int:
     return config.parallel.trainers if config.sync.lr_scale == "trainers" else 1
 
 
+def dense_schedule(config: Config, steps: int) -> Schedule:
+    """The learning rate that gradients of the MLPs are applied with, over a run of `steps`."""
+    return schedule(config, config.optimizer.lr / pushes_averaged(config), steps)
+
+
 def dense_optimizer(config: Config) -> DenseOptimizer:
     """The optimizer of the MLPs."""
     options = config.optimizer

@@ -134,7 +134,7 @@ def _worker(
             config.embedding.staleness if tables[0] is not None else 0,
         ),
         traffic=meter.steps_traffic,
-        schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
+        schedule=build_model.dense_schedule(config, layout.steps),
         evaluation=evaluation,
         leader=build.leader(config),
     )

@@ -107,8 +107,7 @@ def pushes(config: Config, step: int) -> int:
 
 def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:
     """How dense weights move by what is pushed: gradients, or finished updates."""
-    lr = config.optimizer.lr / build_model.pushes_averaged(config)
-    schedule = build_model.schedule(config, lr, plan.steps)
+    schedule = build_model.dense_schedule(config, plan.steps)
     if config.gradient.residual == "update":
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)

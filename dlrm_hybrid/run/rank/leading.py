@@ -41,7 +41,7 @@ def lead(
             server=server,
             plan=job.plan,
             after=build_model.loader(config, job.shards).after,
-            schedule=build_model.schedule(config, config.optimizer.lr, layout.steps),
+            schedule=build_model.dense_schedule(config, layout.steps),
             test=test_part(config, job.shards),
             messenger=Messenger(
                 attempt=layout.attempt,
