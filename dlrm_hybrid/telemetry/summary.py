@@ -119,11 +119,20 @@ def _attempts(record: Sequence[Event]) -> list[list[Event]]:
 
 
 def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
-    """Rows trained on while ranks counted traffic: in attempts that finished."""
+    """Rows trained on while ranks counted traffic: in attempts that finished.
+
+    The leader counts steps of the run. A worker may count batches, more or fewer of them where
+    trainers do not wait for each other.
+    """
     rows = 0
     for attempt in attempts:
-        steps = [one.values["timed_steps"] for one in attempt if one.kind is Kind.RANK]
-        rows += max(steps, default=0) * attempt[0].values.get("samples_per_step", 0)
+        steps = {
+            one.values["rank"]: one.values["timed_steps"]
+            for one in attempt
+            if one.kind is Kind.RANK
+        }
+        counted = steps.get(attempt[0].values.get("rank"), max(steps.values(), default=0))
+        rows += counted * attempt[0].values.get("samples_per_step", 0)
     return rows
 
 

@@ -106,6 +106,23 @@ def test_versions_of_all_servers_make_one_density() -> None:
     assert summary["network"]["pull_density"] is None
 
 
+def test_the_leader_says_how_many_rows_bytes_were_sent_for() -> None:
+    """A worker that waits for no other counts its own batches."""
+    ranks = [told(0, "worker-0.0", 800), told(1, "worker-1.0", 800), told(2, "server-0", 800)]
+    for rank, steps in enumerate((13, 3, 8)):
+        ranks[rank].values["timed_steps"] = steps
+    begun = started(0, 1.0)
+    begun.values.update(rank=2, role="server-0")
+    summary = summarise([begun, point(10, 2.0, 0.5), *ranks], "complete", cores=2)
+    assert summary["network"]["bytes_per_sample"] == 2400 / 80
+    summary = summarise([begun, point(10, 2.0, 0.5)], "failed", cores=2)
+    assert summary["roles"]["2"]["role"] == "server-0"
+    # Of older runs the first worker stands for the leader; where that has told nothing, others do.
+    for told_by, steps in ((ranks, 13), (ranks[1:], 8)):
+        summary = summarise([started(0, 1.0), point(10, 2.0, 0.5), *told_by], "failed", cores=2)
+        assert summary["network"]["bytes_per_sample"] == 800 * len(told_by) / (steps * 10)
+
+
 def test_steps_are_those_of_the_last_attempt() -> None:
     saved = Event(Kind.SAVED, 12, 215.0, {"seconds": 0.5})
     stopped = Event(Kind.STOPPED, 13, 216.0, {"samples": 130})

@@ -34,6 +34,11 @@ class Job:
     storage: RowStorage
 
     @property
+    def role(self) -> str:
+        """What this process is in events."""
+        return self.names[self.task.rank] if len(self.names) > 1 else "worker"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder that holds all checkpoints of the run."""
         return Path(self.task.run_folder) / CHECKPOINTS

@@ -164,15 +164,13 @@ def _telling(
     job: Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
 ) -> AbstractContextManager[None]:
     """Tell at the end what the process has counted."""
-    rank = job.task.rank
-    role = job.layout.topology.role(rank).name if len(job.names) > 1 else "worker"
 
     def tell() -> None:
         seen = unknown and {
             "foreign_messages": unknown.foreign_messages,
             "refused_connections": unknown.refused_connections,
         }
-        told = {"rank": rank, "role": role, **meter.values(), "strangers": seen}
+        told = {"rank": job.task.rank, "role": job.role, **meter.values(), "strangers": seen}
         report(Event(Kind.RANK, meter.step, time.time(), told))
 
     return at_end(tell)

@@ -131,8 +131,8 @@ def _started(job: Job, progress: Progress) -> Event:
     measured = build_model.measured_bfloat16(config, shards.table_rows)
     values = {
         "attempt": job.task.attempt,
-        "rank": 0,
-        "role": "worker",
+        "rank": job.task.rank,
+        "role": job.role,
         "pid": os.getpid(),
         "steps_total": job.plan.steps,
         "samples": progress.samples,
