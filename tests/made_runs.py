@@ -13,6 +13,7 @@ from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.staleness import StalenessCounter, to_json
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic
 
@@ -81,6 +82,19 @@ def world_events(loss: float = 0.5) -> list[Event]:
     ranks = [told(0, "worker-0.0", 6400), told(1, "worker-0.1", 6400), told(2, "server-0", 0)]
     early, late = compressed(10, 20, 0.5), compressed(20, 10, 0.25)
     return [started, first, early, second, late, *end, *ranks]
+
+
+def async_events() -> list[Event]:
+    """The same, of trainers that have not waited for each other."""
+    *record, server = world_events()
+    counter = StalenessCounter()
+    for trainer, staleness in ((0, 0), (0, 1), (0, 1), (1, 4)):
+        counter.add(trainer, staleness)
+    server.values["staleness"] = to_json(counter.snapshot())
+    for event in record:
+        if event.kind is Kind.PROGRESS:
+            event.values["batches"] = [event.step * 3 // 2, event.step // 2]
+    return [*record, server]
 
 
 @cache

@@ -201,6 +201,8 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
 def show_run(terminal: Terminal, summary: Values) -> None:
     """Time by role, bytes by class, speed; whatever was measured."""
     show_roles(terminal, list(summary["roles"].values()))
+    if summary["sync"] is not None:
+        show_staleness(terminal, summary["sync"])
     if summary["network"]["by_class"]:
         show_traffic(terminal, summary["network"])
     show_unknown_peers(terminal, summary["network"])
@@ -236,6 +238,19 @@ def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
     names = [SHORT.get(span, span.value) for span in shown] + ([] if wide else ["other"])
     if rows:
         terminal.table(Table(("role", *names, "CPU", "sent"), rows))
+
+
+def show_staleness(terminal: Terminal, sync: Values) -> None:
+    """A line, if pushes were counted; the mean of all hides a slow trainer."""
+    found = sync["staleness"]
+    means = {trainer: one["mean"] for trainer, one in found["by_trainer"].items()}
+    if means:
+        slowest = max(means, key=lambda trainer: means[trainer])
+        terminal.line(
+            f"staleness of pushes: mean {found['mean']:.1f}, p95 {found['p95']:,}, "
+            f"max {found['max']:,}; by trainer {min(means.values()):.1f} to "
+            f"{means[slowest]:.1f} (trainer {slowest})"
+        )
 
 
 def show_traffic(terminal: Terminal, network: Values) -> None:

@@ -34,6 +34,10 @@ SPANS = (
     "What the ranks of a role do, on average: the model and its tables, making and reading "
     "messages, the servers' optimizer, sending, reading rows; the rest of the time they wait."
 )
+STALENESS = (
+    "How many updates the weights of a push had missed when it was applied itself. The mean of all "
+    "hides a slow trainer; means and batches of trainers are from the least to the most."
+)
 DIFFERENCES = "Keys that are not the same in all runs."
 
 
@@ -100,6 +104,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
             [*pictures.usage(runs, names), *pictures.cpu(runs, names)],
         ),
         _section("Compression", "", None, pictures.compressed(runs, names)),
+        _section("Staleness", STALENESS, tables.staleness(runs, names), ()),
         _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),
         _section("Runs", "", tables.origins(runs, names), ()),
     ]

@@ -16,7 +16,8 @@ from dlrm_hybrid.run.request import CONFIG_FILE
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import SUMMARY_FILE, UNFINISHED, summarise
+from dlrm_hybrid.telemetry.staleness import Staleness
+from dlrm_hybrid.telemetry.summary import SUMMARY_FILE, UNFINISHED, summarise, world_sync
 from dlrm_hybrid.types import ConfigError, DataError, printable
 
 MOST = 1e24  # of what is measured, and may be drawn
@@ -53,6 +54,7 @@ def read_summary(given: Mapping[str, Any]) -> dict[str, Any]:
     shares = _entries(network_given.get("utilization_by_rank"), _number)
     network["utilization_by_rank"] = shares or None
     summary["roles"] = _entries(given.get("roles"), _role)
+    summary["sync"] = _sync(given.get("sync"))
     return summary
 
 
@@ -65,6 +67,18 @@ def _like(value: Any, skeleton: Mapping[str, Any]) -> dict[str, Any]:
         else:
             kept[key] = _number(given.get(key))
     return kept
+
+
+def _sync(value: Any) -> dict[str, Any] | None:
+    given, skeleton = _mapping(value), world_sync([], [0])
+    if not given or skeleton is None:
+        return None
+    sync = _like(given, skeleton)
+    by_trainer = _mapping(_mapping(given.get("staleness")).get("by_trainer"))
+    figures = Staleness().values()
+    sync["staleness"]["by_trainer"] = _entries(by_trainer, lambda one: _like(one, figures))
+    sync["batches_by_trainer"] = _entries(given.get("batches_by_trainer"), _number)
+    return sync
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -20,6 +20,7 @@ from dlrm_hybrid.report.measures import (
     Summary,
     digits,
     figures,
+    integer,
     nonzero,
     texts,
 )
@@ -94,6 +95,36 @@ def roles(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """CPU seconds by role; None where no run has measured them."""
     spent = by_run(runs, labels, cpu_seconds_by_role)
     return _table("CPU s", spent, CPU_USE.title, _texts(runs, CPU_USE))
+
+
+def staleness(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """Of the pushes of each run whose trainers do not wait for each other; None without one."""
+    columns = ("run", "pushes", "mean", "p50", "p95", "max", "means of trainers", "their batches")
+    rows = [
+        (label, *_staleness(run.summary["sync"]))
+        for label, run in zip(labels, runs, strict=True)
+        if run.summary["sync"] is not None
+    ]
+    return Table(columns, rows) if rows else None
+
+
+def _staleness(sync: Summary) -> list[str]:
+    found = sync["staleness"]
+    means = [one["mean"] for one in found["by_trainer"].values()]
+    return [
+        _range([sync["pushes"]], integer),
+        _range([found["mean"]], digits),
+        *(_range([found[name]], integer) for name in ("p50", "p95", "max")),
+        _range(means, digits),
+        _range(sync["batches_by_trainer"].values(), integer),
+    ]
+
+
+def _range(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+    """From the least to the most of those that were measured."""
+    known = [value for value in values if value is not None]
+    ends = dict.fromkeys(show(end) for end in (min(known), max(known))) if known else [MISSING]
+    return " to ".join(ends)
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:

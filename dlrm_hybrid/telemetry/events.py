@@ -24,6 +24,8 @@ EVERY = "every"
 PHASES = (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(gt=0, lt=2**63)]
+Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]  # as a key of JSON
 Figure = Annotated[float, Field(ge=-_MOST, le=_MOST)]
 Amount = Annotated[float, Field(ge=0, le=_MOST)]
 Window = Annotated[tuple[Figure, ...], Field(min_length=3, max_length=8)]
@@ -55,17 +57,19 @@ class Event:
         step: training steps done when it happened, over all attempts.
         time_seconds: since 1970.
         values: by kind —
-            started: attempt (starts before this one), rank, role, pid, steps_total, samples (so
-                far), samples_per_step, train_rows, test_rows, changed_arithmetic (a text for each
-                change since the checkpoint that it resumes from, see `run.rank.facts`),
-                bfloat16_speed (of its matrix products, float32 is 1; null for float32) and
-                bfloat16_repeats of that measurement.
+            started: attempt (starts before this one), rank and role of the leader, pid,
+                steps_total, samples (so far), batches (that each trainer has learned from so far;
+                empty where all learn from one in each step), samples_per_step, train_rows,
+                test_rows, changed_arithmetic (a text for each change since the checkpoint that it
+                resumes from, see `run.rank.facts`), bfloat16_speed (of its matrix products, float32
+                is 1; null for float32) and bfloat16_repeats of that measurement.
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
                 never recorded.
             working: task, done, total and unit (rows or bytes) of what takes a while, such as an
                 evaluation; for the eye only, never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
-                interval), lr, samples_per_step, and timed_rows, timed_seconds, timed_cpu_seconds
+                interval), batches (if it has any), lr (that the optimizer of the dense weights
+                applies), samples_per_step, and timed_rows, timed_seconds, timed_cpu_seconds
                 and seconds_by_span (see `spans.Span`) of the training steps in it that belong to no
                 warm-up, as the leader sees them; sent_bytes by all ranks, dense_equivalent_bytes of
                 these, and sent_rows, trained on meanwhile: null where nothing is counted.
@@ -202,8 +206,11 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
         received_bytes=Amount,
         series=list[Window],
     )
+    stale = _record(counts=dict[Number, Positive], total=Count, largest=Count)
     return {
-        EVERY: _record(kind=str, step=Count, time_seconds=Amount, samples=(Count, 0)),
+        EVERY: _record(
+            kind=str, step=Count, time_seconds=Amount, samples=(Count, 0), batches=(list[Count], [])
+        ),
         Kind.STARTED: _record(attempt=Count, rank=Count, role=str, samples_per_step=(Count, 0)),
         Kind.PROGRESS: _record(
             samples=Count,
@@ -239,6 +246,7 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
             received=_with_phases(dict[str, _record(bytes=Count)]) | None,
             cpu_series=(list[Annotated[Window, Field(max_length=3)]], []),
             versions=(_record(told=Count, elements=Count) | None, None),
+            staleness=(dict[Number, stale] | None, None),
             strangers=(_record(foreign_messages=Count, refused_connections=Count) | None, None),
             interface=(interface | None, None),
         ),

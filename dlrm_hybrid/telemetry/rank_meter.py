@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, final
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.staleness import ByTrainer, to_json
 from dlrm_hybrid.telemetry.traffic import (
     Counters,
     Phase,
@@ -90,6 +91,7 @@ class RankMeter:
         uncounted: classes of traffic left out, since they are not counted.
         step: training steps done, over all attempts.
         versions: what servers here have published in this attempt; None where there are none.
+        staleness: of pushes to servers here in this attempt; None where there are none.
     """
 
     on_phase: Callable[[Counters], None] | None
@@ -98,6 +100,7 @@ class RankMeter:
     uncounted: frozenset[Traffic] = frozenset()
     step: int = 0
     versions: Callable[[], Versions] | None = None
+    staleness: Callable[[], ByTrainer] | None = None
     _phase: Phase = Phase.WARMUP
     _warm_steps: int = 0
     _timed_steps: int = 0
@@ -192,6 +195,7 @@ class RankMeter:
             "seconds_by_span": self.clock.seconds(self._wall),
             "cpu_series": self._cpu_series.since(since_1970),
             "versions": None if self.versions is None else asdict(self.versions()),
+            "staleness": None if self.staleness is None else to_json(self.staleness()) or None,
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
             and {phase: self._tallies(one.sent, TALLY_NAMES) for phase, one in counters.items()},

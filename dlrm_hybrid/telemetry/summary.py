@@ -8,6 +8,7 @@ from typing import Any
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import PHASES, Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 SUMMARY_FILE = "summary.json"  # in the run folder
@@ -41,7 +42,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
 
     `seconds`, `samples_per_second`, `cpu` and `network` cover training steps only, without the
     first ones of each attempt; of `network`, `cpu` and `roles` only the attempts that came to their
-    end. `train.loss` and `train.accuracy` are means over the last tenth of the steps.
+    end. So does the staleness in `sync`, but with the first steps. `train.loss` and
+    `train.accuracy` are means over the last tenth of the steps.
 
     Args:
         events: all, in order.
@@ -71,6 +73,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "train": _train_scores(points),
         "test": _test_scores(record),
         "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
+        "sync": world_sync(ranks, _batches(record)),
         "cpu": world_cpu(ranks, cores),
         "roles": world_roles(ranks),
         "compression": {
@@ -134,6 +137,12 @@ def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
         counted = steps.get(attempt[0].values.get("rank"), max(steps.values(), default=0))
         rows += counted * attempt[0].values.get("samples_per_step", 0)
     return rows
+
+
+def _batches(record: Iterable[Event]) -> Sequence[int]:
+    """What each trainer has learned from, as far as events know; empty of other runs than async."""
+    known = [found for event in record if (found := event.values.get("batches"))]
+    return known[-1] if known else ()
 
 
 def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
@@ -224,6 +233,24 @@ def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
             phase: {"bytes": sum(_all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
             for phase in PHASES
         },
+    }
+
+
+def world_sync(ranks: Sequence[RankValues], batches: Sequence[int]) -> dict[str, Any] | None:
+    """How stale pushes were, and who learned how much; None where trainers wait for each other.
+
+    Args:
+        ranks: their reports.
+        batches: that each trainer has learned from.
+    """
+    told = [from_json(counts) for rank in ranks if (counts := rank.get("staleness"))]
+    if not told and not batches:
+        return None
+    staleness = values_of(merged(told))
+    return {
+        "pushes": staleness.pop("pushes") or None,
+        "staleness": staleness,
+        "batches_by_trainer": {str(trainer): count for trainer, count in enumerate(batches)},
     }
 
 

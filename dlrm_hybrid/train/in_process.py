@@ -27,6 +27,8 @@ from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stag
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
+from dlrm_hybrid.telemetry.staleness import ByTrainer
+from dlrm_hybrid.telemetry.staleness import merged as of_all
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.asynchronous.pace import Pace
 from dlrm_hybrid.train.evaluation import TestPart
@@ -105,6 +107,10 @@ class InProcessEngine:
         """What its servers have published until then; None where there are none."""
         return self._versions if self.ranks.servers else None
 
+    def staleness(self) -> ByTrainer:
+        """Of all pushes to its servers until now; see `ParameterServer.staleness`."""
+        return of_all(server.staleness() for _, server in self.ranks.servers)
+
     @property
     def count(self) -> Callable[[Counters], None] | None:
         """Takes the counters of all that travels from now on; None where nothing does."""
@@ -146,9 +152,9 @@ class InProcessEngine:
         if severity or is_late or plan.anything_due(progress.step):
             progress = progress.plus(Interval(compression=self.compression()))
         if self.pace is not None:
+            progress = replace(progress, batches=self.pace.batches)
             if not self.pace.rests(progress.step, soon=severity > 0 or is_late):
                 return progress, Decision()
-            progress = replace(progress, batches=self.pace.batches)
         return progress, Decision(severity, is_late)
 
     def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:

@@ -249,6 +249,8 @@ class _Run:
         self._next_tick = time.monotonic() + TICK_SECONDS
 
     def _emit(self, kind: Kind, **values: Any) -> None:
+        if self.progress.batches:
+            values["batches"] = self.progress.batches
         values = {"samples": self.progress.samples, **values}
         self._parts.sink.write(Event(kind, self.progress.step, time.time(), values))
 

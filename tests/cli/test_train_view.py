@@ -28,6 +28,7 @@ NOBODY = {"foreign_messages": 0, "refused_connections": 0}
 SUMMARY = {
     "samples": 123_456_789,
     "samples_per_second": 12_345.6,
+    "sync": None,
     "cpu": {"utilization": 0.5},
     "roles": {
         "0": role("worker-0.0", 0.2, 1_000_000),
@@ -94,6 +95,17 @@ def test_what_was_not_measured_is_left_out() -> None:
     file = StringIO()
     show_roles(Terminal(Console(file=file)), [{"role": "worker", "cpu_utilization": None}])
     assert file.getvalue() == ""
+
+
+def test_a_slow_trainer_is_named_where_none_waits_for_it() -> None:
+    def sync(by_trainer: dict) -> dict:
+        means = {trainer: {"mean": mean} for trainer, mean in by_trainer.items()}
+        return {"staleness": {"mean": 2.96, "p95": 5, "max": 1234, "by_trainer": means}}
+
+    told = "staleness of pushes: mean 3.0, p95 5, max 1,234; by trainer 2.2 to 31.0 (trainer 1)"
+    assert told in shown(80, {**SUMMARY, "sync": sync({"0": 2.2, "1": 31.0, "2": 3.0})})
+    for unknown in (None, sync({})):
+        assert not any("staleness" in line for line in shown(80, {**SUMMARY, "sync": unknown}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import make_run, plain_events, world_events
+from made_runs import async_events, make_run, plain_events
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.report import curves, tables
@@ -49,7 +49,8 @@ def spoil(data: st.DataObject, value: Any) -> Any:
 def draw_all(run: Run) -> None:
     """All that a report is made of but its pictures."""
     runs, names = [run], labels([run])
-    for make in (tables.comparison, tables.traffic, tables.roles, tables.origins, tables.spans):
+    made = (tables.comparison, tables.traffic, tables.roles, tables.origins, tables.spans)
+    for make in (*made, tables.staleness):
         make(runs, names)
     tables.differences([run, run], ["one", "two"])
     for axis in curves.Axis:
@@ -68,7 +69,7 @@ def draw_all(run: Run) -> None:
 def test_any_value_in_any_file_is_data(tmp_path: Path, data: st.DataObject, file: str) -> None:
     folder = tmp_path / "run"
     if not folder.exists():
-        make_run(folder, record=world_events())
+        make_run(folder, record=async_events())
     original = (folder / file).read_text()
     changed = json.dumps(spoil(data, json.loads(original)))
     (folder / file).write_text(changed)
@@ -86,7 +87,7 @@ def test_any_value_in_any_file_is_data(tmp_path: Path, data: st.DataObject, file
 def test_any_value_in_any_event_is_data(tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "run"
     if not folder.exists():
-        make_run(folder, record=world_events(), status=None)
+        make_run(folder, record=async_events(), status=None)
         (folder / "events.jsonl").rename(folder / "original")
     lines = (folder / "original").read_text().splitlines()
     for _ in range(data.draw(st.integers(1, 3))):
@@ -166,7 +167,7 @@ def test_nothing_is_read_through_links_or_pipes(tmp_path: Path) -> None:
 
 def test_extreme_figures_make_a_page(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    make_run(folder, record=world_events())
+    make_run(folder, record=async_events())
     summary = json.loads((folder / "summary.json").read_text())
 
     def extreme(value: Any, figure: float) -> Any:
@@ -175,7 +176,7 @@ def test_extreme_figures_make_a_page(tmp_path: Path) -> None:
         return figure if isinstance(value, (int, float)) else value
 
     for number, figure in enumerate((1e24, -1e24, 0.0)):
-        make_run(tmp_path / str(number), record=world_events())
+        make_run(tmp_path / str(number), record=async_events())
         path = tmp_path / str(number) / "summary.json"
         path.write_text(json.dumps(extreme(summary, figure)))
     runs = [read_run(tmp_path / str(number)) for number in range(3)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made_runs import compressed, make_run, plain_events, progress, world_events
+from made_runs import async_events, compressed, make_run, plain_events, progress, world_events
 from matplotlib.axis import Axis
 from matplotlib.image import imread
 from show import show
@@ -215,6 +215,22 @@ def test_one_run_alone_has_no_differences(tmp_path: Path) -> None:
 def test_the_same_runs_make_the_same_file(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [], plain_events())
     assert html(report([tmp_path / "a"])) == html(report([tmp_path / "a"]))
+
+
+def test_staleness_is_told_of_runs_that_have_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [], async_events())
+    make_run(tmp_path / "b", ["name=b"], world_events())
+    runs = [read_run(tmp_path / name) for name in "ab"]
+    assert tables.staleness(runs[1:], ["b"]) is None
+    table = tables.staleness(runs, ["a", "b"])
+    assert table is not None
+    means = "0.667 to 4.00"
+    assert table.rows == [("a", "4", "1.50", "1", "4", "4", means, "10 to 30")]
+    begun = [event for event in async_events() if "rank" not in event.kind]
+    make_run(tmp_path / "c", ["name=c"], begun, status=None)
+    table = tables.staleness([read_run(tmp_path / "c")], ["c"])
+    assert table is not None and table.rows == [("c", *["–"] * 6, "10 to 30")]
+    assert "Staleness" in [section.heading for section in report([tmp_path / "a"]).sections]
 
 
 def test_roles_are_stages_and_servers(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.staleness import StalenessCounter, to_json
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic, Versions
 
@@ -123,6 +124,36 @@ def test_the_leader_says_how_many_rows_bytes_were_sent_for() -> None:
         assert summary["network"]["bytes_per_sample"] == 800 * len(told_by) / (steps * 10)
 
 
+def test_staleness_is_of_all_servers_in_all_attempts() -> None:
+    ranks = [told(rank, f"server-{rank}", 8) for rank in (0, 1, 2)]
+    for rank, pushes in ((1, [(0, 1), (1, 3)]), (2, [(0, 2), (0, 6)])):
+        counter = StalenessCounter()
+        for trainer, staleness in pushes:
+            counter.add(trainer, staleness)
+        ranks[rank].values["staleness"] = to_json(counter.snapshot())
+    first, second = point(10, 2.0, 0.5), point(10, 4.0, 0.4)
+    first.values["batches"], second.values["batches"] = [9, 11], [12, 8]
+    again = started(0, 3.0, attempt=1)
+    again.values["batches"] = []
+    record = [started(0, 1.0), first, ranks[1], again, second, ranks[0], ranks[2]]
+    assert summarise(record, "complete", cores=2)["sync"] == {
+        "pushes": 4,
+        "staleness": {
+            **{"mean": 3.0, "p50": 2, "p95": 6, "max": 6},
+            "by_trainer": {
+                "0": {"pushes": 3, "mean": 3.0, "p50": 2, "p95": 6, "max": 6},
+                "1": {"pushes": 1, "mean": 3.0, "p50": 3, "p95": 3, "max": 3},
+            },
+        },
+        "batches_by_trainer": {"0": 12, "1": 8},
+    }
+    sync = summarise(record[:2], "failed", cores=2)["sync"]
+    assert sync is not None and sync["batches_by_trainer"] == {"0": 9, "1": 11}
+    assert sync["pushes"] is sync["staleness"]["mean"] is None
+    lockstep = [started(0, 1.0), point(10, 2.0, 0.5), ranks[0]]
+    assert summarise(lockstep, "complete", cores=2)["sync"] is None
+
+
 def test_steps_are_those_of_the_last_attempt() -> None:
     saved = Event(Kind.SAVED, 12, 215.0, {"seconds": 0.5})
     stopped = Event(Kind.STOPPED, 13, 216.0, {"samples": 130})
@@ -164,6 +195,7 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "train",
         "test",
         "network",
+        "sync",
         "cpu",
         "roles",
         "compression",

@@ -133,6 +133,27 @@ def assert_each_batch_once(folder: Path, steps: int) -> None:
     assert given == Counter(range(steps * len(progress(folder, steps)["batches"])))
 
 
+def assert_told_as_learned(folder: Path) -> None:
+    """Of the attempts that have come to their end, and of the whole run."""
+    record = list(events.read(folder / "events.jsonl"))
+    *_, started = (one for one in record if one.kind is Kind.STARTED)
+    ranks = [one.values for one in record if one.kind is Kind.RANK]
+    leader = next(one for one in ranks if one["rank"] == started.values["rank"])
+    assert started.values["role"] == leader["role"] == "server-0"
+    *_, point = (one for one in record if one.kind is Kind.PROGRESS)
+    told = summary(folder)["sync"]
+    saved = progress(folder, point.step)["batches"]
+    assert list(told["batches_by_trainer"].values()) == point.values["batches"] == saved
+    learned = [now - before for now, before in zip(saved, started.values["batches"], strict=True)]
+    pushes = [one["pushes"] for one in told["staleness"]["by_trainer"].values()]
+    servers = sum(one["staleness"] is not None for one in ranks)
+    assert pushes == [2 * servers * count for count in learned]  # of each stage, to each server
+    assert 0 < told["staleness"]["mean"] < len(saved)
+    # All leave out their first steps or batches: the leader's are as many as those of workers.
+    timed = [one["timed_steps"] for one in ranks if one["role"].endswith(".0")]
+    assert sum(timed) == len(saved) * leader["timed_steps"] > 0
+
+
 def test_a_record_of_another_run_is_refused(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +210,7 @@ def test_a_killed_trainer_restarts_the_run(train: Train, tmp_path: Path) -> None
     record = events.read(folder / "events.jsonl")
     started = [event.step for event in record if event.kind is Kind.STARTED]
     assert len(started) == 2 and started[1] >= 50
+    assert_told_as_learned(folder)
     assert sum(progress(folder, 400)["batches"]) == 800
 
 

@@ -29,7 +29,7 @@ KEYS = {
     *("network.pull_density", "network.rate_bits_per_second", "network.interface_bytes"),
     *("network.foreign_messages", "network.refused_connections", "network.latency"),
     *(f"network.by_phase.{phase}.bytes" for phase in ("train", "evaluate", "checkpoint")),
-    *("cpu.utilization", "cpu.seconds"),
+    *("cpu.utilization", "cpu.seconds", "sync"),
     *("compression.gradient_density", "compression.activation_density"),
 }
 CLASS_KEYS = {

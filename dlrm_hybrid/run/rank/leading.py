@@ -33,7 +33,7 @@ def lead(
     """Be server 0, which also gives out batches and keeps the record, until all have left."""
     config, layout = job.config, job.layout
     server = build_world.server(config, layout, 0, job.clock)
-    meter.versions = server.versions
+    meter.versions, meter.staleness = server.versions, server.staleness
     handlers: dict[Kind, Handle] = {}
     with order_log(job) as log:
         leader = LeaderRank(

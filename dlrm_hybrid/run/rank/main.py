@@ -86,7 +86,11 @@ def be_rank(
     else:
         engine = build_engine.engine(config, shards, plan.steps, job.storage, job.clock)
         meter = RankMeter(
-            engine.count, job.clock, uncounted=engine.uncounted, versions=engine.versions
+            engine.count,
+            job.clock,
+            uncounted=engine.uncounted,
+            versions=engine.versions,
+            staleness=engine.staleness,
         )
         meter.begin(0)
         with _telling(job, report, meter, None):

@@ -43,7 +43,7 @@ def at_end(act: Callable[[], None]) -> Generator[None, None, None]:
 def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Be the server with this index until all workers have left."""
     server = build_world.server(job.config, job.layout, index, job.clock)
-    meter.versions = server.versions
+    meter.versions, meter.staleness = server.versions, server.staleness
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = job.facts(folder)

@@ -136,6 +136,7 @@ def _started(job: Job, progress: Progress) -> Event:
         "pid": os.getpid(),
         "steps_total": job.plan.steps,
         "samples": progress.samples,
+        "batches": progress.batches,
         "samples_per_step": job.plan.samples_per_step,
         "changed_arithmetic": changed_arithmetic(job.task),
         "bfloat16_speed": None if measured is None else measured.speed,
