@@ -110,11 +110,13 @@ class SimulatedPace(Pace):
         trainers: of the world.
         plan: of the run.
         seed: of the times.
+        slowness: of some trainers, by number: how many times as long their batches take.
     """
 
     trainers: Trainers
     plan: Plan
     seed: int
+    slowness: Mapping[int, float] = field(default_factory=dict[int, float])
     _leases: Leases = field(init=False)
     _begun: list[_Begun] = field(default_factory=list[_Begun])
     _at: list[LoaderState] = field(default_factory=list[LoaderState])
@@ -184,7 +186,7 @@ class SimulatedPace(Pace):
 
     def _time(self, trainer: int, done: int) -> float:
         rng = np.random.default_rng(fold(self.seed, "pace", trainer, done))
-        return float(rng.lognormal(0.0, SIGMA))
+        return float(rng.lognormal(0.0, SIGMA)) * self.slowness.get(trainer, 1.0)
 
     def _position(self, step: int) -> LoaderState:
         """Where the batches of a step begin; of steps since all were at rest."""

@@ -1,0 +1,85 @@
+"""How stale pushes are in a simulated world, and with which rate they are applied."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.staleness import values_of as told
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.train.in_process import InProcessEngine
+
+TRAINERS, STAGES, SERVERS, STEPS, REST = 4, 2, 2, 60, 45
+WORLD = (
+    *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[bottom.2]", "sync=async"),
+    *(
+        "embedding=served",
+        "parallel.table_servers=1",
+        f"parallel.trainers={TRAINERS}",
+        f"parallel.servers={SERVERS}",
+    ),
+    *("train.batch_size=8", f"train.steps={STEPS}", f"checkpoint.every={REST}"),
+)
+
+
+def opened(rows: Sequence[str], slowness: Mapping[int, float], *options: str) -> "InProcessEngine":
+    # Torch and TorchRec take seconds to import, which other choices of tests need not wait for.
+    from dlrm_hybrid.data.shards import open_shards
+    from dlrm_hybrid.model.row_storage import IN_MEMORY
+    from dlrm_hybrid.run.assembly import build
+    from dlrm_hybrid.run.assembly import engine as build_engine
+    from dlrm_hybrid.train.asynchronous.pace import SimulatedPace
+
+    config = validate(values_of([*rows, *WORLD, *options]))
+    shards = open_shards(build.prepared_folder(config), build.semantics(config))
+    engine = build_engine.engine(config, shards, STEPS, IN_MEMORY, SpanClock())
+    assert isinstance(engine.pace, SimulatedPace)
+    return replace(engine, pace=replace(engine.pace, slowness=slowness))
+
+
+def learn(engine: "InProcessEngine") -> None:
+    from dlrm_hybrid.data.loader import START
+
+    at = START
+    for step in range(STEPS):
+        _, at = engine.make_step(step, at)
+
+
+@pytest.mark.parametrize("slowness", [{}, {2: 10.0}], ids=["alike", "one_slow"])
+def test_pushes_miss_one_update_of_each_other_trainer_whatever_the_times(
+    slowness: dict[int, float], small_rows: list[str]
+) -> None:
+    engine = opened(small_rows, slowness)
+    assert engine.pace is not None
+    learn(engine)
+    batches, by_trainer = engine.pace.batches, engine.staleness()
+    # Each push counts for all others that are at a batch then: for all, but for the last ones
+    # before a rest. There, with none left to take, the last finds nobody, the one before it one.
+    owned = sum(
+        bool(server.weights(stage)) for _, server in engine.ranks.servers for stage in range(STAGES)
+    )
+    last_ones = 2 * (TRAINERS * (TRAINERS - 1) // 2)  # there are two rests
+    expected = owned * ((TRAINERS - 1) * STEPS * TRAINERS - last_ones)
+    assert sum(one.total for one in by_trainer.values()) == expected
+    assert {trainer: one.pushes for trainer, one in by_trainer.items()} == {
+        trainer: owned * count for trainer, count in enumerate(batches)
+    }
+    values = told(by_trainer)
+    assert values["mean"] == expected / (owned * STEPS * TRAINERS)
+    own = [one["mean"] for one in values["by_trainer"].values()]
+    if slowness:
+        assert batches[2] < min(batches[:2]) / 5
+        assert own[2] > 5 * (TRAINERS - 1) and max(own[:2]) < TRAINERS - 1
+    else:
+        assert min(own) > TRAINERS - 1.5 and max(own) < TRAINERS - 0.5
+
+
+def test_the_rate_that_is_reported_is_the_one_that_is_applied(small_rows: list[str]) -> None:
+    for options, rate in (((), 0.1 / TRAINERS), (("sync.lr_scale=one",), 0.1)):
+        engine = opened(small_rows, {}, "optimizer.lr=0.1", *options)
+        assert engine.schedule.lr(0) == rate
