@@ -39,7 +39,7 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
         ),
         leader=0,
         names={0: "worker-0"},
-        servers=(),
+        asked=(),
         settled=lambda: Version(0),
         committer=Committer(
             root=root,
