@@ -125,17 +125,19 @@ def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
     """Rows trained on while ranks counted traffic: in attempts that finished.
 
     The leader counts steps of the run. A worker may count batches, more or fewer of them where
-    trainers do not wait for each other.
+    trainers do not wait for each other. Older events do not name the leader; all count alike there.
     """
     rows = 0
     for attempt in attempts:
         steps = {
-            one.values["rank"]: one.values["timed_steps"]
+            (one.values["rank"], one.values["role"]): one.values["timed_steps"]
             for one in attempt
             if one.kind is Kind.RANK
         }
-        counted = steps.get(attempt[0].values.get("rank"), max(steps.values(), default=0))
-        rows += counted * attempt[0].values.get("samples_per_step", 0)
+        begun = attempt[0].values
+        leader = begun.get("rank"), begun.get("role")
+        counted = steps.get(leader, max(steps.values(), default=0))
+        rows += counted * begun.get("samples_per_step", 0)
     return rows
 
 

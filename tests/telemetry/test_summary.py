@@ -118,7 +118,7 @@ def test_the_leader_says_how_many_rows_bytes_were_sent_for() -> None:
     assert summary["network"]["bytes_per_sample"] == 2400 / 80
     summary = summarise([begun, point(10, 2.0, 0.5)], "failed", cores=2)
     assert summary["roles"]["2"]["role"] == "server-0"
-    # Of older runs the first worker stands for the leader; where that has told nothing, others do.
+    # Older runs called the leader rank 0, a worker, whoever it was.
     for told_by, steps in ((ranks, 13), (ranks[1:], 8)):
         summary = summarise([started(0, 1.0), point(10, 2.0, 0.5), *told_by], "failed", cores=2)
         assert summary["network"]["bytes_per_sample"] == 800 * len(told_by) / (steps * 10)
