@@ -151,9 +151,9 @@ class _Run:
     def report(self) -> None:
         """A point of the loss curve, unless no step was made since the last one."""
         interval = self.progress.interval
-        timed = self._parts.meter.take(self._plan.samples_per_step)
         if interval.rows == 0:
             return
+        timed = self._parts.meter.take(self._plan.samples_per_step)
         self._emit(
             Kind.PROGRESS,
             rows=interval.rows,

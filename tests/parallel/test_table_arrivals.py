@@ -97,7 +97,13 @@ def test_predictions_are_answered_at_once() -> None:
 
 
 def test_a_checkpoint_holds_what_has_been_applied() -> None:
-    assert ArrivalOrder().begin(2, Version(7)).version_at(3) == 7
+    """Of a step: an update of every trainer. Learning rates go on from there."""
+    state = ArrivalOrder().begin(2, Version(0))
+    assert state.version_at(5) == 10
+    state = ArrivalOrder().begin(2, state.version_at(5))
+    state, _ = state.on_question(batch_of(0, 9))
+    _, (applied,) = state.on_update(batch_of(0, 9))
+    assert applied == Apply((batch_of(0, 9),), step=5)
     assert BatchOrder(0).begin(2, Version(7)).version_at(8) == 8
 
 

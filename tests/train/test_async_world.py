@@ -60,7 +60,11 @@ def test_one_trainer_learns_the_bits_of_lock_step(method: tuple[str, ...], train
 @pytest.mark.parametrize(
     "options",
     [
-        ("embedding.staleness=2",),
+        (
+            *("embedding.staleness=2", "optimizer.schedule=warmup_decay"),
+            *("optimizer.warmup_steps=60", "optimizer.decay_start_step=60"),
+            "optimizer.decay_steps=60",
+        ),
         ("gradient=dct", "gradient.sparsity=0.9", "pull.precision=bfloat16"),
         ("optimizer=adagrad", "sync.lr_scale=one", "embedding.optimizer=rowwise_adagrad"),
     ],
@@ -97,7 +101,7 @@ def test_a_push_moves_rows_by_its_own_rate(scale: str, rate: float, train: Train
 @pytest.mark.parametrize(
     ("world", "options"),
     [
-        (layout(2), ("pull.precision=bfloat16", "embedding.staleness=2")),
+        (layout(2, 2), ("pull.precision=bfloat16", "embedding.staleness=2")),
         pytest.param(
             layout(3, 2, 2),
             ("gradient=dct", "gradient.sparsity=0.9", "schedule=gpipe", "schedule.microbatches=4"),
@@ -167,6 +171,15 @@ def test_a_record_of_another_run_is_refused(
         (whole[:-3], "are no whole records"),
         (None, "was the run made with sync.record=true?"),
     )
+    others = (
+        ("train.seed=7", "train.seed = 7: the record was made with 0"),
+        ("train.evaluate_every=6", "step 6 has an evaluation, a checkpoint or the end of the run"),
+    )
+    for number, (option, message) in enumerate(others):
+        replay = (IN_PROCESS, f"sync.replay={recorded}", option)
+        code, _ = train(f"other-{number}", *options, *replay)
+        assert code == ExitCode.DATA
+        assert message in capsys.readouterr().err
     for number, (content, message) in enumerate(broken):
         path.unlink(missing_ok=True)
         if content is not None:

@@ -80,7 +80,7 @@ def pace(
     order = read_order(order_file(Path(config.sync.replay), leader))
     return RecordedPace(
         trainers=trainers,
-        steps=plan.steps,
+        plan=plan,
         rests_on_record=deque(one.number for one in order if one.kind is Kind.SAVE),
         leases=deque(one for one in order if one.kind is Kind.DECISION),
         ahead=config.embedding.staleness,

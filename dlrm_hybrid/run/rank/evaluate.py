@@ -35,7 +35,8 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if list(task.rows) != shards.manifest.identity:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
-    scored = replace(config, parallel=_small_world(config.parallel))
+    sync = replace(config.sync, replay=None)
+    scored = replace(config, parallel=_small_world(config.parallel), sync=sync)
     storage = build_model.row_storage(config, Path())
     engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
     groups = piece_groups(engine.pieces())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, replace
@@ -15,15 +16,22 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
 from dlrm_hybrid.checkpoint.reader import Checkpoint
-from dlrm_hybrid.config.identity import config_hash, same_compressors, same_lookups, same_versions
+from dlrm_hybrid.config.identity import (
+    config_hash,
+    differences,
+    same_compressors,
+    same_lookups,
+    same_versions,
+)
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import saved_values
 from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.request import TrainTask
+from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import Committer
@@ -172,6 +180,19 @@ def lookups_ahead(
     }
     checkpoint.fill(full_pieces(rows))
     return rows
+
+
+def check_record(recorded: Path, values: Mapping[str, Any]) -> None:
+    """Raise DataError unless a recorded run learns what this one does."""
+    path = recorded / CONFIG_FILE
+    try:
+        saved = saved_values(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise DataError(f"sync.replay: {path} cannot be read: {error}") from error
+    played = {**saved, "sync": {**saved["sync"], "replay": values["sync"]["replay"]}}
+    if lines := differences(played, values, new_run=False):
+        changed = "\n  ".join(line.replace("the checkpoint", "the record") for line in lines)
+        raise DataError(f"sync.replay: {recorded} is the record of another run\n  {changed}")
 
 
 def dense_values(

@@ -26,6 +26,7 @@ from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.rank.facts import check_record
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.leading import follow, lead
 from dlrm_hybrid.run.rank.process import Report
@@ -84,6 +85,8 @@ def be_rank(
     if build.many_processes(config):
         _be_one_of_many(job, rendezvous(), report, stop)
     else:
+        if config.sync.replay is not None:
+            check_record(Path(config.sync.replay), values)
         engine = build_engine.engine(config, shards, plan.steps, job.storage, job.clock)
         meter = RankMeter(
             engine.count,

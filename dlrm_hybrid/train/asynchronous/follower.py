@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.data.loader import Batch, LoaderState, with_coming
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import Handle
@@ -27,6 +28,8 @@ from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame, Kind
+
+IDLE_SECONDS = 86_400.0
 
 ReadPart = Callable[[LoaderState, int], Batch]
 """`Loader.part`."""
@@ -97,7 +100,9 @@ class Follower:
         }
         messenger, leader = self.rank.messenger, self.rank.leader
         messenger.send(leader, Kind.REPORT, number, report)
-        return messenger.receive(leader, Kind.DECISION, number)
+        # However long a rest takes: the channel notices when the leader is gone.
+        frame = messenger.mailbox.take(Receive(Kind.DECISION, leader, number), IDLE_SECONDS)
+        return values_of(frame)
 
     def _evaluate(self) -> None:
         try:

@@ -7,7 +7,7 @@ each step at which all were at rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, final
@@ -131,6 +131,11 @@ class Gate:
     def due(self) -> Taken | None:
         """What must come next; None at the end of the record."""
         return self._due
+
+    @property
+    def held(self) -> Collection[Taken]:
+        """What has come before it is due."""
+        return self._held.keys()
 
     def take(self, frame: Frame) -> Iterator[Outgoing]:
         """Keep a frame until it is due; what is to be sent for all that is due now.

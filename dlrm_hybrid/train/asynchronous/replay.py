@@ -15,9 +15,8 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
 from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
-from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.types import DataError, Tick
-from dlrm_hybrid.wire.frame import Kind
 
 
 @final
@@ -27,7 +26,7 @@ class RecordedPace(Pace):
 
     Attributes:
         trainers: of the world.
-        steps: of the run.
+        plan: of the run.
         rests_on_record: steps at which all were at rest; taken from here.
         leases: batches that the leader gave out, as it did; taken from here.
         ahead: batches whose rows trainers ask for before they are due.
@@ -36,7 +35,7 @@ class RecordedPace(Pace):
     """
 
     trainers: Trainers
-    steps: int
+    plan: Plan
     rests_on_record: deque[int]
     leases: deque[Taken]
     ahead: int
@@ -77,7 +76,8 @@ class RecordedPace(Pace):
     def _segment(self) -> StepMetrics:
         """What all trainers learned until they came to rest."""
         leases = self._leases()
-        self.trainers.refresh()
+        if not self._first:
+            self.trainers.refresh()
         outcomes = self.trainers.runner.run(
             {
                 worker.rank: self._learn(trainer, worker, leases[trainer])
@@ -85,9 +85,11 @@ class RecordedPace(Pace):
                 for worker in workers
             }
         )
+        # As at each rest on record: what is due behind a pull comes through now, too.
+        self.trainers.refresh()
         for trainer, several in enumerate(leases):
             self._done[trainer] += sum(lease.batches for lease in several)
-        if self._rest == self.steps:
+        if self._rest == self.plan.steps:
             self._check_end()
         return reduce(StepMetrics.plus, outcomes.values())
 
@@ -98,7 +100,14 @@ class RecordedPace(Pace):
                 f"sync.replay = {self.source!r}: all are at rest at step {step}, on record is "
                 f"{found}; only a run that was neither stopped nor resumed can be played back"
             )
-        return self.rests_on_record[0]
+        due, rest = self.plan.next_rest(step), self.rests_on_record[0]
+        if due < rest:
+            raise DataError(
+                f"sync.replay = {self.source!r}: step {due} has an evaluation, a checkpoint or the "
+                f"end of the run, but on record all came to rest at step {rest} only; use its "
+                "train.steps, train.evaluate_every and checkpoint.every"
+            )
+        return rest
 
     def _leases(self) -> list[list[Taken]]:
         """Of each trainer, those up to the next rest."""
@@ -130,11 +139,12 @@ class RecordedPace(Pace):
         return metrics if worker.part.is_last else replace(metrics, rows=0)
 
     def _check_end(self) -> None:
-        """At the end workers have pulled once more; nothing else may be left."""
+        """Everything on record has come, and nothing else."""
         for gate in self.gates:
-            due = gate.due
-            if due is not None and due.kind is not Kind.PULL:
+            left = [("did not come", gate.due)] if gate.due is not None else []
+            left += [("is not on record", one) for one in gate.held]
+            for what, taken in left[:1]:
                 raise DataError(
-                    f"sync.replay = {self.source!r}: {due.kind.name} {due.number} of rank "
-                    f"{due.sender} is on record and did not come"
+                    f"sync.replay = {self.source!r}: {taken.kind.name} {taken.number} of rank "
+                    f"{taken.sender} {what}"
                 )
