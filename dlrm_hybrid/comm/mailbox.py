@@ -115,6 +115,27 @@ class Mailbox:
                 return None
         return self._kept.pop(key)
 
+    def take_unless(
+        self, wanted: Receive, is_off: Callable[[], bool], deadline_seconds: float
+    ) -> Frame | None:
+        """As `take`, but None as soon as it is known that the frame will not come.
+
+        Args:
+            wanted: the frame.
+            is_off: asked before each frame that comes.
+            deadline_seconds: longest silence.
+
+        Raises:
+            DlrmError: as `wait_until`.
+        """
+        key = _key(wanted)
+        self.wait_until(lambda: key in self._kept or is_off(), deadline_seconds)
+        return self._kept.pop(key, None)
+
+    def forget(self, sender: int) -> None:
+        """Drop what a rank has sent that nobody has asked for yet: it is gone."""
+        self._kept = {key: frame for key, frame in self._kept.items() if frame.sender != sender}
+
     def wait_until(self, is_done: Callable[[], bool], deadline_seconds: float) -> None:
         """Answer and keep frames until something is the case.
 

@@ -67,6 +67,8 @@ class MeteredChannel(Channel):
     def receive(self, deadline_seconds: float) -> Frame:
         with self._waiting:
             frame = self._inner.receive(deadline_seconds)
+        if frame.kind is Kind.LEFT:
+            return frame  # nobody has sent it
         dense_bytes = 0
         # What trainers reduce before they push is sent on top of their gradients.
         if frame.kind not in (Kind.CONTRIBUTION, Kind.RESULT):

@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv4Network
@@ -207,17 +207,47 @@ class Rendezvous:
             ResourceError: the file cannot be written.
             DeadlineError: names the ranks that did not come.
         """
-        names = [f"{one}.json" for one in range(world_size)]
+        found = self.join(rank, dict.fromkeys(range(world_size), 0), endpoint, deadline_seconds)
+        return tuple(found.values())
+
+    def join(
+        self,
+        rank: int,
+        incarnations: Mapping[int, int],
+        endpoint: Endpoint,
+        deadline_seconds: float,
+    ) -> dict[int, Endpoint]:
+        """As `meet`, of some ranks, which may have been started again in this attempt.
+
+        An endpoint has a name of its own for each incarnation, so nobody finds one of a rank that
+        is gone.
+
+        Args:
+            rank: this one.
+            incarnations: how often each of the ranks has been started before, this one too.
+            endpoint: of this rank.
+            deadline_seconds: how long to wait for the others.
+
+        Returns:
+            The endpoints of these ranks.
+
+        Raises:
+            DlrmError: as `meet`.
+        """
+        names = {
+            one: f"{one}.{number}.json" if number else f"{one}.json"
+            for one, number in incarnations.items()
+        }
         text = json.dumps({"address": endpoint.address, "token": endpoint.token})
         if not self.put(names[rank], text):
             raise DlrmError(f"rank {rank} has come to {self} before: {names[rank]} is there")
-        found = self.wait_for_all(names, deadline_seconds)
-        if missing := [str(one) for one, name in enumerate(names) if name not in found]:
+        found = self.wait_for_all(names.values(), deadline_seconds)
+        if missing := [str(one) for one, name in names.items() if name not in found]:
             raise DeadlineError(
-                f"rank {rank}: of ranks 0 to {world_size - 1}, these did not come to {self} "
-                f"within {deadline_seconds:g} s: {', '.join(missing)}"
+                f"rank {rank}: of ranks {min(names)} to {max(names)}, these did not come to "
+                f"{self} within {deadline_seconds:g} s: {', '.join(missing)}"
             )
-        return tuple(_endpoint(found[name], f"{self}/{name}") for name in names)
+        return {one: endpoint_of(found[name], f"{self}/{name}") for one, name in names.items()}
 
     def fail(self, exit_code: int, message: str) -> None:
         """Say why the run cannot go on; the first reason stays."""
@@ -321,7 +351,8 @@ def own_address(bind: str) -> str:
     return own[0]
 
 
-def _endpoint(text: str, where: str) -> Endpoint:
+def endpoint_of(text: str, where: str) -> Endpoint:
+    """Back from JSON; raises DlrmError, which begins with `where`, if it is none."""
     fault = ""
     try:
         endpoint = Endpoint(**json.loads(text))

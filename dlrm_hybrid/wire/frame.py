@@ -52,6 +52,8 @@ class Kind(IntEnum):
         SHARD, COMMIT: the tick of the checkpoint.
         LOGITS, STOP_REQUEST, STOP_DECISION: the group of test batches.
         GOODBYE: the ticks that its sender has done.
+    Never sent, but made by the channel of a server:
+        LEFT: the incarnation of its sender, whose connection has ended, and who may come again.
     """
 
     HELLO = 1
@@ -78,9 +80,10 @@ class Kind(IntEnum):
     STOP_DECISION = 22
     GOODBYE = 23
     PULL = 24
+    LEFT = 25
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in Kind if kind is not Kind.LEFT}
 
 
 class FrameError(DlrmError):

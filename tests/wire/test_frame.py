@@ -140,6 +140,7 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         ("STOP_DECISION", 22),
         ("GOODBYE", 23),
         ("PULL", 24),
+        ("LEFT", 25),  # never sent
     ]
     assert {one.name: one.value for one in Encoding} == {
         "DENSE": 1,

@@ -27,7 +27,7 @@ from dlrm_hybrid.comm.zmq.sockets import (
     listen,
 )
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
-from dlrm_hybrid.wire.frame import Frame, encode
+from dlrm_hybrid.wire.frame import Frame, Kind, encode
 
 TOKEN_BYTES = 16
 ENDED = "its connection ended or was silent for too long"
@@ -56,6 +56,37 @@ class ZmqOptions:
     silence_seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Whose end a rank survives, and how often it has been started itself.
+
+    Attributes:
+        mortal: ranks that may go without a goodbye.
+        may_return: they may come again, which `Kind.LEFT` and their next frames tell; to others
+            they have departed for good.
+        incarnation: how often this rank has been started before in this attempt.
+        mates: ranks that are started again together with this one, and with it are at the same
+            incarnation. Who has been started before meets only these, and immortal ranks.
+    """
+
+    mortal: frozenset[int] = frozenset()
+    may_return: bool = False
+    incarnation: int = 0
+    mates: frozenset[int] = frozenset()
+
+
+ALL_STAY = Membership()
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A rank that has come again; connected to when the program has taken what came before."""
+
+    peer: Peer
+    incarnation: int
+    endpoint: Endpoint
+
+
 @final
 @dataclass(slots=True)
 class ZmqChannel(Channel):
@@ -69,8 +100,10 @@ class ZmqChannel(Channel):
     _roster: Roster
     _sockets: Sockets = field(repr=False)
     _options: ZmqOptions
-    _endpoints: tuple[Endpoint, ...] = field(repr=False)
-    _arrived: deque[Frame] = field(default_factory=deque[Frame], repr=False)
+    _world_size: int
+    _endpoints: dict[int, Endpoint] = field(repr=False)
+    _may_return: bool = False
+    _arrived: deque[Frame | _Coming] = field(default_factory=deque[Frame | _Coming], repr=False)
     _lost: PeerLostError | None = None
 
     @property
@@ -80,42 +113,48 @@ class ZmqChannel(Channel):
 
     @override
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        check_outgoing(self.rank, len(self._endpoints), to, frame)
+        check_outgoing(self.rank, self._world_size, to, frame)
         if frame.attempt != self._roster.attempt:
             raise ValueError(f"attempt {frame.attempt} is not {self._roster.attempt}, the run's")
         peer = self._roster.peers[to]
-        if peer.departed:
-            raise PeerLostError(to, "it has said goodbye")
+        if peer.gone and self._may_return:
+            return  # nobody misses it: who comes again begins anew
+        if peer.departed or peer.gone:
+            raise PeerLostError(to, "it is gone" if peer.gone else "it has said goodbye")
         buffer = encode(frame)
         if len(buffer) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a frame of {len(buffer)} bytes; at most {MAX_MESSAGE_BYTES} travel")
         if not self._sockets.send(to, [buffer]):
-            raise self._gone(peer, ENDED)
+            self._ended(peer, ENDED)
+            return
         peer.sent += 1
 
     @override
     def receive(self, deadline_seconds: float) -> Frame:
-        """The next frame, from anyone.
+        """The next frame, from anyone; of kind LEFT where a rank is gone that may come again.
 
         Raises:
             BrokenError: a rank sent what cannot be read.
             PeerLostError: a rank went without saying goodbye.
             DeadlineError: nothing came in time.
         """
-        if not self._until(lambda: bool(self._arrived), deadline_seconds):
-            raise DeadlineError(f"rank {self.rank}: no frame came within {deadline_seconds:g} s")
-        return self._arrived.popleft()
+        while self._until(lambda: bool(self._arrived), deadline_seconds):
+            first = self._arrived.popleft()
+            if isinstance(first, Frame):
+                return first
+            self._meet_again(first)
+        raise DeadlineError(f"rank {self.rank}: no frame came within {deadline_seconds:g} s")
 
     @override
     def close(self) -> None:
         until = time.monotonic() + self._options.close_seconds
-        waiting = [peer for peer in self._roster.peers.values() if not peer.departed]
+        waiting = [one for one in self._roster.peers.values() if not (one.departed or one.gone)]
         done = False
         try:
             self._sockets.watch_answers()
             for peer in waiting:
                 if not self._sockets.send(peer.rank, self._roster.goodbye(peer)):
-                    raise self._gone(peer, ENDED)
+                    self._ended(peer, ENDED)
             done = self._until(
                 lambda: all(peer.settled for peer in waiting), self._options.close_seconds
             )
@@ -153,18 +192,34 @@ class ZmqChannel(Channel):
             PeerLostError: a rank is gone.
             DeadlineError: names the ranks that did not greet.
         """
-        peers = self._roster.peers.values()
+        peers = [peer for peer in self._roster.peers.values() if not peer.gone]
         for peer in peers:
             endpoint = self._endpoints[peer.rank]
             self._sockets.connect(peer.rank, endpoint.address)
             self._sockets.send(peer.rank, self._roster.hello(endpoint.token))
         seconds = self._options.start_seconds
-        if not self._until(lambda: all(peer.greeted and peer.reached for peer in peers), seconds):
-            silent = ", ".join(str(one.rank) for one in peers if not (one.greeted and one.reached))
+        if not self._until(lambda: all(peer.has_met for peer in peers), seconds):
+            silent = ", ".join(str(one.rank) for one in peers if not one.has_met)
             raise DeadlineError(
                 f"rank {self.rank}: these ranks did not greet within {seconds:g} s: {silent}"
             )
-        self._sockets.shut()
+        self._shut()
+
+    def _shut(self) -> None:
+        """Nobody else comes in, unless somebody is missing who may come again."""
+        peers = self._roster.peers.values()
+        if not (self._may_return and any(peer.gone for peer in peers)):
+            self._sockets.shut()
+
+    def _meet_again(self, coming: _Coming) -> None:
+        peer, endpoint = coming.peer, coming.endpoint
+        if not peer.greeted or coming.incarnation != peer.incarnation:
+            return  # it is gone already
+        peer.gone = False
+        self._endpoints[peer.rank] = endpoint
+        self._sockets.connect(peer.rank, endpoint.address)
+        self._sockets.send(peer.rank, self._roster.hello(endpoint.token))
+        self._shut()
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Handle what happens until `done`; whether that was in time."""
@@ -192,6 +247,8 @@ class ZmqChannel(Channel):
                 self.unknown_peers.connection()
 
     def _read(self, connection: bytes, parts: list[Part]) -> None:
+        if self._roster.has_forgotten(connection):
+            return
         try:
             word, peer, frame = self._roster.read(connection, parts)
         except ForeignError as error:
@@ -201,25 +258,50 @@ class ZmqChannel(Channel):
             self._arrived.append(frame)
         elif word is Word.GOODBYE:
             if not self._sockets.reply(connection, self._roster.answer(peer)):
-                raise self._gone(peer, "its connection ended while it said goodbye")
+                self._ended(peer, "its connection ended while it said goodbye")
+                return
             peer.departed = True
+        elif word is Word.HELLO and frame.number > peer.incarnation:
+            self._leave(peer)  # if that does not show yet
+            endpoint = self._roster.come_again(connection, peer, frame)
+            self._arrived.append(_Coming(peer, frame.number, endpoint))
 
     def _note(self, peer: Peer, change: Change) -> None:
         address = self._endpoints[peer.rank].address
+        if peer.gone:
+            return  # a connection that is forgotten ends in several ways
         if change is Change.UP:
             peer.reached = True
-        elif change is Change.REFUSED:
+        elif change is Change.REFUSED and not peer.incarnation:
             raise ConfigError(
                 f"network.keys: rank {self.rank} and rank {peer.rank} at {address} do not admit "
                 "each other: all ranks need the same key file, or none"
             )
         elif not peer.departed and peer.to_come is None:  # otherwise it may leave
             ended = ENDED if peer.reached else f"{address} cannot be reached"
-            raise self._gone(peer, ended)
+            self._ended(peer, ended)
 
-    def _gone(self, peer: Peer, cause: str) -> PeerLostError:
+    def _ended(self, peer: Peer, cause: str) -> None:
+        """Its connection has ended: raise PeerLostError, unless we survive that."""
+        if peer.mortal:
+            self._leave(peer)
+            return
         self._lost = PeerLostError(peer.rank, cause)
-        return self._lost
+        raise self._lost
+
+    def _leave(self, peer: Peer) -> None:
+        """Forget a rank, and say so after what came from it before."""
+        was_here = self._sockets.disconnect(peer.rank)
+        self._roster.forget(peer)
+        if was_here and self._may_return:
+            self._sockets.unshut()
+            left = Frame(
+                kind=Kind.LEFT,
+                sender=peer.rank,
+                attempt=self._roster.attempt,
+                number=peer.incarnation,
+            )
+            self._arrived.append(left)
 
 
 def open_zmq_channel(
@@ -229,6 +311,7 @@ def open_zmq_channel(
     attempt: int,
     options: ZmqOptions,
     report: Callable[[str], None],
+    membership: Membership = ALL_STAY,
 ) -> ZmqChannel:
     """Listen, meet the other ranks and connect to all of them; called in the rank itself.
 
@@ -240,6 +323,7 @@ def open_zmq_channel(
         options: of the connections.
         report: called with a line of text, once when a message from outside the run was dropped,
             once when a connection was refused.
+        membership: who may go without ending the attempt; nobody by default.
 
     Raises:
         ConfigError: the address needs keys, or another rank has others.
@@ -250,12 +334,39 @@ def open_zmq_channel(
     sockets = listen(options.address, options.keys, options.enclosed, options.silence_seconds)
     try:
         endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
-        endpoints = rendezvous.meet(rank, world_size, endpoint, options.start_seconds)
-        peers = {other: Peer(other) for other in range(world_size) if other != rank}
-        roster = Roster(rank, attempt, endpoint.token, peers)
-        channel = ZmqChannel(UnknownPeers(rank, report), roster, sockets, options, endpoints)
+        peers = _peers(rank, world_size, membership)
+        met = {peer.rank: peer.incarnation for peer in peers.values() if not peer.gone}
+        met[rank] = membership.incarnation
+        endpoints = rendezvous.join(
+            rank, dict(sorted(met.items())), endpoint, options.start_seconds
+        )
+        roster = Roster(rank, attempt, endpoint.token, peers, endpoint, membership.incarnation)
+        channel = ZmqChannel(
+            UnknownPeers(rank, report),
+            roster,
+            sockets,
+            options,
+            world_size,
+            endpoints,
+            membership.may_return,
+        )
         channel.greet()
     except BaseException:
         sockets.destroy(0.0)
         raise
     return channel
+
+
+def _peers(rank: int, world_size: int, membership: Membership) -> dict[int, Peer]:
+    """The others as they are when a rank starts."""
+    again, mortal = membership.incarnation, membership.mortal
+    return {
+        other: Peer(
+            other,
+            mortal=other in mortal,
+            incarnation=again if other in membership.mates else 0,
+            gone=again > 0 and other in mortal,
+        )
+        for other in range(world_size)
+        if other != rank
+    }

@@ -2,7 +2,8 @@
 
 Below the frames of the program ranks exchange three words, each with a frame of kind HELLO:
 
-    HELLO    first message to another rank; holds the token that rank has published
+    HELLO    first message to another rank; holds the token that rank has published, and how often
+             its sender has been started before; who has been also says where it listens itself
     GOODBYE  last message to another rank
     TAKEN    answer to GOODBYE: everything before it has arrived; holds the number of frames and
              goodbyes that the one who answers has sent the other way, some still on their way
@@ -14,6 +15,7 @@ lost, and none of two ranks that say goodbye at once leaves the other without an
 from __future__ import annotations
 
 import hmac
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,6 +23,7 @@ from typing import final
 
 import numpy as np
 
+from dlrm_hybrid.comm.rendezvous import Endpoint, endpoint_of
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode
@@ -61,6 +64,9 @@ class Peer:
         sent: frames and goodbyes sent to it.
         taken: frames and goodbyes that came from it.
         to_come: of these, how many it had sent when it answered our GOODBYE; None until it has.
+        mortal: we live on when its connection ends without a goodbye.
+        incarnation: how often it had been started before the one that we know.
+        gone: its connection has ended without a goodbye, and it has not come again.
     """
 
     rank: int
@@ -70,11 +76,26 @@ class Peer:
     sent: int = 0
     taken: int = 0
     to_come: int | None = None
+    mortal: bool = False
+    incarnation: int = 0
+    gone: bool = False
 
     @property
     def settled(self) -> bool:
-        """It has everything of ours, and we have everything of its."""
-        return self.to_come is not None and self.taken >= self.to_come
+        """It has everything of ours, and we have everything of its; or it is gone."""
+        return self.gone or (self.to_come is not None and self.taken >= self.to_come)
+
+    @property
+    def has_met(self) -> bool:
+        """We are connected both ways; nobody waits for one that is gone."""
+        return self.gone or (self.greeted and self.reached)
+
+    def leave(self) -> None:
+        """Its connection has ended; what was counted on it means nothing any more."""
+        self.gone = True
+        self.greeted = self.reached = self.departed = False
+        self.sent = self.taken = 0
+        self.to_come = None
 
 
 @dataclass(slots=True)
@@ -86,13 +107,30 @@ class Roster:
         attempt: of the run.
         token: what others must know to be let in.
         peers: the others by rank.
+        endpoint: where this rank listens, which it says where it has been started before.
+        incarnation: how often it has been.
     """
 
     rank: int
     attempt: int
     token: str = field(repr=False)
     peers: dict[int, Peer]
+    endpoint: Endpoint | None = None
+    incarnation: int = 0
     _connections: dict[bytes, Peer] = field(default_factory=dict[bytes, Peer], repr=False)
+    _forgotten: set[bytes] = field(default_factory=set[bytes], repr=False)
+
+    def forget(self, peer: Peer) -> None:
+        """Drop what still comes through the connection of a rank that is gone."""
+        peer.leave()
+        ended = [one for one, of in self._connections.items() if of is peer]
+        self._forgotten.update(ended)
+        for connection in ended:
+            del self._connections[connection]
+
+    def has_forgotten(self, connection: bytes) -> bool:
+        """Whether it is that of an incarnation that is gone."""
+        return connection in self._forgotten
 
     def read(self, connection: bytes, parts: Sequence[Part]) -> tuple[Word, Peer, Frame]:
         """What a message says, and who says it; counts it as taken.
@@ -125,7 +163,11 @@ class Roster:
 
     def hello(self, token: str) -> list[Part]:
         """The first message to the rank that has published `token`."""
-        return [Word.HELLO.value, self._control(np.frombuffer(bytes.fromhex(token), np.uint8))]
+        said = [np.frombuffer(bytes.fromhex(token), np.uint8)]
+        if self.incarnation and self.endpoint is not None:
+            text = json.dumps({"address": self.endpoint.address, "token": self.endpoint.token})
+            said.append(np.frombuffer(text.encode(), np.uint8))
+        return [Word.HELLO.value, self._control(*said)]
 
     def goodbye(self, peer: Peer) -> list[Part]:
         """The last message to another rank."""
@@ -172,24 +214,46 @@ class Roster:
             raise ForeignError(f"it calls itself rank {frame.sender} and has not said HELLO")
         if not self._knows_token(frame):
             raise ForeignError(f"it calls itself rank {frame.sender} and does not know our token")
-        if peer.greeted:
+        if frame.number > peer.incarnation and peer.mortal:
+            # That its last connection has ended may show later: frames of it, before or after this
+            # HELLO, are never taken for those of the new incarnation.
+            return peer
+        if peer.greeted or peer.gone or frame.number != peer.incarnation:
             raise ForeignError(f"rank {frame.sender} has said HELLO on another connection")
         peer.greeted = True
         self._connections[connection] = peer
         return peer
 
+    def come_again(self, connection: bytes, peer: Peer, frame: Frame) -> Endpoint:
+        """Take note of the HELLO of a new incarnation, when the last one is forgotten.
+
+        Raises:
+            BrokenError: it does not say where it listens.
+        """
+        try:
+            text = bytes(frame.sections[1].payload)
+            endpoint = endpoint_of(text.decode(), f"HELLO of rank {peer.rank}")
+        except (IndexError, UnicodeDecodeError, DlrmError) as error:
+            raise BrokenError(
+                f"rank {self.rank}: rank {peer.rank} sent a broken message: {error}"
+            ) from error
+        peer.incarnation, peer.greeted = frame.number, True
+        self._connections[connection] = peer
+        return endpoint
+
     def _knows_token(self, frame: Frame) -> bool:
-        given = b"".join(bytes(one.payload) for one in frame.sections if one.dtype is Dtype.UINT8)
+        first = [one for one in frame.sections[:1] if one.dtype is Dtype.UINT8]
+        given = b"".join(bytes(one.payload) for one in first)
         return hmac.compare_digest(given, bytes.fromhex(self.token))
 
-    def _control(self, values: np.ndarray) -> Part:
+    def _control(self, *values: np.ndarray) -> Part:
         return encode(
             Frame(
                 kind=Kind.HELLO,
                 sender=self.rank,
                 attempt=self.attempt,
-                number=0,
-                sections=(dense(0, values),),
+                number=self.incarnation,
+                sections=tuple(dense(0, one) for one in values),
             )
         )
 

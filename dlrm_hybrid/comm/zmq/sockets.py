@@ -20,6 +20,7 @@ import socket as sockets
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -44,7 +45,7 @@ NEVER_MILLISECONDS = 24 * 3_600_000
 # Who connects and says nothing is cut off after so long, even while this rank has no descriptor
 # left for those that belong here; well below network.patience_seconds.
 HANDSHAKE_SECONDS = 5.0
-SO_ATTACH_FILTER = 26  # Linux, where Python has no name for it
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # Linux, where Python has no names for them
 
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -115,6 +116,7 @@ class Sockets:
     _door: _Socket
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _dealers: dict[int, _Socket] = field(default_factory=dict[int, _Socket])
+    _monitors: dict[int, _Socket] = field(default_factory=dict[int, _Socket])
     _answering: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
@@ -136,9 +138,24 @@ class Sockets:
             dealer.curve_publickey = self._keys.public
             dealer.curve_secretkey = self._keys.secret
         monitor = dealer.get_monitor_socket(_WATCHED)
-        self._dealers[rank] = dealer
+        self._dealers[rank], self._monitors[rank] = dealer, monitor
         self._watch(monitor, partial(self._changes, rank, monitor))
         dealer.connect(address)
+
+    def disconnect(self, rank: int) -> bool:
+        """Drop the connection to a rank, with all that is on its way; False if there is none."""
+        dealer = self._dealers.pop(rank, None)
+        if dealer is None:
+            return False
+        monitor = self._monitors.pop(rank)
+        self._selector.unregister(monitor)
+        if rank in self._answering:
+            self._answering.remove(rank)
+            self._selector.unregister(dealer)
+        dealer.disable_monitor()
+        monitor.close(0)
+        dealer.close(0)
+        return True
 
     def shut(self) -> None:
         """Nobody else comes in; connections that are up stay so.
@@ -150,8 +167,17 @@ class Sockets:
             return
         refuse_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # ret 0
         program = struct.pack("HP", 1, ctypes.addressof(refuse_all))
+        self._filter(SO_ATTACH_FILTER, program)
+
+    def unshut(self) -> None:
+        """Let others come in again, who must say who they are as at the start."""
+        if sys.platform == "linux":
+            with suppress(FileNotFoundError):  # it was not shut
+                self._filter(SO_DETACH_FILTER, struct.pack("i", 0))
+
+    def _filter(self, option: int, value: bytes) -> None:
         with sockets.socket(fileno=os.dup(self._listener)) as listener:
-            listener.setsockopt(sockets.SOL_SOCKET, SO_ATTACH_FILTER, program)
+            listener.setsockopt(sockets.SOL_SOCKET, option, value)
 
     def watch_answers(self) -> None:
         """From now on `wait` wakes up for answers to goodbyes, too."""
@@ -161,7 +187,8 @@ class Sockets:
 
     def send(self, rank: int, parts: Sequence[Part]) -> bool:
         """Queue a message for another rank; False if the connection to it has ended."""
-        return _send(self._dealers[rank], parts)
+        dealer = self._dealers.get(rank)
+        return dealer is not None and _send(dealer, parts)
 
     def reply(self, connection: bytes, parts: Sequence[Part]) -> bool:
         """Queue a message for whoever sent over `connection`; False if that has ended."""
