@@ -95,6 +95,10 @@ class Preparing:
         owed = {one: title for one, title in self.owed.items() if one != rank}
         return replace(self, owed=owed, shards={**self.shards, name: shard})
 
+    def without(self, rank: int) -> Preparing:
+        """This checkpoint when a rank is gone that has not reported."""
+        return replace(self, owed={one: name for one, name in self.owed.items() if one != rank})
+
     @property
     def is_prepared(self) -> bool:
         """Whether all ranks have written their shards."""

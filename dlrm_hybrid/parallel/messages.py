@@ -7,7 +7,7 @@ names among the values.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -105,6 +105,13 @@ class Messenger:
     def receive_tensors(self, sender: int, kind: Kind, number: int) -> dict[str, Tensor]:
         """Wait for the named tensors that a rank sends."""
         return tensors_of(self._take(sender, kind, number))
+
+    def receive_unless(
+        self, sender: int, kind: Kind, number: int, is_off: Callable[[], bool]
+    ) -> Frame | None:
+        """Wait for what a rank sends; None as soon as it is known that it does not come."""
+        wanted = Receive(kind, sender, number)
+        return self.mailbox.take_unless(wanted, is_off, self.patience_seconds)
 
     def fetch(self, servers: Sequence[int], version: Version, stage: int) -> dict[str, Tensor]:
         """The weights of a stage that servers own, once `version` of them is made."""

@@ -63,6 +63,7 @@ class TrainTask:
         rank: its number.
         attempt: how often the run has been started before.
         rendezvous: a folder of this attempt where ranks meet.
+        incarnation: how often the rank has been started before in this attempt.
     """
 
     run_folder: str
@@ -71,6 +72,7 @@ class TrainTask:
     rank: int
     attempt: int
     rendezvous: str
+    incarnation: int = 0
 
     @property
     def goes_on(self) -> bool:

@@ -5,7 +5,7 @@ Each trainer predicts every T-th batch, the leader scores all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import final
@@ -71,33 +71,45 @@ class WorldEvaluation:
     test: TestPart
 
     def scores(
-        self, leader: int, masters: Mapping[str, Tensor], meet: Callable[[int, int], None]
+        self,
+        leader: int,
+        masters: Mapping[str, Tensor],
+        trainers: Sequence[int],
+        meet: Callable[[int, int], None],
     ) -> BinaryScores | None:
         """Scores of the master weights at the leader, None elsewhere.
 
         Args:
             leader: its rank.
             masters: the weights of this worker's stage by name.
+            trainers: those that take part; of sharded tables all must.
             meet: called before each group of batches with its number and the rows done, by all
                 workers alike; what it raises in all of them ends the evaluation.
         """
         for name, weight in self.evaluator.stage.model.dense_parameters().items():
             weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
-        for number, done_rows, group in self.test.groups(self.topology.trainers):
+        place = trainers.index(self.messenger.rank // self.topology.stages)
+        for number, done_rows, group in self.test.groups(len(trainers)):
             meet(number, done_rows)
-            logit_B = self._predict(number, group)
+            logit_B = self._predict(number, group, place)
             if self.messenger.rank == leader:
-                _score(self.topology, self.messenger, number, group, logit_B, metrics)
+                for trainer, batch in zip(trainers, group, strict=False):
+                    rank = self.topology.worker(trainer, self.topology.stages - 1)
+                    if rank != leader:
+                        got = self.messenger.receive_tensors(rank, Kind.LOGITS, number)
+                        metrics.add(got["logits"].numpy(), batch.label_B)
+                    else:
+                        assert logit_B is not None
+                        metrics.add(logit_B.numpy(), batch.label_B)
             elif logit_B is not None:
                 self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
         return metrics.scores() if self.messenger.rank == leader else None
 
-    def _predict(self, number: int, group: list[Batch]) -> Tensor | None:
+    def _predict(self, number: int, group: list[Batch], place: int) -> Tensor | None:
         """Logits of this trainer's batch in the last stage."""
-        trainer = self.messenger.rank // self.topology.stages
-        if trainer < len(group):
-            inputs = stage_inputs(self.evaluator, group[trainer])
+        if place < len(group):
+            inputs = stage_inputs(self.evaluator, group[place])
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
@@ -107,29 +119,31 @@ class WorldEvaluation:
 
 
 def gathered_scores(
-    topology: Topology, messenger: Messenger, test: TestPart, meet: Callable[[int, int], None]
-) -> BinaryScores:
-    """What `WorldEvaluation.scores` gives the leader, at a leader that predicts nothing itself."""
-    metrics = BinaryMetrics()
-    for number, done_rows, group in test.groups(topology.trainers):
-        meet(number, done_rows)
-        _score(topology, messenger, number, group, None, metrics)
-    return metrics.scores()
-
-
-def _score(
     topology: Topology,
-    messenger: Messenger,
-    number: int,
-    group: list[Batch],
-    own_B: Tensor | None,
-    metrics: BinaryMetrics,
-) -> None:
-    """Add a group of batches, whose logits come from the last stages of the trainers."""
-    for trainer, batch in enumerate(group):
-        rank = topology.worker(trainer, topology.stages - 1)
-        logit_B = own_B
-        if rank != messenger.rank:
-            logit_B = messenger.receive_tensors(rank, Kind.LOGITS, number)["logits"]
-        assert logit_B is not None
-        metrics.add(logit_B.numpy(), batch.label_B)
+    test: TestPart,
+    trainers: Sequence[int],
+    receive: Callable[[int, int], Tensor | None],
+    meet: Callable[[int, int], None],
+) -> BinaryScores | None:
+    """What `WorldEvaluation.scores` gives the leader, at a leader that predicts nothing itself.
+
+    Args:
+        topology: of the world.
+        test: the rows.
+        trainers: those that take part.
+        receive: the logits of a rank for a group of batches; None if it is gone.
+        meet: as of `WorldEvaluation.scores`.
+
+    Returns:
+        None if a trainer was lost meanwhile; what the others have sent is taken all the same.
+    """
+    metrics, is_whole = BinaryMetrics(), True
+    for number, done_rows, group in test.groups(len(trainers)):
+        meet(number, done_rows)
+        for trainer, batch in zip(trainers, group, strict=False):
+            logit_B = receive(topology.worker(trainer, topology.stages - 1), number)
+            if logit_B is None:
+                is_whole = False
+            elif is_whole:
+                metrics.add(logit_B.numpy(), batch.label_B)
+    return metrics.scores() if is_whole else None

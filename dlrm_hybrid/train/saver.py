@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, ou
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
-from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.messages import Messenger, values_of
+from dlrm_hybrid.train.asynchronous.roll import Since
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
@@ -82,6 +83,11 @@ class Committer:
         assert self._preparing is not None
         self._preparing = self._preparing.took(rank, shard)
 
+    def lose(self, rank: int) -> None:
+        """A rank is gone; what it has not written yet, its residuals, is not saved."""
+        assert self._preparing is not None
+        self._preparing = self._preparing.without(rank)
+
     def poll(self, wait_seconds: float) -> Saved | None:
         """The checkpoint once it is valid; raises as `CheckpointWriter.poll`."""
         if self._preparing is None or not self._preparing.is_prepared:
@@ -130,6 +136,8 @@ class CheckpointWriter:
         committer: makes checkpoints valid, where this process leads.
         writer: writes what this process holds.
         groups: gives that.
+        away: ranks that are gone, but come again; a checkpoint does without what they hold.
+        losses: grows with each rank that is.
     """
 
     messenger: Messenger
@@ -140,7 +148,10 @@ class CheckpointWriter:
     committer: Committer
     writer: ShardWriter
     groups: Callable[[], Groups]
+    away: Callable[[], Collection[int]] = frozenset
+    losses: Sequence[int] = ()
     _step: int | None = None
+    _since: Since = Since((), 0)
 
     @property
     def pending(self) -> bool:
@@ -150,15 +161,18 @@ class CheckpointWriter:
     def save(self, progress: Progress) -> None:
         """Copy what a checkpoint holds; all else is done in the background."""
         begun, step = time.perf_counter(), progress.step
-        asked = self.asked if self._leads else ()
+        away = self.away()
+        asked = [rank for rank in self.asked if rank not in away] if self._leads else ()
         version = self.settled()
+        self._since = Since.now(self.losses)
         for server in asked:
             self.messenger.send(server, Kind.SAVE, version, {"step": step})
         self.writer.begin(step, self.groups())
         for server in asked:
-            self.messenger.receive(server, Kind.COPIED, version)
+            self._from(server, Kind.COPIED, version)
         if self._leads:
-            self.committer.begin(progress, self.names, begun)
+            there = {rank: name for rank, name in self.names.items() if rank not in away}
+            self.committer.begin(progress, there, begun)
         self._step = step
 
     def poll(self) -> Saved | None:
@@ -200,21 +214,30 @@ class CheckpointWriter:
         return saved
 
     def _lead(self, step: int, wait_seconds: float) -> Saved | None:
+        for rank in self.committer.owed:
+            if self._since.is_lost(rank):
+                self.committer.lose(rank)
         asked = [rank for rank in self.asked if rank in self.committer.owed]
         for rank in asked:
             self.messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
         workers = [rank for rank in self.names if rank not in (*self.asked, self.leader)]
-        written = {self.leader: self._written(wait_seconds)}
-        written |= {
-            rank: self.messenger.receive(rank, Kind.SHARD, step) for rank in (*workers, *asked)
-        }
+        written: dict[int, dict[str, Any] | None] = {self.leader: self._written(wait_seconds)}
+        for rank in (*workers, *asked):
+            written[rank] = self._from(rank, Kind.SHARD, step)
         for rank, values in written.items():
-            if values["shard"] is not None:
+            if values is None:
+                self.committer.lose(rank)
+            elif values["shard"] is not None:
                 self.committer.take(rank, Shard(**values["shard"]))
         saved = self.committer.poll(wait_seconds)
         for rank in workers:
             self.messenger.send(rank, Kind.COMMIT, step, {"done": saved is not None})
         return saved
+
+    def _from(self, rank: int, kind: Kind, number: int) -> dict[str, Any] | None:
+        """What a rank answers; None if it is gone."""
+        frame = self.messenger.receive_unless(rank, kind, number, lambda: self._since.is_lost(rank))
+        return None if frame is None else values_of(frame)
 
     def _written(self, wait_seconds: float) -> dict[str, Any]:
         shard = self.writer.take(wait_seconds)

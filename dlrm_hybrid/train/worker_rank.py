@@ -132,12 +132,18 @@ class WorkerRank:
             progress = replace(progress, interval=Interval())
         return progress, Decision(decision["severity"], decision["save"])
 
-    def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores | None:
+    def evaluate(
+        self,
+        stop: StopRequest,
+        show: Callable[[int], None],
+        trainers: Sequence[int] | None = None,
+    ) -> BinaryScores | None:
         """Scores of the master weights, at the leader; see `loop.Parts.evaluate`.
 
         Args:
             stop: stop request of signals.
             show: called now and then with the rows done.
+            trainers: those that take part; None: all.
 
         Raises:
             PreemptedError, InterruptedRunError: in all workers between the same batches.
@@ -153,7 +159,9 @@ class WorkerRank:
             show(done_rows)
             self._meet_evaluating(number, stop)
 
-        return self.evaluation.scores(self.leader, masters, meet)
+        if trainers is None:
+            trainers = range(self.topology.trainers)
+        return self.evaluation.scores(self.leader, masters, trainers, meet)
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker."""
@@ -181,6 +189,18 @@ class WorkerRank:
         self.client.restart(step, values)
         if self.worker.tables is not None:
             self.worker.tables.restart(Version(step), values)
+
+    def join(self, step: int) -> None:
+        """Go on where the leader says, with all state new, in place of one that is gone.
+
+        Its residuals are lost.
+        """
+        assert isinstance(self.client, ServerClient)
+        self.step = step
+        self._met = replace(self._met, step=step)
+        self.client.join(step)
+        if self.worker.tables is not None:
+            self.worker.tables.restart(Version(step), {})
 
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""

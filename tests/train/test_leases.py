@@ -39,6 +39,41 @@ def test_every_batch_is_learned_once_in_whatever_order_trainers_come(
     assert leases.learned == first + sum(rests)
 
 
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+def test_batches_of_lost_trainers_are_learned_by_others(
+    trainers: int, rests: list[int], seed: int
+) -> None:
+    random, leases = Random(seed), Leases.begin((0,) * trainers)
+    told: list[int] = []  # that trainers said they have learned
+    losses, redone, given_out = 0, 0, 0
+    for more in rests:
+        leases = leases.until(leases.given + more)
+        while leases.learned < leases.limit:
+            trainer = random.randrange(trainers)
+            under_way = leases.under_way[trainer]
+            if losses < 20 and random.random() < 0.2:
+                before, leases = leases, leases.lose(trainer)
+                assert leases.done == before.done and leases.under_way[trainer] == ()
+                assert sorted(leases.returned) == sorted((*before.returned, *under_way))
+                losses, redone = losses + 1, redone + len(under_way)
+            elif under_way:
+                count = random.randint(0, len(under_way))
+                told += under_way[:count]
+                leases = leases.finish(trainer, leases.done[trainer] + count)
+            else:
+                leases, taken = leases.take(trainer)
+                given_out += len(taken)
+                assert len(taken) <= MOST_AT_ONCE
+        assert leases.at_rest and leases.given == leases.limit
+        assert all(not leases.lose(trainer).returned for trainer in range(trainers))
+    assert sorted(told) == list(range(sum(rests)))  # every batch, and for the count only once
+    assert given_out == sum(rests) + redone
+
+
 @given(st.integers(1, 5), st.integers(0, 40))
 def test_a_rest_that_shall_come_soon_comes_at_the_end_of_a_step(trainers: int, takes: int) -> None:
     leases = Leases.begin((0,) * trainers).until(1000 * trainers)

@@ -120,6 +120,7 @@ class ServerClient(Client):
         self._applied = dict.fromkeys(self._buckets, Version(0))
         self._first = Version(0)  # what it began with, here or when it was last made equal
         self._pushed = 0
+        self._skipped = 0
 
     @override
     def pull(self) -> Program[None]:
@@ -265,9 +266,19 @@ class ServerClient(Client):
         self._first = version
         self._pushed = pushed
 
+    def join(self, pushed: int) -> None:
+        """Count pushes from here on, in place of a worker that is gone; `refresh` the whole next.
+
+        Args:
+            pushed: more than the servers have seen of that one.
+        """
+        self._applied = dict.fromkeys(self._buckets, Version(pushed))
+        self._pushed = self._skipped = pushed
+
     @override
     def settled(self) -> Version:
-        return self._policy.settled(self._pushed)
+        # Servers count pushes that were made: of one that has joined only those since.
+        return self._policy.settled(self._pushed - self._skipped)
 
     def _newer(self, owner: int) -> Receive:
         return Receive(Kind.PARAMETERS, owner, self._applied[owner] + 1, waits=False)

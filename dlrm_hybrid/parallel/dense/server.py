@@ -271,6 +271,8 @@ def serve(
 ) -> int:
     """Answer frames until each of `workers` has sent its goodbye; returns the ticks they have done.
 
+    Nobody waits for the goodbye of one that is gone and may come again.
+
     Args:
         channel: of this rank; the caller closes it.
         handlers: of all kinds of frames that may come, but goodbyes.
@@ -281,12 +283,18 @@ def serve(
         DlrmError: what a handler and the channel raise; a kind without a handler, a goodbye from
             another rank, or a frame after one.
     """
-    here = set(workers)
+    here, gone = set(workers), set[int]()
     ticks = 0
     while here:
         frame = channel.receive(deadline_seconds)
         what = f"{frame.kind.name} {frame.number} of rank {frame.sender}"
-        if frame.sender not in here:
+        if frame.kind is Kind.LEFT:
+            gone |= here & {frame.sender}
+            here.discard(frame.sender)
+        elif frame.sender in gone:  # it has come again
+            gone.remove(frame.sender)
+            here.add(frame.sender)
+        elif frame.sender not in here:
             raise DlrmError(f"{what}, which has said goodbye or never had business here")
         if frame.kind is Kind.GOODBYE:
             here.remove(frame.sender)
@@ -294,6 +302,8 @@ def serve(
             continue
         handle = handlers.get(frame.kind)
         if handle is None:
+            if frame.kind is Kind.LEFT:
+                continue
             raise DlrmError(f"{what}: a server takes no such frames")
         for outgoing in handle(frame):
             channel.send(*outgoing)

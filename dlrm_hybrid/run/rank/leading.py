@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions
@@ -61,7 +63,9 @@ def lead(
             switch=_ignore,  # the loop says which phase it is
             writer=job.writer,
         )
-        handlers |= timed(job, {**answering.handlers(), Kind.REPORT: leader.report}, log)
+        handlers |= timed(
+            job, {**answering.handlers(), Kind.REPORT: leader.report, Kind.LEFT: leader.left}, log
+        )
         for asked in (Kind.SAVE, Kind.SHARD):  # it is the one that asks
             del handlers[asked]
 
@@ -88,7 +92,8 @@ def follow(
         at_end(lambda: leave_servers(job, channel, worker.step)),
     ):
         assert isinstance(worker.client, ServerClient), "sync=async needs servers"
-        resume(job, worker, say_nothing)
+        if not job.task.incarnation:
+            resume(job, worker, say_nothing)
         meter.step = worker.step
         loader = build_model.loader(config, job.shards)
         follower = Follower(
@@ -100,6 +105,8 @@ def follow(
             meter=meter,
             writer=job.writer,
             show=lambda rows: None,
+            say=partial(print, flush=True),
+            incarnation=job.task.incarnation,
         )
         handlers |= follower.handlers()
         follower.run()

@@ -2,6 +2,7 @@
 
 it asks:       what it has learned since it asked last          REPORT
 it is told:    batches to learn, to settle, to evaluate, to end DECISION
+               first, if it has been started again, where it goes on
 while it waits it also copies what a checkpoint must hold, and says whether that is written
                                                                 SAVE, COPIED; SHARD
 """
@@ -48,7 +49,9 @@ class Follower:
         stop: stop request of signals.
         meter: of the process.
         writer: of its part of checkpoints.
+        say: writes a line to the log.
         show: called now and then during an evaluation with the rows done.
+        incarnation: how often this worker had been started before in this attempt.
     """
 
     rank: WorkerRank
@@ -59,6 +62,8 @@ class Follower:
     meter: RankMeter
     writer: ShardWriter
     show: Callable[[int], None]
+    say: Callable[[str], None]
+    incarnation: int = 0
 
     def handlers(self) -> Mapping[Kind, Handle]:
         """What it does beside, whenever it waits."""
@@ -84,7 +89,12 @@ class Follower:
             elif order["do"] == "settle":
                 self._settle()
             elif order["do"] == "evaluate":
-                self._evaluate()
+                self._evaluate(order["trainers"])
+            elif order["do"] == "join":
+                rank.join(order["at"])
+                rank.runner.run(self.client.refresh(whole=True))
+                name = rank.topology.name(rank.messenger.rank)
+                self.say(f"{name} has been started again and goes on at batch {order['at']}")
             elif order["do"] == "end":
                 obey(order["severity"])
                 return
@@ -97,6 +107,7 @@ class Follower:
             "metrics": asdict(metrics),
             "interval": asdict(self.rank.since_last_met(self.rank.step, 0)),
             "severity": self.stop.severity,
+            "incarnation": self.incarnation,
         }
         messenger, leader = self.rank.messenger, self.rank.leader
         messenger.send(leader, Kind.REPORT, number, report)
@@ -104,10 +115,10 @@ class Follower:
         frame = messenger.mailbox.take(Receive(Kind.DECISION, leader, number), IDLE_SECONDS)
         return values_of(frame)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, trainers: Sequence[int]) -> None:
         try:
             with self.meter.within(Phase.EVALUATE):
-                self.rank.evaluate(self.stop, self.show)
+                self.rank.evaluate(self.stop, self.show, trainers)
         except (PreemptedError, InterruptedRunError):
             pass  # all have stopped at the same batch; the leader says what comes now
 

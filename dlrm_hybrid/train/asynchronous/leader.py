@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 from torch import Tensor
@@ -17,13 +18,14 @@ from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import Messenger, message, values_of
+from dlrm_hybrid.parallel.messages import Messenger, message, tensors_of, values_of
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
+from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -31,6 +33,9 @@ from dlrm_hybrid.types import DeadlineError, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 Order = Mapping[str, Any]
+
+
+NOTHING = StepMetrics(loss_sum=0.0, correct=0, rows=0)
 
 
 @final
@@ -42,11 +47,15 @@ class _Orders:
         told: its orders; all of its workers are given the same ones.
         waiting: workers that ask for the order after these.
         learned: of each of its workers, batches since the run began.
+        skipped: by how much its workers count more than these.
+        metrics: of batches that not all of its workers have told of.
     """
 
     told: list[Order] = field(default_factory=list[Order])
     waiting: list[int] = field(default_factory=list[int])
     learned: dict[int, int] = field(default_factory=dict[int, int])
+    skipped: int = 0
+    metrics: StepMetrics = NOTHING
 
 
 @final
@@ -63,6 +72,7 @@ class LeaderRank:
         test: the rows to evaluate.
         messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
         log: gets the batches that are given out; None keeps no record.
+        roll: which trainers are there.
     """
 
     topology: Topology
@@ -73,17 +83,20 @@ class LeaderRank:
     test: TestPart
     messenger: Messenger
     log: OrderLog | None
+    roll: Roll = field(init=False)
     _leases: Leases = field(init=False)
     _orders: list[_Orders] = field(init=False)
     _at: list[LoaderState] = field(default_factory=list[LoaderState])
     _first: int = 0
     _met_step: int = 0
-    _metrics: StepMetrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+    _metrics: StepMetrics = NOTHING
+    _end: Order | None = None
     _interval: Interval = Interval()
     _severity: int = 0
 
     def __post_init__(self) -> None:
         trainers = self.topology.trainers
+        self.roll = Roll(trainers, self.topology.stages)
         self._leases = Leases.begin((0,) * trainers)
         self._orders = [_Orders() for _ in range(trainers)]
 
@@ -105,24 +118,40 @@ class LeaderRank:
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Take what a worker says that asks for an order; the orders that can be given now."""
         trainer = frame.sender // self.topology.stages
-        orders, values = self._orders[trainer], values_of(frame)
-        self._note(frame.sender, trainer, values)
+        values, known = values_of(frame), self.roll.incarnations[trainer]
+        if values["incarnation"] < known:
+            return []  # another worker of its trainer is gone, and it will be ended
+        lost: list[Outgoing] = []
+        if values["incarnation"] > known:  # all of one incarnation went before this rank heard it
+            lost = self._lose(trainer, values["incarnation"])
+        orders = self._orders[trainer]
+        if frame.number or not values["incarnation"]:
+            self._note(frame.sender, trainer, values)
+        self._severity = max(self._severity, values["severity"])
         if frame.number > len(orders.told):
             raise DlrmError(
                 f"rank {frame.sender}: asks for order {frame.number}; trainer {trainer} has got "
                 f"{len(orders.told)}"
             )
         if frame.number < len(orders.told):
-            return [self._answer(frame.sender, frame.number, orders)]
+            return [*lost, self._answer(frame.sender, frame.number, orders)]
         orders.waiting.append(frame.sender)
-        return self._give(trainer)
+        return [*lost, *self._give(trainer)]
+
+    def left(self, frame: Frame) -> Sequence[Outgoing]:
+        """A worker is gone, and with it its trainer; others are given what it had under way."""
+        self.messenger.mailbox.forget(frame.sender)
+        trainer = frame.sender // self.topology.stages
+        if frame.number < self.roll.incarnations[trainer]:
+            return []  # its trainer is lost already
+        return self._lose(trainer, frame.number + 1)
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Wait until all batches of a step are learned; see `loop.Parts.make_step`."""
         if step * self.topology.trainers == self._leases.limit:
             self._go_on(step, at)
         self._wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
-        metrics, self._metrics = self._metrics, StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        metrics, self._metrics = self._metrics, NOTHING
         return metrics, self._position(step + 1)
 
     def meet(
@@ -143,7 +172,9 @@ class LeaderRank:
         return progress, Decision(severity, is_late) if is_limit else Decision()
 
     def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
-        """Scores of the weights on the test part; all are at rest.
+        """Scores of the weights on the test part; all that are there are at rest.
+
+        Where a trainer is lost meanwhile, those that are left begin again.
 
         Args:
             stop: stop request of signals.
@@ -152,18 +183,25 @@ class LeaderRank:
         Raises:
             PreemptedError, InterruptedRunError: between the same batches as all workers.
         """
-        self._command({"do": "evaluate"})
-
-        def meet(number: int, done_rows: int) -> None:
-            show(done_rows)
-            if number % SYNC_EVERY == 0:
-                self._meet_evaluating(number, stop)
-
-        return gathered_scores(self.topology, self.messenger, self.test, meet)
+        scores = None
+        while scores is None:
+            self._wait(self._all_wait)
+            trainers, since = self.roll.present, Since.now(self.roll.losses)
+            self._command({"do": "evaluate", "trainers": trainers}, trainers)
+            workers = self.roll.workers(trainers)
+            scores = gathered_scores(
+                self.topology,
+                self.test,
+                trainers,
+                partial(self._logits, since),
+                partial(self._meet_evaluating, stop, show, workers, since),
+            )
+        return scores
 
     def end(self) -> None:
-        """Send all workers home."""
-        self._command({"do": "end", "severity": self._severity})
+        """Send all workers home, also those that come yet."""
+        self._end = {"do": "end", "severity": self._severity}
+        self._command(self._end, range(self.topology.trainers))
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this rank."""
@@ -182,19 +220,22 @@ class LeaderRank:
 
     def _note(self, rank: int, trainer: int, values: Mapping[str, Any]) -> None:
         """Take over what a worker has measured."""
-        self._severity = max(self._severity, values["severity"])
         self._interval = self._interval.plus(Interval(**values["interval"]))
-        self._metrics = self._metrics.plus(StepMetrics(**values["metrics"]))
-        learned = self._orders[trainer].learned
-        learned[rank] = values["learned"]
+        orders = self._orders[trainer]
+        orders.metrics = orders.metrics.plus(StepMetrics(**values["metrics"]))
+        learned = orders.learned
+        learned[rank] = values["learned"] - orders.skipped
         if len(learned) == self.topology.stages:
             self._leases = self._leases.finish(trainer, min(learned.values()))
+            if len(set(learned.values())) == 1:  # else it is lost if the trainer is
+                self._metrics, orders.metrics = self._metrics.plus(orders.metrics), NOTHING
 
     def _give(self, trainer: int) -> list[Outgoing]:
         """More batches for a trainer all of whose workers ask for them, if there are any."""
         orders = self._orders[trainer]
         if len(orders.waiting) < self.topology.stages:
             return []
+        self.roll.away.discard(trainer)
         self._leases, batches = self._leases.take(trainer)
         if not batches:
             return []
@@ -217,15 +258,32 @@ class LeaderRank:
         )
         return Outgoing(rank, frame, 0)
 
-    def _command(self, order: Order) -> None:
-        """Tell all trainers the same; they are at rest."""
-        for trainer in range(self.topology.trainers):
+    def _lose(self, trainer: int, incarnation: int) -> list[Outgoing]:
+        """A trainer begins anew, with this incarnation; what can be given to others instead.
+
+        Servers have seen no larger number of it than those of the batches that it had under way.
+        It goes on at one more than that: to table servers a gap says that it is another.
+        """
+        under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
+        at = done + self._orders[trainer].skipped + len(under_way) + 1
+        self._leases = self._leases.lose(trainer)
+        self.roll.lose(trainer, incarnation, len(under_way))
+        told: list[Order] = [{"do": "join", "at": at}]
+        if self._end is not None:
+            told.append(self._end)
+        self._orders[trainer] = _Orders(told=told, skipped=at - done)
+        return [one for other in range(self.topology.trainers) for one in self._give(other)]
+
+    def _command(self, order: Order, trainers: Sequence[int]) -> None:
+        """Tell several trainers the same; they are at rest."""
+        for trainer in trainers:
             self._send(self._tell(trainer, order))
 
     def _rest(self, step: int) -> None:
         """Wait until all have learned what they were given, and it has arrived everywhere."""
         self._wait(self._all_wait)
-        self._command({"do": "settle"})
+        # Who comes meanwhile has just pulled everything, and has sent nothing.
+        self._command({"do": "settle"}, self.roll.present)
         self._wait(self._all_wait)
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.leader, step))
@@ -248,7 +306,9 @@ class LeaderRank:
         return self._at[step - self._first]
 
     def _all_wait(self) -> bool:
-        return all(len(one.waiting) == self.topology.stages for one in self._orders)
+        present = self.roll.present
+        stages = self.topology.stages
+        return bool(present) and all(len(self._orders[one].waiting) == stages for one in present)
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
         patience_seconds = self.messenger.patience_seconds
@@ -265,12 +325,35 @@ class LeaderRank:
                 busy,
             ) from None
 
-    def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
+    def _logits(self, since: Since, rank: int, number: int) -> Tensor | None:
+        """What a rank has predicted; None if it is gone."""
+        frame = self.messenger.receive_unless(
+            rank, Kind.LOGITS, number, partial(since.is_lost, rank)
+        )
+        return None if frame is None else tensors_of(frame)["logits"]
+
+    def _meet_evaluating(
+        self,
+        stop: StopRequest,
+        show: Callable[[int], None],
+        workers: Sequence[int],
+        since: Since,
+        number: int,
+        done_rows: int,
+    ) -> None:
         """Stop all together, before the group of batches with this number, if one of them must."""
-        workers = range(self.topology.num_workers)
-        asked = [self.messenger.receive(rank, Kind.STOP_REQUEST, number) for rank in workers]
-        severity = max(stop.severity, self._severity, *(one["severity"] for one in asked))
+        show(done_rows)
+        if number % SYNC_EVERY:
+            return
+        severity = max(stop.severity, self._severity)
+        for rank in workers:
+            asked = self.messenger.receive_unless(
+                rank, Kind.STOP_REQUEST, number, partial(since.is_lost, rank)
+            )
+            if asked is not None:
+                severity = max(severity, values_of(asked)["severity"])
         self._severity = severity
         for rank in workers:
-            self.messenger.send(rank, Kind.STOP_DECISION, number, {"severity": severity})
+            if not since.is_lost(rank):
+                self.messenger.send(rank, Kind.STOP_DECISION, number, {"severity": severity})
         obey(severity)

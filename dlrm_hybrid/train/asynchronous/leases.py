@@ -24,6 +24,7 @@ class Leases:
         limit: batches that may be given out.
         under_way: of each trainer, those it has not learned from yet.
         done: of each trainer, how many it has learned from since the run began.
+        returned: batches of trainers that were lost; they are given out before all others.
     """
 
     trainers: int
@@ -31,6 +32,7 @@ class Leases:
     limit: int
     under_way: tuple[tuple[int, ...], ...]
     done: tuple[int, ...]
+    returned: tuple[int, ...] = ()
 
     @staticmethod
     def begin(done: tuple[int, ...]) -> Leases:
@@ -45,8 +47,8 @@ class Leases:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is under way."""
-        return not any(self.under_way)
+        """Whether nothing is under way, or to be given out again."""
+        return not any(self.under_way) and not self.returned
 
     def until(self, limit: int) -> Leases:
         """With another limit; raises ValueError if more is given out already."""
@@ -73,12 +75,22 @@ class Leases:
         """
         if self.under_way[trainer]:
             raise ValueError(f"trainer {trainer} has batches {self.under_way[trainer]} under way")
-        left = self.limit - self.given
+        left = len(self.returned) + self.limit - self.given
         share = most * (self.done[trainer] + 1) // (max(self.done) + 1)
         count = min(left, max(1, min(share, left // (2 * self.trainers))))
-        batches = tuple(range(self.given, self.given + count))
-        after = replace(self, given=self.given + count)
+        again = self.returned[:count]
+        given = self.given + count - len(again)
+        batches = (*again, *range(self.given, given))
+        after = replace(self, given=given, returned=self.returned[count:])
         return after._with(trainer, batches, self.done[trainer]), batches
+
+    def lose(self, trainer: int) -> Leases:
+        """A trainer is gone: others, or itself when it comes again, take what it has under way.
+
+        It may have learned from some of these without saying so: they are learned from twice.
+        """
+        returned = tuple(sorted((*self.returned, *self.under_way[trainer])))
+        return replace(self, returned=returned)._with(trainer, (), self.done[trainer])
 
     def finish(self, trainer: int, done: int) -> Leases:
         """A trainer says that it has learned from so many batches since the run began.
