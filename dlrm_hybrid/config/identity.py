@@ -26,7 +26,7 @@ FREE = (
     "train.evaluate_every",
     "network",
     *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
-    *("parallel.world", "embedding.storage"),
+    *("parallel.world", "parallel.elastic", "embedding.storage"),
     "sync.check_every",
 )
 # A new run from an old checkpoint may also differ in length, learning rate and partitioning.

@@ -36,7 +36,10 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     },
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
-    "sync=async": {"sync.lr_scale": None, "sync.record": False, "sync.replay": None},
+    "sync=async": {
+        **{"sync.lr_scale": None, "sync.record": False, "sync.replay": None},
+        "parallel.elastic": False,
+    },
     "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
     "network=host": {"network.bind": None},
     "activation=dct": {"activation.allow_rice": None},
@@ -184,6 +187,13 @@ def _asynchronous(config: Config) -> Iterator[str]:
         yield (
             "gradient.residual = 'update': with sync=async servers know the learning rate, not "
             "trainers; needs gradient"
+        )
+    if parallel.elastic and parallel.world != "processes":
+        yield "parallel.elastic = True: parallel.world=in_process has no processes to lose"
+    if parallel.elastic and config.sync.record:
+        yield (
+            "parallel.elastic = True: a run that goes on without a trainer cannot be played back; "
+            "needs sync.record=false"
         )
     if config.sync.record and parallel.world != "processes":
         yield "sync.record = True: parallel.world=in_process has an order of its own"

@@ -77,6 +77,7 @@ class ParallelConfig:
     servers: Annotated[int, Field(ge=0, le=1024)]
     table_servers: Annotated[int, Field(ge=0, le=1024)]
     world: Literal["processes", "in_process"]
+    elastic: bool
 
 
 def _with_choices() -> Any:

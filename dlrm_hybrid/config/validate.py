@@ -22,7 +22,7 @@ from dlrm_hybrid.types import ConfigError, printable
 ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"minutes": 0.0},
     "embedding": {"name": "fused", "staleness": 0, "storage": "memory", "folder": None},
-    "parallel": {"table_servers": 0},
+    "parallel": {"table_servers": 0, "elastic": False},
     "pull": {"sparsity": None},
     "sync": {"lr_scale": None, "record": False, "replay": None},
 }

@@ -70,7 +70,7 @@ def _like(value: Any, skeleton: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sync(value: Any) -> dict[str, Any] | None:
-    given, skeleton = _mapping(value), world_sync([], [0])
+    given, skeleton = _mapping(value), world_sync([], [0], {})
     if not given or skeleton is None:
         return None
     sync = _like(given, skeleton)

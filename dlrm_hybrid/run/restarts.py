@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import final
 
+from typing_extensions import override
+
 from dlrm_hybrid.checkpoint.folder import saved_step
+from dlrm_hybrid.parallel.topology import WorkerRole
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import Request, TrainTask
-from dlrm_hybrid.run.supervisor import Outcome
-from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.run.supervisor import Outcome, Revival
+from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import DataError
 
 Namespaces = Callable[[int], tuple[str, ...]]
@@ -56,7 +60,7 @@ class RestartBudget:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class RestartLoop:
+class RestartLoop(Revival):
     """Prepares each attempt of a run, and decides whether there is another.
 
     Attributes:
@@ -68,6 +72,7 @@ class RestartLoop:
         first: number of the first attempt.
         say: shows a person a line.
         reported: by ranks of the present attempt at their end.
+        revivals: of trainers, how many are left.
     """
 
     request: Request
@@ -77,14 +82,58 @@ class RestartLoop:
     restarts: RestartBudget
     first: int
     say: Callable[[str], None]
+    revivals: RestartBudget
     reported: list[Event] = field(default_factory=list[Event])
+    _task: TrainTask | None = None
+    _incarnations: Counter[int] = field(default_factory=Counter[int])
+    _begun: bool = False
+    _finished: bool = False
+
+    def note(self, event: Event) -> None:
+        """Take note of what ranks report."""
+        if event.kind is Kind.RANK:
+            self.reported.append(event)
+        self._begun |= event.kind is Kind.STARTED
+        self._finished |= event.kind is Kind.FINISHED
+
+    @property
+    @override
+    def is_over(self) -> bool:
+        return self._finished
+
+    @override
+    def mates(self, index: int) -> frozenset[int]:
+        config = self.request.config
+        if not config.parallel.elastic:
+            return frozenset()
+        topology = build.topology(config)
+        role = topology.role(index)
+        if not isinstance(role, WorkerRole):
+            return frozenset()
+        return frozenset(topology.worker(role.trainer, one) for one in range(topology.stages))
+
+    @override
+    def revive(self, index: int, message: str) -> list[Rank]:
+        mates = self.mates(index)
+        # Before all have met, a rank that has not come is missed by all others.
+        number = self.revivals.another(time.monotonic()) if mates and self._begun else None
+        if number is None:
+            return []
+        self.say(
+            f"{message}; its trainer is started again, {number} of {self.revivals.limit}, the "
+            "others go on"
+        )
+        self._incarnations.update(mates)
+        return [self._rank(one) for one in sorted(mates)]
 
     def ranks(self) -> list[Rank]:
         """The processes of the next attempt; a world of one process has one."""
         self.reported.clear()  # by ranks that were done when another was lost
+        self._incarnations.clear()
+        self._begun = self._finished = False
         resume_from = run_folder.resume_point(self.request)
         attempt = self.first + self.restarts.made
-        task = TrainTask(
+        self._task = TrainTask(
             run_folder=str(self.request.folder),
             prepared=str(self.rows),
             resume_from=None if resume_from is None else str(resume_from),
@@ -92,16 +141,18 @@ class RestartLoop:
             attempt=attempt,
             rendezvous=str(self.rendezvous / str(attempt)),
         )
-        return [
-            Rank(
-                index=index,
-                name=name,
-                argument=json.dumps(asdict(replace(task, rank=index))),
-                log_folder=self.request.folder / "log",
-                namespaces=self.namespaces(index),
-            )
-            for index, name in enumerate(build.rank_names(self.request.config))
-        ]
+        return [self._rank(index) for index in range(len(build.rank_names(self.request.config)))]
+
+    def _rank(self, index: int) -> Rank:
+        assert self._task is not None
+        task = replace(self._task, rank=index, incarnation=self._incarnations[index])
+        return Rank(
+            index=index,
+            name=build.rank_names(self.request.config)[index],
+            argument=json.dumps(asdict(task)),
+            log_folder=self.request.folder / "log",
+            namespaces=self.namespaces(index),
+        )
 
     def again(self, lost: Outcome) -> Outcome | None:
         """What becomes of a run that has lost a rank: None to resume from what was saved."""

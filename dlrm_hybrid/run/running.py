@@ -204,11 +204,17 @@ def start(rank: Rank, entry: str) -> Running:
 def end(running: Sequence[Running]) -> None:
     """Kill and reap all of them."""
     for one in running:
-        if one.process.is_alive():
-            one.process.kill()
-        one.process.join()
-        one.connection.close()
+        kill(one)
     _ERRORS.end_attempt()
+
+
+def kill(one: Running) -> None:
+    """Kill and reap a rank, if it has not ended by itself."""
+    if one.process.is_alive():
+        one.process.kill()
+    one.process.join()
+    one.ended = True
+    one.connection.close()
 
 
 def _size(path: Path) -> int:

@@ -12,8 +12,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import wait
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Protocol, final
+
+from typing_extensions import override
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
@@ -23,6 +26,7 @@ from dlrm_hybrid.run.running import (
     Running,
     end,
     forkserver_errors,
+    kill,
     start,
 )
 from dlrm_hybrid.telemetry.events import Kind, from_json
@@ -50,6 +54,58 @@ class Outcome:
     lost: bool = False
 
 
+class Revival(Protocol):
+    """Which ranks may be lost while the others go on, and what becomes of them."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is done but the goodbyes: a rank that may be lost is not missed any more."""
+        ...
+
+    def mates(self, index: int) -> frozenset[int]:
+        """The ranks that go with this one, itself among them; none if no rank may."""
+        ...
+
+    def revive(self, index: int, message: str) -> Sequence[Rank]:
+        """What is started in place of this rank and its mates; nothing: the attempt ends.
+
+        Args:
+            index: the rank that is lost.
+            message: how, for a person.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoRevival(Revival):
+    """The first rank that is lost ends the attempt."""
+
+    @property
+    @override
+    def is_over(self) -> bool:
+        return False
+
+    @override
+    def mates(self, index: int) -> frozenset[int]:
+        return frozenset()
+
+    @override
+    def revive(self, index: int, message: str) -> Sequence[Rank]:
+        return ()
+
+
+NOBODY = NoRevival()
+
+
+class _NotStartedError(Exception):
+    """A rank could not be started; says what becomes of the attempt."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
+
+
 def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
     """Start all ranks, hand their events to `report`, return when all have ended.
 
@@ -68,6 +124,7 @@ def run_attempts(
     entry: str,
     report: Report,
     again: Callable[[Outcome], Outcome | None],
+    revival: Revival = NOBODY,
 ) -> Outcome:
     """As `run_ranks`, time after time as long as a rank is lost and `again` has no outcome.
 
@@ -80,62 +137,129 @@ def run_attempts(
         entry: as above.
         report: as above.
         again: what becomes of the run after this outcome; None is another attempt.
+        revival: of ranks that may be lost within an attempt; not after a signal.
     """
     outcome = None
     while outcome is None:
-        outcome = _attempt(ranks(), entry, report, forwarder)
+        outcome = _attempt(ranks(), entry, report, forwarder, revival)
         if outcome.lost and not forwarder.received:
             outcome = again(outcome)
     return outcome
 
 
-def _attempt(ranks: Sequence[Rank], entry: str, report: Report, forwarder: Forwarder) -> Outcome:
-    running = forwarder.running
+def _attempt(
+    ranks: Sequence[Rank], entry: str, report: Report, forwarder: Forwarder, revival: Revival
+) -> Outcome:
+    attempt = _Attempt(entry=entry, forwarder=forwarder, report=report, revival=revival)
     try:
+        attempt.start(ranks)
+        return attempt.listen()
+    except _NotStartedError as error:
+        return error.outcome
+    finally:
+        end(forwarder.running)
+        forwarder.running.clear()
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """Listens to the ranks of an attempt.
+
+    Attributes:
+        entry: of the ranks.
+        forwarder: knows those that run.
+        report: gets their events.
+        revival: of ranks that may be lost.
+    """
+
+    entry: str
+    forwarder: Forwarder
+    report: Report
+    revival: Revival
+    _open: dict[Connection, Running] = field(default_factory=dict[Connection, Running])
+    _failed: list[Running] = field(default_factory=list[Running])
+    _deadline: float = math.inf
+
+    def start(self, ranks: Sequence[Rank]) -> None:
+        """Start ranks; raises _NotStartedError."""
         for rank in ranks:
             try:
-                running.append(start(rank, entry))
+                one = start(rank, self.entry)
             except (EOFError, ConnectionError) as error:
-                return _forkserver_lost(rank, error)
-        return _listen(running, forwarder, report)
-    finally:
-        end(running)
-        running.clear()
+                raise _NotStartedError(_forkserver_lost(rank, error)) from error
+            self.forwarder.running.append(one)
+            self._open[one.connection] = one
 
+    def listen(self) -> Outcome:
+        """Take messages until every rank has ended or one has failed that must not."""
+        while self._open and time.monotonic() < self._deadline:
+            endless = math.isinf(self._deadline)
+            ready = wait(list(self._open), None if endless else self._deadline - time.monotonic())
+            for connection in ready:
+                one = self._open.get(connection)  # pyright: ignore[reportArgumentType]
+                if one is not None:  # else it has ended with a mate
+                    self._take(one)
+        if self._failed and self.forwarder.in_haste:
+            return Outcome(ExitCode.INTERRUPTED, "killed by a second Ctrl-C")
+        if self._failed:
+            return _failure(self._failed, self.forwarder.running)
+        return Outcome(ExitCode.DONE, "")
 
-def _listen(running: Sequence[Running], forwarder: Forwarder, report: Report) -> Outcome:
-    """Take messages until every rank has ended or one has failed."""
-    open_ranks = {one.connection: one for one in running}
-    failed: list[Running] = []
-    deadline = math.inf
-    while open_ranks and time.monotonic() < deadline:
-        patience = None if math.isinf(deadline) else deadline - time.monotonic()
-        ready = wait(list(open_ranks), patience)
-        for connection in ready:
-            one = open_ranks[connection]  # pyright: ignore[reportArgumentType]
-            try:
-                message = one.connection.recv_bytes()
-            except EOFError:
-                del open_ranks[one.connection]
-                one.ended = True
-                one.process.join()
-                if one.process.exitcode != ExitCode.DONE:
-                    failed.append(one)
-                    if not (forwarder.received and one.process.exitcode in TOGETHER):
-                        # Ranks that lose a peer may say so before the kernel reports its death,
-                        # those that lost patience do not lose it at one moment.
-                        grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
-                        deadline = min(deadline, time.monotonic() + grace)
-                continue
-            if message == READY:
-                forwarder.ready(one)
-            elif (event := from_json(message)).kind is Kind.FAILED:
-                one.failure = event
-            else:
-                report(event)
-    if failed and forwarder.in_haste:
-        return Outcome(ExitCode.INTERRUPTED, "killed by a second Ctrl-C")
-    return _failure(failed, running) if failed else Outcome(ExitCode.DONE, "")
+    def _take(self, one: Running) -> None:
+        """A message of a rank, or its end."""
+        try:
+            message = one.connection.recv_bytes()
+        except EOFError:
+            del self._open[one.connection]
+            one.ended = True
+            one.process.join()
+            if one.process.exitcode != ExitCode.DONE:
+                self._miss(one)
+            if self.revival.is_over and all(map(self._is_mortal, self._open.values())):
+                # One that is stopped, or comes again for nothing, is not waited for.
+                self._deadline = min(self._deadline, time.monotonic() + SILENCE_SECONDS)
+            return
+        if message == READY:
+            self.forwarder.ready(one)
+        elif (event := from_json(message)).kind is Kind.FAILED:
+            one.failure = event
+        else:
+            self.report(event)
+
+    def _is_mortal(self, one: Running) -> bool:
+        return bool(self.revival.mates(one.rank.index))
+
+    def _miss(self, one: Running) -> None:
+        """A rank has failed: start another in its place, or end the attempt."""
+        signals = self.forwarder.received
+        mates = self.revival.mates(one.rank.index)
+        if mates and self.revival.is_over:
+            return
+        if mates and not (self._failed or signals):
+            ranks = self._instead(one, mates)
+            if ranks:
+                for mate in [
+                    other for other in self.forwarder.running if other.rank.index in mates
+                ]:
+                    self._open.pop(mate.connection, None)
+                    self.forwarder.running.remove(mate)
+                    kill(mate)  # it cannot go on alone
+                self.start(ranks)
+                return
+        self._failed.append(one)
+        if not (signals and one.process.exitcode in TOGETHER):
+            # Ranks that lose a peer may say so before the kernel reports its death, those that
+            # lost patience do not lose it at one moment.
+            grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
+            self._deadline = min(self._deadline, time.monotonic() + grace)
+
+    def _instead(self, one: Running, mates: frozenset[int]) -> Sequence[Rank]:
+        """What is started in place of a rank that has ended, and of its mates."""
+        if one.peer_failure is not None and not mates.issuperset(one.peer_failure.ranks):
+            return ()  # it misses one without which nobody goes on
+        outcome = _failure([one], self.forwarder.running)
+        return self.revival.revive(one.rank.index, outcome.message) if outcome.lost else ()
 
 
 def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:

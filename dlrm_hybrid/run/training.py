@@ -28,7 +28,7 @@ from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.restarts import Namespaces, RestartBudget, RestartLoop
 from dlrm_hybrid.run.running import Forwarder
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
@@ -147,14 +147,16 @@ def _run_ranks(
             restarts=RestartBudget(options.max_restarts, options.restart_window_seconds),
             first=run_folder.attempts(request.folder),
             say=display.line,
+            revivals=RestartBudget(options.max_restarts, options.restart_window_seconds),
         )
 
         def report(event: Event) -> None:
-            if event.kind is Kind.RANK:
-                attempts.reported.append(event)
+            attempts.note(event)
             show(event)
 
-        outcome = run_attempts(forwarder, attempts.ranks, TRAIN_RANK, report, attempts.again)
+        outcome = run_attempts(
+            forwarder, attempts.ranks, TRAIN_RANK, report, attempts.again, attempts
+        )
     run_folder.append_events(request.folder, attempts.reported)
     return outcome
 

@@ -12,6 +12,7 @@ from dlrm_hybrid.telemetry.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 SUMMARY_FILE = "summary.json"  # in the run folder
+LOSSES = ("lost_trainers", "redone_batches")
 COMPLETE, UNFINISHED = "complete", "unfinished"  # of all statuses, those that code asks for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
 INTERFACES_UNMEASURED: Mapping[str, Any] = {
@@ -73,7 +74,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "train": _train_scores(points),
         "test": _test_scores(record),
         "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
-        "sync": world_sync(ranks, _batches(record)),
+        "sync": world_sync(ranks, _batches(record), _losses(record)),
         "cpu": world_cpu(ranks, cores),
         "roles": world_roles(ranks),
         "compression": {
@@ -87,6 +88,12 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         ],
         "restarts": max((one.values["attempt"] for one in starts), default=0),
     }
+
+
+def _losses(record: Sequence[Event]) -> Mapping[str, int]:
+    """Trainers that the last attempt lost and went on without, and batches given out again."""
+    finished = [event.values for event in record if event.kind is Kind.FINISHED]
+    return {name: value for one in finished[-1:] for name, value in one.items() if name in LOSSES}
 
 
 def _reached(record: Iterable[Event]) -> tuple[int, int]:
@@ -238,12 +245,15 @@ def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
     }
 
 
-def world_sync(ranks: Sequence[RankValues], batches: Sequence[int]) -> dict[str, Any] | None:
+def world_sync(
+    ranks: Sequence[RankValues], batches: Sequence[int], losses: Mapping[str, int]
+) -> dict[str, Any] | None:
     """How stale pushes were, and who learned how much; None where trainers wait for each other.
 
     Args:
         ranks: their reports.
         batches: that each trainer has learned from.
+        losses: of the attempt that came to its end, if one did.
     """
     told = [from_json(counts) for rank in ranks if (counts := rank.get("staleness"))]
     if not told and not batches:
@@ -253,6 +263,7 @@ def world_sync(ranks: Sequence[RankValues], batches: Sequence[int]) -> dict[str,
         "pushes": staleness.pop("pushes") or None,
         "staleness": staleness,
         "batches_by_trainer": {str(trainer): count for trainer, count in enumerate(batches)},
+        **{name: losses.get(name) for name in LOSSES},
     }
 
 

@@ -32,6 +32,7 @@ class TableServerRank:
         meter: counts by the phase that the answers are for.
         staleness: how many batches ahead trainers ask for rows.
         writer: of its part of checkpoints.
+        elastic: trainers may be lost while others go on.
     """
 
     server: TableServer
@@ -40,6 +41,7 @@ class TableServerRank:
     meter: RankMeter
     staleness: int
     writer: ShardWriter
+    elastic: bool = False
     _first: dict[int, int] = field(default_factory=dict[int, int])
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
@@ -86,6 +88,8 @@ class TableServerRank:
         return Outgoing(frame.sender, answer, 0)
 
     def _due(self, frame: Frame) -> Version:
+        if self.elastic:  # all that are there have settled; a lost trainer's updates may be too few
+            return self.server.version  # or, of batches given out again, too many
         return self.server.version_at(values_of(frame)["step"])
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:

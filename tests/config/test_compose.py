@@ -304,6 +304,19 @@ def test_the_configuration_is_shown() -> None:
             "sync.record = True: parallel.world=in_process has an order of its own",
         ),
         (
+            [*ASYNC, "parallel.elastic=true", "parallel.world=in_process"],
+            "parallel.elastic = True: parallel.world=in_process has no processes to lose",
+        ),
+        (
+            [*ASYNC, "parallel.elastic=true", "sync.record=true"],
+            "parallel.elastic = True: a run that goes on without a trainer cannot be played back; "
+            "needs sync.record=false",
+        ),
+        (
+            ["parallel=hybrid", "parallel.elastic=true"],
+            "parallel.elastic = True: only applies to sync=async, not sync",
+        ),
+        (
             [*ASYNC, "sync.replay=runs/1"],
             "sync.replay = 'runs/1': the recorded order is played back by "
             "parallel.world=in_process, not processes",

@@ -64,7 +64,9 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
             if key not in ("name", "staleness", "storage", "folder")
         },
         "parallel": {
-            key: value for key, value in values["parallel"].items() if key != "table_servers"
+            key: value
+            for key, value in values["parallel"].items()
+            if key not in ("table_servers", "elastic")
         },
     }
     assert config_hash(before) != config_hash(values)

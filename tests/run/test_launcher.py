@@ -156,6 +156,15 @@ def test_a_variable_that_is_no_number_is_told() -> None:
             ],
         ),
         (["parallel=hybrid"], {}, ["network.bind = null: 3 machines cannot connect over loopback"]),
+        (
+            [
+                *("parallel=hybrid", "sync=async", "embedding=served", "parallel.elastic=true"),
+                *("parallel.table_servers=1", "parallel.cuts=[]", "parallel.servers=4"),
+                "network.bind=10.0.0.0/24",
+            ],
+            {},
+            ["parallel.elastic = True: not available where a launcher starts the ranks"],
+        ),
         (["parallel=single"], {}, ["WORLD_SIZE = 7: parallel=single with"]),
         (
             ["parallel=hybrid", "parallel.world=in_process"],

@@ -135,7 +135,8 @@ def test_staleness_is_of_all_servers_in_all_attempts() -> None:
     first.values["batches"], second.values["batches"] = [9, 11], [12, 8]
     again = started(0, 3.0, attempt=1)
     again.values["batches"] = []
-    record = [started(0, 1.0), first, ranks[1], again, second, ranks[0], ranks[2]]
+    end = Event(Kind.FINISHED, 10, 5.0, {"lost_trainers": 1, "redone_batches": 7})
+    record = [started(0, 1.0), first, ranks[1], again, second, end, ranks[0], ranks[2]]
     assert summarise(record, "complete", cores=2)["sync"] == {
         "pushes": 4,
         "staleness": {
@@ -146,10 +147,12 @@ def test_staleness_is_of_all_servers_in_all_attempts() -> None:
             },
         },
         "batches_by_trainer": {"0": 12, "1": 8},
+        "lost_trainers": 1,
+        "redone_batches": 7,
     }
     sync = summarise(record[:2], "failed", cores=2)["sync"]
     assert sync is not None and sync["batches_by_trainer"] == {"0": 9, "1": 11}
-    assert sync["pushes"] is sync["staleness"]["mean"] is None
+    assert sync["pushes"] is sync["staleness"]["mean"] is sync["lost_trainers"] is None
     lockstep = [started(0, 1.0), point(10, 2.0, 0.5), ranks[0]]
     assert summarise(lockstep, "complete", cores=2)["sync"] is None
 
@@ -195,9 +198,9 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "train",
         "test",
         "network",
-        "sync",
         "cpu",
         "roles",
+        "sync",
         "compression",
         "restarts",
     }

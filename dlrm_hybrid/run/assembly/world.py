@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.rendezvous import own_address
+from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.schema import Config
@@ -38,7 +39,7 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.served import ServedTables
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
 from dlrm_hybrid.parallel.tables.versions import BatchOrder
-from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
+from dlrm_hybrid.parallel.topology import DenseTensor, Topology, WorkerRole, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import compress as build_compress
@@ -98,6 +99,18 @@ def policy(config: Config) -> SyncPolicy:
     if config.sync.name == "async":
         return Asynchronous(config.parallel.trainers)
     return Lockstep(config.sync.staleness)
+
+
+def membership(config: Config, topology: Topology, rank: int, incarnation: int) -> Membership:
+    """Whose end a rank survives: servers all trainers', a worker that of the other trainers."""
+    if not config.parallel.elastic:
+        return ALL_STAY
+    workers = frozenset(range(topology.num_workers))
+    role = topology.role(rank)
+    if not isinstance(role, WorkerRole):
+        return Membership(mortal=workers, may_return=True)
+    own = frozenset(topology.worker(role.trainer, stage) for stage in range(topology.stages))
+    return Membership(mortal=workers - own, incarnation=incarnation, mates=own)
 
 
 def pushes(config: Config, step: int) -> int:

@@ -82,6 +82,12 @@ def _misfits(config: Config, launch: Launch) -> Iterator[str]:
                 f"parallel.world={parallel.world} is one process; start one, or use parallel=hybrid"
             )
         return
+    if parallel.elastic:
+        yield (
+            "parallel.elastic = True: not available where a launcher starts the ranks "
+            f"({launch.size_key} = {launch.size}): nobody would start a trainer again; start the "
+            "run without one, or use parallel.elastic=false"
+        )
     size = build.topology(config).size
     if launch.size != size:
         servers = f"parallel.servers = {parallel.servers}"

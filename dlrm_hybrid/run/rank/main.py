@@ -158,7 +158,15 @@ def _world_channel(
         close_seconds=network.patience_seconds,
         silence_seconds=network.patience_seconds,
     )
-    inner = open_zmq_channel(rendezvous, task.rank, len(job.names), task.attempt, options, print)
+    inner = open_zmq_channel(
+        rendezvous,
+        task.rank,
+        len(job.names),
+        task.attempt,
+        options,
+        print,
+        build_world.membership(job.config, job.layout.topology, task.rank, task.incarnation),
+    )
     try:
         with at_end(inner.close):
             yield MeteredChannel(inner, Counters(), job.clock), inner

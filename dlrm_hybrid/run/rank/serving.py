@@ -76,6 +76,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         meter=meter,
         staleness=job.config.embedding.staleness,
         writer=job.writer,
+        elastic=job.config.parallel.elastic,
     )
     with order_log(job) as log:
         meter.step = answer(job, channel, timed(job, answering.handlers(), log))

@@ -30,6 +30,7 @@ from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
+from dlrm_hybrid.train.asynchronous.roll import Roll
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.loop import Parts, train
 from dlrm_hybrid.train.progress import Progress
@@ -57,6 +58,12 @@ def train_to_the_end(
             sink.write(_started(job, progress))
         task = job.task
         title = f"{job.names[task.rank]} (rank {task.rank})"
+        topology = job.layout.topology
+        roll = (
+            trainer.roll
+            if isinstance(trainer, LeaderRank)
+            else Roll(topology.trainers, topology.stages)
+        )
         parts = Parts(
             make_step=trainer.make_step,
             meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
@@ -71,13 +78,19 @@ def train_to_the_end(
                 committer=committer(task, job.config, job.values, job.shards, title),
                 writer=job.writer,
                 groups=lambda: piece_groups(trainer.pieces()),
+                away=roll.away_workers,
+                losses=roll.losses,
             ),
             sink=sink,
             live=live,
             meter=meter,
         )
         progress = train(parts, job.plan, progress)
-        sink.write(Event(Kind.FINISHED, progress.step, time.time(), {}))
+        # Of this attempt: one that is restarted begins from a checkpoint with all trainers.
+        lost = {}
+        if isinstance(trainer, LeaderRank):
+            lost = {"lost_trainers": roll.lost, "redone_batches": roll.redone}
+        sink.write(Event(Kind.FINISHED, progress.step, time.time(), lost))
 
 
 def _asked(job: Job, trainer: Trainer) -> Sequence[int]:
@@ -106,7 +119,10 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
     ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up)
-    trainer.restart(progress, {**dense, **remembered(saved, compressors, trainers), **ahead})
+    kept = remembered(saved, compressors, trainers)
+    if job.config.parallel.elastic:  # a trainer that was away begins without residuals
+        kept = {**compressors, **kept}
+    trainer.restart(progress, {**dense, **kept, **ahead})
     saved.fill(held.get("embeddings", []))
     # The sums of all workers are counted once.
     return progress if trainer.leads else replace(progress, interval=Interval())

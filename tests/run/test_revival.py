@@ -1,0 +1,130 @@
+"""Ranks that are started again while the others go on."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from typing_extensions import override
+
+from dlrm_hybrid.run.running import Forwarder
+from dlrm_hybrid.run.supervisor import Outcome, Rank, Revival, run_attempts
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.types import ExitCode, PeerLostError
+
+PATIENCE_SECONDS = 30.0
+SERVER, WORKER, MATE = 0, 1, 2
+
+
+def awaited(path: Path) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.005)
+
+
+def act(argument: str, report, stop) -> None:
+    """A server that ends when it is told; workers of which one fails, in its way, and its mate."""
+    values = json.loads(argument)
+    folder, index, incarnation = Path(values["folder"]), values["index"], values["incarnation"]
+    (folder / f"{index}.{incarnation}").write_text(str(os.getpid()))
+    if index == SERVER:
+        awaited(folder / f"{MATE}.{values['lives'] - 1}")
+        awaited(folder / f"{WORKER}.{values['lives'] - 1}")
+        report(Event(Kind.FINISHED, 0, 0.0, {}))
+        return
+    if index == WORKER and incarnation < values["lives"] - 1:
+        awaited(folder / f"{MATE}.{incarnation}")
+        if values["how"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise {
+            "misses its mate": PeerLostError(MATE, "gone"),
+            "misses a server": PeerLostError(SERVER, "gone"),
+            "is wrong": ValueError("wrong"),
+        }[values["how"]]
+    time.sleep(2 * PATIENCE_SECONDS)  # the end does not wait for it
+
+
+@dataclass
+class Workers(Revival):
+    folder: Path
+    how: str
+    lives: int
+    budget: int = 9
+    started: int = 0
+    over: bool = False
+    told: list[str] = field(default_factory=list[str])
+
+    @property
+    @override
+    def is_over(self) -> bool:
+        return self.over
+
+    @override
+    def mates(self, index: int) -> frozenset[int]:
+        return frozenset({WORKER, MATE} if index != SERVER else ())
+
+    @override
+    def revive(self, index: int, message: str) -> Sequence[Rank]:
+        self.told.append(message)
+        if self.started == self.budget:
+            return []
+        self.started += 1
+        return [self.rank(one) for one in (WORKER, MATE)]
+
+    def rank(self, index: int) -> Rank:
+        values = {
+            **{"folder": str(self.folder), "index": index, "how": self.how, "lives": self.lives},
+            "incarnation": self.started if index != SERVER else 0,
+        }
+        name = f"rank-{index}"
+        return Rank(index=index, name=name, argument=json.dumps(values), log_folder=self.folder)
+
+    def run(self) -> Outcome:
+        def report(event: Event) -> None:
+            self.over |= event.kind is Kind.FINISHED
+
+        with Forwarder() as forwarder:
+            ranks = [self.rank(index) for index in (SERVER, WORKER, MATE)]
+            return run_attempts(
+                forwarder, lambda: ranks, f"{__name__}:act", report, lambda lost: lost, self
+            )
+
+    def left(self) -> list[int]:
+        found = [int(path.read_text()) for path in self.folder.glob("?.?")]
+        return [pid for pid in found if psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize("how", ["killed", "misses its mate"])
+def test_a_rank_and_its_mates_are_started_again(how: str, tmp_path: Path) -> None:
+    workers = Workers(tmp_path, how, lives=3)
+    begun = time.monotonic()
+    outcome = workers.run()
+    assert (outcome.exit_code, outcome.message) == (ExitCode.DONE, "")
+    assert time.monotonic() - begun < PATIENCE_SECONDS
+    assert len(workers.told) == 2 and all("(rank " in text for text in workers.told)
+    assert len(list(tmp_path.glob("?.?"))) == 1 + 2 * 3
+    assert workers.left() == []
+
+
+@pytest.mark.parametrize(("how", "lost"), [("misses a server", True), ("is wrong", False)])
+def test_who_misses_an_immortal_rank_or_is_wrong_ends_all(
+    how: str, lost: bool, tmp_path: Path
+) -> None:
+    workers = Workers(tmp_path, how, lives=2)
+    outcome = workers.run()
+    assert outcome.exit_code != ExitCode.DONE and outcome.lost is lost
+    assert workers.told == [] and workers.left() == []
+
+
+def test_who_may_not_be_started_again_ends_all(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "killed", lives=9, budget=1)
+    outcome = workers.run()
+    assert workers.started == 1
+    assert outcome.lost and "rank-1 (rank 1) was killed by SIGKILL" in outcome.message
+    assert workers.left() == []
