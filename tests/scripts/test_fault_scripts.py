@@ -60,3 +60,10 @@ def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) ->
     *rows, last = lines("kill_saving.py", tmp_path / "runs", *options)
     assert "supervisor" in [row.split("|")[1].strip() for row in rows]
     assert last.split("|")[3].strip() == "4"
+
+
+@pytest.mark.slow
+def test_a_run_whose_trainers_are_killed_learns_all(tmp_path: Path) -> None:
+    line, *_ = lines("kill_trainers.py", tmp_path / "runs", "--kills", "2")
+    kills, _, _, _, end = (cell.strip() for cell in line.split("|")[1:-1])
+    assert (kills, end) == ("2", "all learned")
