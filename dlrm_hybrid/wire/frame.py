@@ -47,7 +47,7 @@ class Kind(IntEnum):
         CONTRIBUTION, RESULT: the push before which trainers reduce something through a server.
         LOOKUP, ROWS, UPDATE: the batch; to predict, the version that tables are of at least.
     Of the run; a question and its answer have the same number:
-        REPORT, DECISION: the tick at which workers meet.
+        REPORT, DECISION: the tick at which workers meet; of one that is led, its orders.
         FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
         SHARD, COMMIT: the tick of the checkpoint.
         LOGITS, STOP_REQUEST, STOP_DECISION: the group of test batches.

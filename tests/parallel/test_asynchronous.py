@@ -174,7 +174,7 @@ def test_after_a_pull_no_answer_from_before_counts():
 
 @pytest.mark.parametrize(
     ("trainers", "in_flight", "message"),
-    [(0, 1, r"parallel\.trainers: 0"), (1, 0, r"sync\.in_flight: 0 must be at least 1")],
+    [(0, 1, r"parallel\.trainers: 0"), (1, 0, r"in_flight: 0 must be at least 1")],
 )
 def test_counts_below_one_are_refused(trainers: int, in_flight: int, message: str):
     with pytest.raises(ConfigError, match=message):

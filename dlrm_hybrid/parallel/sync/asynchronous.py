@@ -48,7 +48,7 @@ class Asynchronous(SyncPolicy):
     def __post_init__(self) -> None:
         for key, value in (
             ("parallel.trainers", self.trainers),
-            ("sync.in_flight", self.in_flight),
+            ("in_flight", self.in_flight),
         ):
             if value < 1:
                 raise ConfigError(f"{key}: {value} must be at least 1")
