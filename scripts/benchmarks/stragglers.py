@@ -1,0 +1,142 @@
+"""What one slow trainer of several costs the others: in lock-step, bounded and asynchronous worlds.
+
+    python scripts/benchmarks/stragglers.py RUNS
+
+The slow one is stopped by signals for nine tenths of each second. Rates are of the middle
+of the run, of the other trainers together. Trains in folders of RUNS, what is complete there is not
+run again; needs what `network=emulated` needs. What else stands on the command line goes to every
+run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from harness import Row, command, load, render, spread
+
+from dlrm_hybrid.report.runs import is_run, read_run
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.telemetry.summary import COMPLETE
+from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
+from dlrm_hybrid.wire.frame import Kind as FrameKind
+
+TRAINERS, SLOW = 4, 3
+PERIOD_SECONDS, STOPPED = 1.0, 0.9
+MIDDLE = (0.2, 0.8)  # of the batches of a run
+SERVED = ("embedding=served", "parallel.table_servers=1")
+# Reports come by leases of 8 batches: a long run lets that not count.
+ASYNC = (*SERVED, "sync=async", "sync.record=true", "train.steps=300")
+WORLDS: Mapping[str, Sequence[str]] = {
+    "sync, sharded tables": (),
+    "sync": SERVED,
+    "bounded 1, lookups 4 ahead": (*SERVED, "sync=bounded", "embedding.staleness=4"),
+    "async": ASYNC,
+    "async, lookups 4 ahead": (*ASYNC, "embedding.staleness=4"),
+}
+RUN = (
+    *("+experiment=dct_hybrid", f"parallel.trainers={TRAINERS}", "parallel.cuts=[]"),
+    *("activation=none", "activation.precision=float32", "network=emulated"),
+    *("network.rate=100mbit", "network.latency=20ms", "data.rows=100000", "train.epochs=10"),
+    *("telemetry.every=2", "checkpoint.every=0", "checkpoint.minutes=0"),
+)
+NOTE = """
+Batches per second of the three other trainers together, in the middle of the run: median (lowest –
+highest) of the turns. `kept` is their rate beside a slow trainer to that without, turn by turn."""
+
+
+def main() -> None:
+    """Run what is missing, print the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=(150, 60), help="even, with a slow one"
+    )
+    options, overrides = parser.parse_known_args()
+    machine = describe()
+    rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WORLDS}
+    for turn in range(options.repeats):
+        for name, world in WORLDS.items():
+            folder = options.runs / f"{name.replace(', ', '-').replace(' ', '-')}-{turn}"
+            even, _ = measured(folder / "even", (*world, *overrides), options.steps[0], slow=False)
+            rest, own = measured(folder / "slow", (*world, *overrides), options.steps[1], slow=True)
+            rates[name].append((even, rest, own))
+    rows = [row(name, found) for name, found in rates.items()]
+    print(f"{render('One slow trainer of four', machine, command(), rows)}{NOTE}\n{load()}")
+
+
+def row(name: str, found: Sequence[tuple[float, float, float]]) -> Row:
+    """Of one world: rates of the others without and beside the slow one, and its own."""
+    return {
+        "world": name,
+        "all alike": spread([even for even, _, _ in found], 1),
+        "one slow": spread([rest for _, rest, _ in found], 1),
+        "kept": f"{median(rest / even for even, rest, _ in found):.0%}",
+        "its own": spread([own for _, _, own in found], 1),
+    }
+
+
+def measured(
+    folder: Path, overrides: Sequence[str], steps: int, *, slow: bool
+) -> tuple[float, float]:
+    """Batches per second in the middle of a run: of all but the slow trainer, and of that one."""
+    if not (is_run(folder) and read_run(folder).status == COMPLETE):
+        shutil.rmtree(folder, ignore_errors=True)
+        argv = [sys.executable, "-m", "dlrm_hybrid", "train", *RUN, f"train.steps={steps}"]
+        process = subprocess.Popen(
+            [*argv, *overrides, f"hydra.run.dir={folder}"], stdout=sys.stderr
+        )
+        if slow:
+            slow_down(process, folder)
+        if process.wait():
+            sys.exit(f"{folder}: exit code {process.returncode}")
+    points = [one for one in events.read(folder / "events.jsonl") if one.kind is Kind.PROGRESS]
+    first, last = (points[round(part * (len(points) - 1))] for part in MIDDLE)
+    batches = (last.step - first.step) * TRAINERS
+    seconds = last.time_seconds - first.time_seconds
+    share = share_of_the_slow(folder, first.step, last.step)
+    return batches * (1 - share) / seconds, batches * share / seconds
+
+
+def share_of_the_slow(folder: Path, first: int, last: int) -> float:
+    """Of the batches between two steps; in lock-step all trainers have the same."""
+    path = order_file(folder, "server-0")
+    if not path.exists():
+        return 1 / TRAINERS
+    pushes = [one.sender for one in read_order(path) if one.kind is FrameKind.PUSH]
+    middle = pushes[first * TRAINERS : last * TRAINERS]
+    return middle.count(SLOW) / len(middle)
+
+
+def slow_down(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Stop one trainer for most of each second, from its first steps to the end of the run."""
+    record = folder / "events.jsonl"
+    while process.poll() is None and not (
+        record.exists() and any(one.kind is Kind.PROGRESS for one in events.read(record))
+    ):
+        time.sleep(0.05)
+    (pid,) = (int(one.read_text()) for one in (folder / "log").glob(f"worker-{SLOW}*.pid"))
+    while process.poll() is None:
+        for number, part in ((signal.SIGSTOP, STOPPED), (signal.SIGCONT, 1 - STOPPED)):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return
+            time.sleep(PERIOD_SECONDS * part)
+
+
+if __name__ == "__main__":
+    main()
