@@ -190,7 +190,11 @@ def test_a_record_of_another_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, ExitCode.PREEMPTED), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [
+        (signal.SIGTERM, ExitCode.PREEMPTED),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_all_at_rest_and_the_run_goes_on(
     number: int, code: int, train: Train, tmp_path: Path

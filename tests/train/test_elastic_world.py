@@ -94,13 +94,14 @@ def test_others_go_on_without_a_killed_trainer(train: Train, tmp_path: Path) -> 
     assert max(after - before for before, after in zip(times[3:], times[4:], strict=False)) < 1.5
 
 
+@pytest.mark.slow
 def test_a_trainer_may_be_killed_twice(train: Train, tmp_path: Path) -> None:
     kills = [("worker-0.0", reached(20)), ("worker-0.0", reached(30))]
     folder, told = run(train, tmp_path, kills, "train.steps=300")
     assert_all_learned(folder, told, 2)
 
 
-@pytest.mark.parametrize("role", ["worker-0.0", "worker-2.1"])
+@pytest.mark.parametrize("role", ["worker-0.0", pytest.param("worker-2.1", marks=pytest.mark.slow)])
 def test_a_trainer_killed_while_evaluating(role: str, train: Train, tmp_path: Path) -> None:
     kills = [(role, lambda folder: reached(50)(folder))]
     options = ("train.steps=100", "train.evaluate_every=50", "evaluate.batch_size=16")

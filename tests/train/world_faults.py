@@ -108,10 +108,10 @@ def _sending(fault: Fault, folder: Path) -> None:
 def _evaluation(fault: Fault, folder: Path) -> None:
     predict = WorldEvaluation._predict
 
-    def strike_then_predict(evaluation: WorldEvaluation, number: int, group: list) -> object:
+    def strike_then_predict(evaluation: WorldEvaluation, number: int, *rest: object) -> object:
         if number == fault.step and fault in planned(folder):
             _strike(fault, folder)
-        return predict(evaluation, number, group)
+        return predict(evaluation, number, *rest)
 
     WorldEvaluation._predict = strike_then_predict
 
