@@ -65,11 +65,13 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, nargs=2, default=(150, 60), help="even, with a slow one"
     )
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     options, overrides = parser.parse_known_args()
     machine = describe()
-    rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WORLDS}
+    worlds = {name: WORLDS[name] for name in options.worlds}
+    rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in worlds}
     for turn in range(options.repeats):
-        for name, world in WORLDS.items():
+        for name, world in worlds.items():
             folder = options.runs / f"{name.replace(', ', '-').replace(' ', '-')}-{turn}"
             even, _ = measured(folder / "even", (*world, *overrides), options.steps[0], slow=False)
             rest, own = measured(folder / "slow", (*world, *overrides), options.steps[1], slow=True)
