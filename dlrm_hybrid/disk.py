@@ -34,7 +34,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds.
+    """What a file holds, read whole.
 
     Attributes:
         num_bytes: its size.

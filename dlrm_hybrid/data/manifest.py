@@ -162,7 +162,7 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Records in all days."""
+        """How many records all days hold together."""
         return sum(day.rows for day in self.days)
 
 

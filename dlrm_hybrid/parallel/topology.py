@@ -135,7 +135,7 @@ class Topology:
         return ServerRole(index) if index < self.servers else TableServerRole(index - self.servers)
 
     def name(self, rank: int) -> str:
-        """`worker-0.2`, `server-1` or `tables-0`."""
+        """Name of a rank in messages and files: `worker-0.2`, `server-1` or `tables-0`."""
         return self.role(rank).name
 
     def stage_group(self, stage: int) -> tuple[int, ...]:

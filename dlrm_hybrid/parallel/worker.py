@@ -78,9 +78,9 @@ class StepMetrics:
         rows: of the batches whose gradients were pushed, of most schedules one.
     """
 
-    loss_sum: float
-    correct: int
-    rows: int
+    loss_sum: float = 0.0
+    correct: int = 0
+    rows: int = 0
 
     def plus(self, result: StageResult | StepMetrics) -> StepMetrics:
         """With one more batch, or those of another step."""
@@ -113,7 +113,7 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetric
     stage, boundaries = worker.stage, worker.boundaries
     yield from _begin(worker, BatchNumber(tick), inputs)
     yield from worker.client.pull()
-    metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+    metrics = StepMetrics()
     for kind, microbatch, delay in worker.pipeline.ops[worker.part.index]:
         batch = BatchNumber(tick - delay)
         if batch < 0:

@@ -71,7 +71,7 @@ def _counters() -> dict[Phase, Counters]:
 
 
 class _Timed(NamedTuple):
-    """Sums over timed steps."""
+    """Sums over the steps of an attempt that are not warm-up."""
 
     steps: int
     seconds: float

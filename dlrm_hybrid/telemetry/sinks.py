@@ -28,7 +28,7 @@ class Sink(Protocol):
     """Takes every event of one process, in order."""
 
     def write(self, event: Event) -> None:
-        """Take one event."""
+        """Take one event of the run, in its order."""
         ...
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ def test_every_batch_is_learned_once_in_whatever_order_trainers_come(
             count = random.randint(0, len(under_way))
             learned += under_way[:count]
             leases = leases.finish(trainer, leases.done[trainer] + count)
-        assert leases.at_rest and leases.given == leases.limit
+        assert not any(leases.under_way) and leases.given == leases.limit
         assert all(not leases.take(trainer)[1] for trainer in range(trainers))
     first = sum(before)
     assert sorted(learned) == list(range(first, first + sum(rests)))
@@ -68,7 +68,7 @@ def test_batches_of_lost_trainers_are_learned_by_others(
                 leases, taken = leases.take(trainer)
                 given_out += len(taken)
                 assert len(taken) <= MOST_AT_ONCE
-        assert leases.at_rest and leases.given == leases.limit
+        assert not any(leases.under_way) and leases.given == leases.limit
         assert all(not leases.lose(trainer).returned for trainer in range(trainers))
     assert sorted(told) == list(range(sum(rests)))  # every batch, and for the count only once
     assert given_out == sum(rests) + redone

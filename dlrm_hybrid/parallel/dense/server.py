@@ -36,6 +36,9 @@ from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
 
+# Who is told what to do may hear nothing for long; the channel notices the loss of others.
+IDLE_SECONDS = 86_400.0
+
 Handle = Callable[[Frame], Iterable[Outgoing]]
 """Takes a frame of the kinds it is for; each that comes back is to be sent before all else."""
 

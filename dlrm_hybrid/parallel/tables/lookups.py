@@ -116,7 +116,7 @@ def id_sections(asked: Asked, rows_F: Int64s) -> tuple[Section, Section]:
 
 
 def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
-    """Read `id_sections`.
+    """The ids that `id_sections` of a message hold.
 
     Raises:
         DlrmError: they hold no ids of these tables; begins with `what`.

@@ -11,7 +11,7 @@ from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
-from dlrm_hybrid.parallel.dense.server import Handle, serve
+from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle, serve
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import dense_values
@@ -24,9 +24,6 @@ from dlrm_hybrid.train.table_server_rank import TableServerRank
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
-
-# A server may have nothing to do while workers evaluate; the loss of one is noticed otherwise.
-IDLE_SECONDS = 86_400.0
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.data.loader import Batch, LoaderState, with_coming
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, values_of
 from dlrm_hybrid.parallel.worker import StepMetrics
@@ -29,8 +29,6 @@ from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-IDLE_SECONDS = 86_400.0
 
 ReadPart = Callable[[LoaderState, int], Batch]
 """`Loader.part`."""
@@ -76,10 +74,10 @@ class Follower:
             PreemptedError, InterruptedRunError: the leader says that the run is to stop.
         """
         rank, asked = self.rank, 0
-        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        metrics = StepMetrics()
         while True:
             order = self._ask(asked, metrics)
-            metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+            metrics = StepMetrics()
             asked += 1
             if order["do"] == "learn":
                 batches = (self.read(LoaderState(*at), part) for *at, part in order["batches"])

@@ -23,7 +23,7 @@ from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
-from dlrm_hybrid.train.asynchronous.leases import Leases
+from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
@@ -33,9 +33,6 @@ from dlrm_hybrid.types import DeadlineError, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 Order = Mapping[str, Any]
-
-
-NOTHING = StepMetrics(loss_sum=0.0, correct=0, rows=0)
 
 
 @final
@@ -55,7 +52,7 @@ class _Orders:
     waiting: list[int] = field(default_factory=list[int])
     learned: dict[int, int] = field(default_factory=dict[int, int])
     skipped: int = 0
-    metrics: StepMetrics = NOTHING
+    metrics: StepMetrics = StepMetrics()
 
 
 @final
@@ -86,10 +83,9 @@ class LeaderRank:
     roll: Roll = field(init=False)
     _leases: Leases = field(init=False)
     _orders: list[_Orders] = field(init=False)
-    _at: list[LoaderState] = field(default_factory=list[LoaderState])
-    _first: int = 0
+    _positions: Positions = field(init=False)
     _met_step: int = 0
-    _metrics: StepMetrics = NOTHING
+    _metrics: StepMetrics = StepMetrics()
     _end: Order | None = None
     _interval: Interval = Interval()
     _severity: int = 0
@@ -98,6 +94,7 @@ class LeaderRank:
         trainers = self.topology.trainers
         self.roll = Roll(trainers, self.topology.stages)
         self._leases = Leases.begin((0,) * trainers)
+        self._positions = Positions(self.after)
         self._orders = [_Orders() for _ in range(trainers)]
 
     @property
@@ -151,8 +148,8 @@ class LeaderRank:
         if step * self.topology.trainers == self._leases.limit:
             self._go_on(step, at)
         self._wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
-        metrics, self._metrics = self._metrics, NOTHING
-        return metrics, self._position(step + 1)
+        metrics, self._metrics = self._metrics, StepMetrics()
+        return metrics, self._positions.of(step + 1)
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
@@ -228,7 +225,7 @@ class LeaderRank:
         if len(learned) == self.topology.stages:
             self._leases = self._leases.finish(trainer, min(learned.values()))
             if len(set(learned.values())) == 1:  # else it is lost if the trainer is
-                self._metrics, orders.metrics = self._metrics.plus(orders.metrics), NOTHING
+                self._metrics, orders.metrics = self._metrics.plus(orders.metrics), StepMetrics()
 
     def _give(self, trainer: int) -> list[Outgoing]:
         """More batches for a trainer all of whose workers ask for them, if there are any."""
@@ -242,7 +239,7 @@ class LeaderRank:
         if self.log is not None:
             self.log.add(Taken(Kind.DECISION, trainer, batches[0], len(batches)))
         of = [divmod(batch, self.topology.trainers) for batch in batches]
-        parts = [(*astuple(self._position(step)), part) for step, part in of]
+        parts = [(*astuple(self._positions.of(step)), part) for step, part in of]
         return self._tell(trainer, {"do": "learn", "batches": parts})
 
     def _tell(self, trainer: int, order: Order) -> list[Outgoing]:
@@ -290,7 +287,7 @@ class LeaderRank:
 
     def _go_on(self, step: int, at: LoaderState) -> None:
         """Give out batches up to the next step at which something is due."""
-        self._at, self._first = [at], step
+        self._positions.begin(step, at)
         self._leases = self._leases.until(self.plan.next_rest(step) * self.topology.trainers)
         for trainer in range(self.topology.trainers):
             self._send(self._give(trainer))
@@ -298,12 +295,6 @@ class LeaderRank:
     def _send(self, several: Sequence[Outgoing]) -> None:
         for outgoing in several:
             self.messenger.channel.send(*outgoing)
-
-    def _position(self, step: int) -> LoaderState:
-        """Where the batches of a step begin; of steps since all were at rest."""
-        while len(self._at) <= step - self._first:
-            self._at.append(self.after(self._at[-1]))
-        return self._at[step - self._first]
 
     def _all_wait(self) -> bool:
         present = self.roll.present

@@ -7,10 +7,37 @@ checkpoint, and nothing is under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import final
 
+from dlrm_hybrid.data.loader import LoaderState
+
 MOST_AT_ONCE = 8  # batches of a lease: so many share one round trip to the leader
+
+
+@final
+@dataclass(slots=True)
+class Positions:
+    """Where the batches of each step begin, since all were at rest.
+
+    Attributes:
+        after: gives the position of the next step's batches from one's; `Loader.after`.
+    """
+
+    after: Callable[[LoaderState], LoaderState]
+    _first: int = 0
+    _at: list[LoaderState] = field(default_factory=list[LoaderState])
+
+    def begin(self, step: int, at: LoaderState) -> None:
+        """At rest after so many steps; the next batches are there."""
+        self._first, self._at = step, [at]
+
+    def of(self, step: int) -> LoaderState:
+        """Of the batches of this step."""
+        while len(self._at) <= step - self._first:
+            self._at.append(self.after(self._at[-1]))
+        return self._at[step - self._first]
 
 
 @final
@@ -44,11 +71,6 @@ class Leases:
     def learned(self) -> int:
         """Batches learned from since the run began."""
         return sum(self.done)
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing is under way, or to be given out again."""
-        return not any(self.under_way) and not self.returned
 
     def until(self, limit: int) -> Leases:
         """With another limit; raises ValueError if more is given out already."""

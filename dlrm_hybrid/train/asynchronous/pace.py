@@ -22,7 +22,7 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.train.asynchronous.leases import Leases
+from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.types import BatchNumber, Tick
 
@@ -119,10 +119,10 @@ class SimulatedPace(Pace):
     slowness: Mapping[int, float] = field(default_factory=dict[int, float])
     _leases: Leases = field(init=False)
     _begun: list[_Begun] = field(default_factory=list[_Begun])
-    _at: list[LoaderState] = field(default_factory=list[LoaderState])
-    _first: int = 0
+    _positions: Positions = field(init=False)
 
     def __post_init__(self) -> None:
+        self._positions = Positions(self.trainers.after)
         self._leases = Leases.begin((0,) * len(self.trainers.workers))
 
     @property
@@ -146,23 +146,23 @@ class SimulatedPace(Pace):
         count = len(self.trainers.workers)
         if step * count == self._leases.limit:
             self._leases = self._leases.until(self.plan.next_rest(step) * count)
-            self._at, self._first = [at], step
+            self._positions.begin(step, at)
             self.trainers.refresh()
             for trainer in range(count):
                 self._begin(trainer, 0.0)
-        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        metrics = StepMetrics()
         for _ in range(count):
             now, trainer, batch = heapq.heappop(self._begun)
             metrics = metrics.plus(self._learn(trainer, batch))
             self._begin(trainer, now)
-        return metrics, self._position(step + 1)
+        return metrics, self._positions.of(step + 1)
 
     def _begin(self, trainer: int, now: float) -> None:
         """Let a trainer take the next batch, if one is left."""
         self._leases, taken = self._leases.take(trainer, most=1)
         for number in taken:
             step, part = divmod(number, len(self.trainers.workers))
-            batch = self.trainers.part(self._position(step), part)
+            batch = self.trainers.part(self._positions.of(step), part)
             done = self._leases.done[trainer]
             for worker in self.trainers.workers[trainer]:
                 ids_FB = stage_inputs(worker, batch).ids_FB
@@ -187,9 +187,3 @@ class SimulatedPace(Pace):
     def _time(self, trainer: int, done: int) -> float:
         rng = np.random.default_rng(fold(self.seed, "pace", trainer, done))
         return float(rng.lognormal(0.0, SIGMA)) * self.slowness.get(trainer, 1.0)
-
-    def _position(self, step: int) -> LoaderState:
-        """Where the batches of a step begin; of steps since all were at rest."""
-        while len(self._at) <= step - self._first:
-            self._at.append(self.trainers.after(self._at[-1]))
-        return self._at[step - self._first]

@@ -13,6 +13,7 @@ from typing_extensions import override
 from dlrm_hybrid.data.loader import LoaderState, with_coming
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
+from dlrm_hybrid.train.asynchronous.leases import Positions
 from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
 from dlrm_hybrid.train.progress import Plan, Progress
@@ -44,9 +45,10 @@ class RecordedPace(Pace):
     _done: list[int] = field(init=False)
     _first: int = 0
     _rest: int = 0
-    _at: list[LoaderState] = field(default_factory=list[LoaderState])
+    _positions: Positions = field(init=False)
 
     def __post_init__(self) -> None:
+        self._positions = Positions(self.trainers.after)
         self._done = [0] * len(self.trainers.workers)
 
     @property
@@ -64,14 +66,12 @@ class RecordedPace(Pace):
 
     @override
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        metrics = StepMetrics()
         if step == self._rest:
             self._first, self._rest = step, self._next_rest(step)
-            self._at = [at]
-            while len(self._at) <= self._rest - step:
-                self._at.append(self.trainers.after(self._at[-1]))
+            self._positions.begin(step, at)
             metrics = self._segment()
-        return metrics, self._at[step + 1 - self._first]
+        return metrics, self._positions.of(step + 1)
 
     def _segment(self) -> StepMetrics:
         """What all trainers learned until they came to rest."""
@@ -127,11 +127,11 @@ class RecordedPace(Pace):
         return leases
 
     def _learn(self, trainer: int, worker: Worker, leases: Sequence[Taken]) -> Program[StepMetrics]:
-        metrics = StepMetrics(loss_sum=0.0, correct=0, rows=0)
+        metrics = StepMetrics()
         tick, trainers = self._done[trainer], len(self.trainers.workers)
         for lease in leases:
             of = [divmod(n, trainers) for n in range(lease.number, lease.number + lease.batches)]
-            batches = (self.trainers.part(self._at[step - self._first], part) for step, part in of)
+            batches = (self.trainers.part(self._positions.of(step), part) for step, part in of)
             for batch, coming in with_coming(batches, self.ahead):
                 inputs = stage_inputs(worker, batch, coming)
                 metrics = metrics.plus((yield from train_step(worker, Tick(tick), inputs)))
