@@ -34,7 +34,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds, read whole.
+    """Size and checksum of what a file holds.
 
     Attributes:
         num_bytes: its size.
