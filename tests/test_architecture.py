@@ -136,7 +136,7 @@ def test_kernels_have_no_torch() -> None:
 
 
 def test_the_supervisor_has_no_torch() -> None:
-    program = "import sys, dlrm_hybrid.cli.train; sys.exit('torch' in sys.modules)"
+    program = "import sys, dlrm_hybrid.cli.verbs.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 

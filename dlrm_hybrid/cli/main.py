@@ -95,7 +95,7 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
 def _run_launched(launch: Launch, given: Arguments) -> int:
     """Be one of the ranks that a launcher has started; only rank 0 shows the preparations."""
     from dlrm_hybrid.cli.terminal import Terminal, quiet
-    from dlrm_hybrid.cli.train import TerminalView
+    from dlrm_hybrid.cli.verbs.train import TerminalView
     from dlrm_hybrid.run.launch.member import run as run_launched  # imports torch
 
     terminal = Terminal()
@@ -194,7 +194,7 @@ class _Jobs:
             ensure_forkserver([RANK_MODULE])
         if self.launch is not None:
             import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
-        return import_module(f"dlrm_hybrid.cli.{self.verb}").run(request)
+        return import_module(f"dlrm_hybrid.cli.verbs.{self.verb}").run(request)
 
 
 class _Terminated(BaseException):

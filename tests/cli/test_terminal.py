@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.terminal import Eta, Terminal
-from dlrm_hybrid.cli.train import LiveTraining, LiveWork
+from dlrm_hybrid.cli.verbs.train import LiveTraining, LiveWork
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.telemetry.events import Event, Kind

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from dlrm_hybrid.cli.terminal import Terminal, quantity
-from dlrm_hybrid.cli.train import LiveTraining, show_roles, show_run, show_scores
+from dlrm_hybrid.cli.verbs.train import LiveTraining, show_roles, show_run, show_scores
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
 

@@ -9,7 +9,7 @@ import pytest
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.terminal import quiet
-from dlrm_hybrid.cli.train import TerminalView
+from dlrm_hybrid.cli.verbs.train import TerminalView
 from dlrm_hybrid.comm.rendezvous import reach_store
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.cli.train import LiveWork, show_scores
+from dlrm_hybrid.cli.verbs.train import LiveWork, show_scores
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.run.evaluating import prepare_evaluation, score
 from dlrm_hybrid.run.folder import one_user, write_whole

@@ -1,0 +1,1 @@
+"""What each command does: `run` takes its request and returns an exit code."""
