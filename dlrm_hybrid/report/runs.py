@@ -14,9 +14,9 @@ from pydantic_core import from_json
 from dlrm_hybrid.disk import MOST_JSON_BYTES, read_object, read_text
 from dlrm_hybrid.run.request import CONFIG_FILE
 from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.distributions.staleness import Staleness
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.staleness import Staleness
 from dlrm_hybrid.telemetry.summary import SUMMARY_FILE, UNFINISHED, summarise, world_sync
 from dlrm_hybrid.types import ConfigError, DataError, printable
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.telemetry.compression import Counts, merged
+from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer, to_json
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.telemetry.staleness import ByTrainer, to_json
 from dlrm_hybrid.telemetry.traffic import (
     Counters,
     Phase,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dlrm_hybrid.telemetry import compression
+from dlrm_hybrid.telemetry.distributions.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.events import PHASES, Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 SUMMARY_FILE = "summary.json"  # in the run folder

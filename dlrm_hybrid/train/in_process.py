@@ -25,10 +25,10 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
 from dlrm_hybrid.telemetry.compression import Counts, merged
+from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer
+from dlrm_hybrid.telemetry.distributions.staleness import merged as of_all
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
-from dlrm_hybrid.telemetry.staleness import ByTrainer
-from dlrm_hybrid.telemetry.staleness import merged as of_all
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.asynchronous.pace import Pace
 from dlrm_hybrid.train.evaluation import TestPart

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.telemetry.staleness import (
+from dlrm_hybrid.telemetry.distributions.staleness import (
     Staleness,
     StalenessCounter,
     from_json,

@@ -2,10 +2,10 @@ from dataclasses import asdict
 
 import pytest
 
+from dlrm_hybrid.telemetry.distributions.staleness import StalenessCounter, to_json
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.telemetry.staleness import StalenessCounter, to_json
 from dlrm_hybrid.telemetry.summary import summarise
 from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic, Versions
 

@@ -8,8 +8,8 @@ import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.telemetry.distributions.staleness import values_of as told
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.telemetry.staleness import values_of as told
 
 if TYPE_CHECKING:
     from dlrm_hybrid.train.in_process import InProcessEngine

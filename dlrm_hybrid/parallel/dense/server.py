@@ -29,8 +29,8 @@ from dlrm_hybrid.parallel.sync.policy import (
     resumed_version,
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
+from dlrm_hybrid.telemetry.distributions.staleness import Staleness, StalenessCounter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.telemetry.staleness import Staleness, StalenessCounter
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed

@@ -1,0 +1,1 @@
+"""Counts of what is measured once a step, or more often: mergeable, with quantiles."""
