@@ -17,9 +17,9 @@ from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, full_pieces
+from dlrm_hybrid.parallel.dense.answering import Answering
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
-from dlrm_hybrid.parallel.serving import Answering
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.run.assembly import build

@@ -7,10 +7,10 @@ from functools import partial
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions
+from dlrm_hybrid.parallel.dense.answering import Answering
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import Handle
 from dlrm_hybrid.parallel.messages import Messenger
-from dlrm_hybrid.parallel.serving import Answering
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
