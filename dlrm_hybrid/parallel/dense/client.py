@@ -14,7 +14,7 @@ from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.update import Destination, decode
 from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
-from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
+from dlrm_hybrid.parallel.dense.master import OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
     DIFFERENCES,
@@ -282,55 +282,6 @@ class ServerClient(Client):
 
     def _newer(self, owner: int) -> Receive:
         return Receive(Kind.PARAMETERS, owner, self._applied[owner] + 1, waits=False)
-
-
-@final
-class LocalClient(Client):
-    """The only trainer of a world without servers: its own weights are the masters.
-
-    Args:
-        weights: this stage's parameters by name, updated in place.
-        optimizer: with its learning rates.
-        clock: measures updates of weights.
-    """
-
-    def __init__(
-        self, weights: Mapping[str, Tensor], optimizer: OptimizerConfig, clock: SpanClock
-    ) -> None:
-        self._master = MasterWeights(weights, optimizer)
-        self._applying = clock.within(Span.APPLY)
-        self._pushed = 0
-
-    @override
-    def pull(self) -> Program[None]:
-        """Nothing: nobody else updates them."""
-        yield from ()
-
-    @override
-    def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
-        """Update the weights at once."""
-        yield from ()
-        with self._applying:
-            self._master.apply_gradients(gradients, self._pushed)
-        self._pushed += 1
-
-    @override
-    def settled(self) -> Version:
-        return Version(self._pushed)
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        """The masters by name."""
-        return self._master.weights
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Views of all that a checkpoint must hold, named as a server's."""
-        return self._master.tensors()
-
-    @override
-    def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
-        self._pushed = pushed
-        copy_into(self._master.tensors(), values)
 
 
 def run_rounds(
