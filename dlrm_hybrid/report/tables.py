@@ -26,8 +26,9 @@ from dlrm_hybrid.report.measures import (
 )
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.telemetry.ranks import role_of, role_order
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import UNFINISHED, role_of, role_order
+from dlrm_hybrid.telemetry.summary import UNFINISHED
 from dlrm_hybrid.types import ExitCode
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.distributions.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.events import PHASES, Event, Kind
+from dlrm_hybrid.telemetry.ranks import RankValues, all_bytes, ratio, world_cpu, world_roles
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
@@ -31,11 +32,6 @@ NETWORK_UNMEASURED: dict[str, Any] = {
     "by_class": {},
     "by_phase": {phase: {"bytes": None} for phase in PHASES},
 }
-
-SERVERS, TABLE_SERVERS = "servers", "table servers"
-
-RankValues = Mapping[str, Any]
-"""Values of one `rank` event."""
 
 
 def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any]:
@@ -239,7 +235,7 @@ def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
         "pull_density": pull_density,
         "by_class": by_class,
         "by_phase": {
-            phase: {"bytes": sum(_all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
+            phase: {"bytes": sum(all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
             for phase in PHASES
         },
     }
@@ -276,76 +272,11 @@ def world_unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
     }
 
 
-def world_cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None]:
-    """CPU seconds of all ranks while training, and their share of what they could have had.
-
-    Args:
-        ranks: their reports.
-        cores: of the machines.
-    """
-    cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
-    processes = len({rank["rank"] for rank in ranks})
-    seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / (processes or 1)
-    return {
-        "utilization": _share(cpu_seconds, seconds * min(processes, cores)),
-        "seconds": cpu_seconds or None,
-    }
-
-
-def world_roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
-    """Each rank's part; of several attempts the last one's."""
-    return {
-        str(rank["rank"]): {
-            "role": rank["role"],
-            "cpu_utilization": _share(
-                rank["cpu_seconds"][Phase.TRAIN], rank["seconds"][Phase.TRAIN]
-            ),
-            "bytes_sent": _all_bytes(rank["traffic"], Phase.TRAIN),
-            "bytes_received": _all_bytes(rank["received"], Phase.TRAIN),
-            **_interface_bytes(rank),
-            "seconds_by_span": dict(rank["seconds_by_span"]),
-            "seconds_by_phase": dict(rank["seconds"]),
-        }
-        for rank in sorted(ranks, key=lambda one: one["rank"])
-    }
-
-
-def role_of(name: str) -> str:
-    """`stage 1` of worker-0.1 and of worker-3.1; all servers of a kind are one role."""
-    kind, _, position = name.partition("-")
-    if kind == "server":
-        return SERVERS
-    if kind == "tables":
-        return TABLE_SERVERS
-    return f"stage {position.partition('.')[2]}" if "." in position else "worker"
-
-
-def role_order(role: str) -> tuple[int, str]:
-    """Sorts what `role_of` returns: stage after stage, then the servers."""
-    return {SERVERS: 1, TABLE_SERVERS: 2}.get(role, 0), role
-
-
-def _interface_bytes(rank: RankValues) -> dict[str, Any]:
-    reported: RankValues = rank.get("interface") or {}
-    return {f"interface_bytes_{way}": reported.get(f"{way}_bytes") for way in ("sent", "received")}
-
-
-def _all_bytes(tallies: RankValues | None, phase: str) -> int | None:
-    """Of all classes of traffic in one direction; None where one is not counted, or all."""
-    if tallies is None or len(tallies[phase]) < len(Traffic):
-        return None
-    return sum(one["bytes"] for one in tallies[phase].values())
-
-
 def _pull_density(ranks: Sequence[RankValues]) -> float | None:
     """Share of the weights that a pull sends; of all versions, those of warm-up too."""
     versions: list[RankValues] = [rank["versions"] for rank in ranks if rank.get("versions")]
     published, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
-    return _share(published, elements)
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+    return ratio(published, elements)
 
 
 def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -396,4 +327,4 @@ def _line_share(
 ) -> float | None:
     """The time that bytes of one rank's attempts take on its link, as a share of training."""
     line_seconds = sum(8 * num_bytes(one) / one["rate_bits_per_second"] for one in several)
-    return _share(line_seconds, sum(one["seconds"] for one in several))
+    return ratio(line_seconds, sum(one["seconds"] for one in several))

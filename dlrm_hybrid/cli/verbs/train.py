@@ -15,8 +15,8 @@ from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.training import train
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.ranks import role_of, role_order
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import role_of, role_order
 
 FEW_REPEATS = 5  # the best of so few may be a bad one
 SAVES_FROM = 1.05  # below, the ratio would read 1.0
