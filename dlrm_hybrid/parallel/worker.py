@@ -1,18 +1,6 @@
-"""What one worker does in a tick, as a generator of effects; see `parallel.effects`.
+"""One worker: its parts, what it reads of batches, how it predicts and what it has in flight.
 
-train step:
-    look up the ids                                       (the stage with the interaction)
-    pull the version of the weights that the next push is computed with
-    forward and backward of the micro-batches, as the schedule says:
-        forward:  receive activations, compute, send activations
-        backward: receive a gradient, compute, send a gradient
-    push the gradients of the weights, after rounds with the other trainers where the method has any
-    update the tables                                     (the stage with the interaction)
-
-The lookup comes first because it needs nothing from the servers: it overlaps their work.
-
-Shapes: B rows of the trainer's batch, b rows of a micro-batch, F tables, D embedding dimension,
-N width of what enters the stage, M of what leaves it.
+Shapes: B rows of the trainer's batch, F tables, D embedding dimension.
 """
 
 from __future__ import annotations
@@ -30,9 +18,9 @@ from dlrm_hybrid.parallel.boundaries import EVALUATION, Boundaries
 from dlrm_hybrid.parallel.dense.client import Client
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.schedule import Pipeline
-from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, predict_stage
+from dlrm_hybrid.parallel.stage import Inputs, Stage, predict_stage
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.types import BatchNumber, Tick
+from dlrm_hybrid.types import BatchNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +52,8 @@ class Worker:
 
     @property
     def part(self) -> StagePart:
-        """Which layers these are."""
+        """Which layers of the model the worker computes."""
         return self.stage.model.part
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """What a training step measured; in every stage but the last the sums are 0.
-
-    Attributes:
-        loss_sum: binary cross-entropy before the update, summed over the rows.
-        correct: rows on the right side of one half.
-        rows: of the batches whose gradients were pushed, of most schedules one.
-    """
-
-    loss_sum: float = 0.0
-    correct: int = 0
-    rows: int = 0
-
-    def plus(self, result: StageResult | StepMetrics) -> StepMetrics:
-        """With one more batch, or those of another step."""
-        return StepMetrics(
-            loss_sum=self.loss_sum + result.loss_sum,
-            correct=self.correct + result.correct,
-            rows=self.rows + result.rows,
-        )
 
 
 def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> Inputs:
@@ -101,60 +66,6 @@ def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> 
         label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
         coming=[torch.from_numpy(later.ids_FB) for later in coming if part.has_interaction],
     )
-
-
-def train_step(worker: Worker, tick: Tick, inputs: Inputs) -> Program[StepMetrics]:
-    """Do the ops of one tick, in which the batch of the same number is read.
-
-    Raises:
-        ConfigError: the batch does not divide into micro-batches.
-        DlrmError: a frame is not what it should be.
-    """
-    stage, boundaries = worker.stage, worker.boundaries
-    yield from _begin(worker, BatchNumber(tick), inputs)
-    yield from worker.client.pull()
-    metrics = StepMetrics()
-    for kind, microbatch, delay in worker.pipeline.ops[worker.part.index]:
-        batch = BatchNumber(tick - delay)
-        if batch < 0:
-            continue
-        key = (batch, microbatch)
-        if kind == "F":
-            received_bN = yield from boundaries.receive_activations(*key, stage.rows(batch))
-            left_bM = stage.forward(batch, microbatch, received_bN)
-            boundaries.send_activations(left_bM, *key)
-            continue
-        received_bM = yield from boundaries.receive_gradient(*key, stage.rows(batch))
-        entered_bN = stage.backward(batch, microbatch, received_bM)
-        boundaries.send_gradient(entered_bN, *key)
-        if microbatch == stage.microbatches - 1:
-            result = yield from _finish(worker, batch)
-            metrics = metrics.plus(result)
-    stage.drop_graphs()
-    return metrics
-
-
-def _begin(worker: Worker, batch: BatchNumber, inputs: Inputs) -> Program[None]:
-    """Look up the rows of a batch, and take it in."""
-    pooled_BFD = None
-    if worker.tables is not None:
-        assert inputs.ids_FB is not None
-        for number, ids_FB in enumerate((inputs.ids_FB, *inputs.coming), batch):
-            worker.tables.prefetch(BatchNumber(number), ids_FB)
-        lr = worker.embedding_schedule.lr(batch)
-        pooled_BFD = yield from worker.tables.lookup(batch, inputs.ids_FB, lr)
-    worker.stage.begin(batch, inputs, pooled_BFD)
-
-
-def _finish(worker: Worker, batch: BatchNumber) -> Program[StageResult]:
-    """Push the gradients of a batch, and update its rows of the tables."""
-    result = worker.stage.finish(batch)
-    worker.stage.drop_graphs()  # of other batches: a local client updates the weights at once
-    yield from worker.client.push(result.gradients)
-    if worker.tables is not None:
-        assert result.pooled_gradient_BFD is not None
-        yield from worker.tables.update(batch, result.pooled_gradient_BFD)
-    return result
 
 
 def state_in_flight(worker: Worker, ticks: int) -> Program[dict[str, Tensor]]:

@@ -22,9 +22,10 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
-from dlrm_hybrid.parallel.worker import StepMetrics, Worker, predict_batch, stage_inputs, train_step
+from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer
 from dlrm_hybrid.telemetry.distributions.staleness import merged as of_all

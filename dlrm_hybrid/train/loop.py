@@ -25,7 +25,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.model.optimizer import Schedule
-from dlrm_hybrid.parallel.worker import StepMetrics
+from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores

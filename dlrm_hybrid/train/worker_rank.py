@@ -22,8 +22,9 @@ from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
+from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
+from dlrm_hybrid.parallel.worker import Worker, stage_inputs
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.evaluation import WorldEvaluation

@@ -30,18 +30,12 @@ from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Effect, Port, Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage
+from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import (
-    StepMetrics,
-    Worker,
-    load_in_flight,
-    predict_batch,
-    state_in_flight,
-    train_step,
-)
+from dlrm_hybrid.parallel.worker import Worker, load_in_flight, predict_batch, state_in_flight
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Frame, decode, encode

@@ -21,7 +21,8 @@ from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
+from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.worker import Worker, stage_inputs
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
 from dlrm_hybrid.train.progress import Plan, Progress

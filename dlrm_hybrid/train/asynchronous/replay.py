@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from dlrm_hybrid.data.loader import LoaderState, with_coming
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.worker import StepMetrics, Worker, stage_inputs, train_step
+from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.worker import Worker, stage_inputs
 from dlrm_hybrid.train.asynchronous.leases import Positions
 from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
