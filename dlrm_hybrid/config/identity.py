@@ -33,7 +33,7 @@ FREE = (
 FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
-    *("embedding.name", "embedding.staleness"),
+    *("embedding.name", "embedding.staleness", "embedding.cache_rows", "embedding.cache_batches"),
     *("gradient", "activation", "pull"),
 )
 # What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
@@ -49,7 +49,10 @@ COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "
 # Which versions of weights a checkpoint holds beside them belongs to these.
 VERSIONS = ("pull", "sync")
 # Which version of the tables the rows of batches to come are of belongs to these.
-LOOKUPS = ("parallel.trainers", "embedding.name", "embedding.staleness", "sync.name")
+LOOKUPS = (
+    *("parallel.trainers", "sync.name", "embedding.name", "embedding.staleness"),
+    *("embedding.cache_rows", "embedding.cache_batches"),
+)
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)

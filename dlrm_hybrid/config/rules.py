@@ -31,8 +31,8 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     },
     "embedding=fused": {"embedding.sharding": "table_wise"},
     "embedding=served": {
-        **{"embedding.staleness": 0, "embedding.storage": "memory"},
-        "parallel.table_servers": 0,
+        **{"embedding.staleness": 0, "embedding.cache_rows": 0, "embedding.cache_batches": 0},
+        **{"embedding.storage": "memory", "parallel.table_servers": 0},
     },
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
@@ -219,6 +219,11 @@ def _served_tables(config: Config) -> Iterator[str]:
             "embedding.deduplicate = False: embedding=served asks for each distinct id of a batch "
             "once; needs true"
         )
+    rows, batches = config.embedding.cache_rows, config.embedding.cache_batches
+    if rows and not batches:
+        yield f"embedding.cache_rows = {rows}: needs embedding.cache_batches of 1 or more"
+    elif batches and not rows:
+        yield f"embedding.cache_batches = {batches}: needs embedding.cache_rows of 1 or more"
 
 
 def _fused_tables(config: Config) -> Iterator[str]:

@@ -152,7 +152,7 @@ class NetworkConfig:
 class EmbeddingConfig:
     """The optimizer of the tables, who owns their rows, and how these travel.
 
-    `sharding` belongs to `fused`; `staleness`, `storage` and `folder` to `served`, which always
+    `sharding` belongs to `fused`; `staleness` and all that follows it to `served`, which always
     deduplicates.
     """
 
@@ -164,6 +164,8 @@ class EmbeddingConfig:
     comm_precision: Precision
     deduplicate: bool
     staleness: Annotated[int, Field(ge=0, le=1024)]
+    cache_rows: Annotated[int, Field(ge=0, le=2**31)]
+    cache_batches: Annotated[int, Field(ge=0, le=1024)]
     storage: Literal["memory", "mmap"]
     folder: Path | None
 

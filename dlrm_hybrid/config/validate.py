@@ -21,7 +21,10 @@ from dlrm_hybrid.types import ConfigError, printable
 # Keys of later versions, by section, with what runs before them did.
 ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"minutes": 0.0},
-    "embedding": {"name": "fused", "staleness": 0, "storage": "memory", "folder": None},
+    "embedding": {
+        **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
+        **{"storage": "memory", "folder": None},
+    },
     "parallel": {"table_servers": 0, "elastic": False},
     "pull": {"sparsity": None},
     "sync": {"lr_scale": None, "record": False, "replay": None},

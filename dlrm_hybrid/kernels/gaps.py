@@ -10,7 +10,7 @@ A tensor has one parameter for all its gaps: those of a real gradient's rows do 
 one dozen to the next, so a parameter that follows them costs more than the best single one. Any
 bytes are safe to read.
 
-The ids whose gaps travel are listed here too: each id of a batch once.
+The ids whose gaps travel are listed here too: each id of a batch once, and a cache of rows.
 
 Shapes: K indices or ids, F tables, L of them looked up, B rows of a batch, N bags, D embedding
 dimension, T trainers.
@@ -349,3 +349,51 @@ def bag_offsets(
         while bag < bags:
             bag += 1
             offsets[table * bags + bag] = laid
+
+
+@kernel
+def merge_rows(
+    kept_N4: Int64s, keys_K: Int64s, batch: int, free_S: Int64s, merged_M4: Int64s, where_K2: Int64s
+) -> int:
+    """Rows of a cache with those of a batch, by key: key, batch fetched for, last used by, slot.
+
+    `where_K2` receives the slots of the batch's rows and, of those that are fetched, indices in
+    `keys_K`; returns how many those are.
+    """
+    n, m, fetched = 0, 0, 0
+    for k in range(keys_K.size):
+        while n < len(kept_N4) and kept_N4[n, 0] <= keys_K[k]:
+            for column in range(4):
+                merged_M4[m, column] = kept_N4[n, column]
+            n, m = n + 1, m + 1
+        if m == 0 or merged_M4[m - 1, 0] != keys_K[k]:
+            merged_M4[m, 0], merged_M4[m, 1], merged_M4[m, 3] = keys_K[k], batch, free_S[fetched]
+            where_K2[fetched, 1] = k
+            fetched, m = fetched + 1, m + 1
+        merged_M4[m - 1, 2], where_K2[k, 0] = batch, merged_M4[m - 1, 3]
+    merged_M4[m : m + len(kept_N4) - n] = kept_N4[n:]
+    return fetched
+
+
+@kernel
+def part_rows(rows_M4: Int64s, batch: int, life: int, capacity: int, left_M4: Int64s) -> int:
+    """Move rows that leave a cache to `left_M4`, the others to the front; returns their number."""
+    by_age = np.zeros(life + 1, np.int64)
+    for m in range(len(rows_M4)):
+        by_age[life if batch - rows_M4[m, 1] >= life else batch - rows_M4[m, 2]] += 1
+    oldest, first, excess = life, by_age[life], len(rows_M4) - by_age[life] - capacity
+    while excess > 0:
+        oldest, first = oldest - 1, excess
+        excess -= by_age[oldest]
+    kept = 0
+    for m in range(len(rows_M4)):
+        age = life if batch - rows_M4[m, 1] >= life else batch - rows_M4[m, 2]
+        if age > oldest or (age == oldest and first > 0):
+            first -= age == oldest
+            for column in range(4):
+                left_M4[m - kept, column] = rows_M4[m, column]
+        else:
+            for column in range(4):
+                rows_M4[kept, column] = rows_M4[m, column]
+            kept += 1
+    return kept

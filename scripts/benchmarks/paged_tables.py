@@ -33,7 +33,7 @@ from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
-from dlrm_hybrid.parallel.tables.lookups import split_ids
+from dlrm_hybrid.parallel.tables.lookups import split_batch
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.telemetry.machine import Machine
 
@@ -202,7 +202,7 @@ def distinct(
     ids_FN = np.stack(columns)
     for first in range(0, ids_FN.shape[1], BATCH):
         ids_FB = np.ascontiguousarray(ids_FN[:, first : first + BATCH])
-        yield split_ids(torch.from_numpy(ids_FB), 1).asked[0].ids
+        yield split_batch(torch.from_numpy(ids_FB), 1)[1].asked[0].ids
 
 
 def drawn(

@@ -33,7 +33,7 @@ from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.sharding import CommPrecision, casts
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.tables.lookups import id_sections, split_ids, value_section
+from dlrm_hybrid.parallel.tables.lookups import id_sections, split_batch, value_section
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
 from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import Topology
@@ -190,7 +190,7 @@ def messages_of(
         distinct = 0
         for worker in topology.interaction_group:
             batch, state = loader.read(state)
-            (asked,) = split_ids(torch.from_numpy(batch.ids_FB), 1).asked
+            (asked,) = split_batch(torch.from_numpy(batch.ids_FB), 1)[1].asked
             gradient_KD = torch.randn(len(asked.ids.ids_K), dim, generator=generator)
             sections = id_sections(asked, rows)
             values = value_section(gradient_KD, gradient_cast)

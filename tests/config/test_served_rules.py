@@ -8,6 +8,7 @@ from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.types import ConfigError
 
 WORLD = ("parallel=hybrid",)
+CACHED = ("embedding.cache_rows=9", "embedding.cache_batches=2")
 SERVED = (*WORLD, "embedding=served", "parallel.table_servers=2")
 
 
@@ -38,6 +39,18 @@ def test_what_can_be_is_accepted() -> None:
         ),
         ((*SERVED, "embedding.staleness=-1"), "embedding.staleness = -1: "),
         (
+            (*WORLD, "embedding.cache_rows=9"),
+            "embedding.cache_rows = 9: only applies to embedding=served, not fused",
+        ),
+        (
+            (*SERVED, "embedding.cache_rows=9"),
+            "embedding.cache_rows = 9: needs embedding.cache_batches of 1 or more",
+        ),
+        (
+            (*SERVED, "embedding.cache_batches=9"),
+            "embedding.cache_batches = 9: needs embedding.cache_rows of 1 or more",
+        ),
+        (
             (*WORLD, "embedding.storage=mmap"),
             "embedding.storage = 'mmap': only applies to embedding=served, not fused",
         ),
@@ -61,7 +74,7 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
         "embedding": {
             key: value
             for key, value in values["embedding"].items()
-            if key not in ("name", "staleness", "storage", "folder")
+            if key not in ("name", "staleness", "cache_rows", "cache_batches", "storage", "folder")
         },
         "parallel": {
             key: value

@@ -20,6 +20,8 @@ from dlrm_hybrid.kernels.gaps import (
     encode_gaps,
     encode_ids,
     fit_parameter,
+    merge_rows,
+    part_rows,
     sum_rows,
     unique_ids,
 )
@@ -186,6 +188,22 @@ def distinct() -> Outputs:
     return [np.array(told), ids_K, counts_L, inverse_BF, sum_KD, message, back_K, offsets, bags_K]
 
 
+def cached() -> Outputs:
+    rng = np.random.default_rng(11)
+    kept_N4, free_S = np.zeros((0, 4), np.int64), np.arange(200)
+    outputs: Outputs = []
+    for batch in range(8):
+        keys_K = np.unique(rng.integers(0, 90, 40))
+        rows_M4 = np.zeros((len(kept_N4) + len(keys_K), 4), np.int64)
+        where_K2, left_M4 = np.zeros((len(keys_K), 2), np.int64), np.zeros_like(rows_M4)
+        fetched = merge_rows(kept_N4, keys_K, batch, free_S, rows_M4, where_K2)
+        rows_M4 = rows_M4[: len(kept_N4) + fetched]
+        kept_N4 = rows_M4[: part_rows(rows_M4, batch, 3, 50, left_M4)]
+        free_S = free_S[fetched:]
+        outputs += [where_K2, left_M4, kept_N4]
+    return outputs
+
+
 def updated() -> Outputs:
     rows_K = np.random.default_rng(8).integers(0, 40, 100)
     order_K, gradient_KD = np.argsort(rows_K, kind="stable"), floats(800, 9).reshape(100, 8)
@@ -208,6 +226,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "indices": coded,
     "rows": kept_of_rows,
     "distinct": distinct,
+    "cached": cached,
     "updates": updated,
 }
 

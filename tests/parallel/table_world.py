@@ -18,8 +18,10 @@ from dlrm_hybrid.model.tensors import Piece, draw_embeddings
 from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
+from dlrm_hybrid.parallel.tables.cached import CachedTables
 from dlrm_hybrid.parallel.tables.order import TableOrder
-from dlrm_hybrid.parallel.tables.served import ServedTables
+from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
 from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import Topology
@@ -56,6 +58,7 @@ class World:
         precision: CommPrecision = CommPrecision.FLOAT32,
         order: TableOrder | None = None,
         schedule: Schedule = CONSTANT,
+        cache: CacheLimits | None = None,
     ) -> None:
         self.staleness = staleness
         self.topology = Topology(
@@ -81,15 +84,16 @@ class World:
             rows = TableRows(SPEC, options, index, servers)
             rows.draw(SEED)
             self.servers.append(TableServer(self.topology, index, rows, table, SpanClock()))
-        self.tables = [
-            ServedTables(
-                Port(topology=self.topology, rank=rank, attempt=0, transmit=channels[rank].send),
-                SPEC,
-                precision,
-                trainers,
-                SpanClock(),
-            )
+        ports = [
+            Port(topology=self.topology, rank=rank, attempt=0, transmit=channels[rank].send)
             for rank in range(trainers)
+        ]
+        clients = [TableClient(port, SPEC, precision, SpanClock()) for port in ports]
+        self.tables: list[Tables] = [
+            ServedTables(client, trainers)
+            if cache is None
+            else CachedTables(client, trainers, cache)
+            for client in clients
         ]
         group = self.topology.table_server_group
         self.runner = InProcessRunner(

@@ -26,7 +26,7 @@ from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.served import ServedTables
+from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.shared import EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Tally, Traffic
@@ -189,7 +189,7 @@ def test_foreign_messages_are_refused() -> None:
         attempt=1,
         transmit=lambda to, frame, num_bytes: frames.append(frame),
     )
-    tables = ServedTables(port, SPEC, CommPrecision.FLOAT32, 1, SpanClock())
+    tables = ServedTables(TableClient(port, SPEC, CommPrecision.FLOAT32, SpanClock()), 1)
     tables.prefetch(BatchNumber(0), ids_of(0, 0))
     with pytest.raises(DlrmError, match="lookup 0 of rank 1, attempt 1: .* of attempt 0"):
         world.servers[0].handle(frames[0])

@@ -32,6 +32,7 @@ ASYNC = (
     *("checkpoint.keep=9", "sync.check_every=1"),
 )
 IN_PROCESS = "parallel.world=in_process"
+CACHED = ("embedding.cache_rows=300", "embedding.cache_batches=5")
 
 
 def layout(trainers: int, servers: int = 1, table_servers: int = 1) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ def progress(folder: Path, step: int) -> dict:
     return json.loads((checkpoint(folder, step) / "manifest.json").read_text())["progress"]
 
 
-@pytest.mark.parametrize("method", [(), ("gradient=dct", "gradient.sparsity=0.9")])
+@pytest.mark.parametrize("method", [(), ("gradient=dct", "gradient.sparsity=0.9", *CACHED)])
 def test_one_trainer_learns_the_bits_of_lock_step(method: tuple[str, ...], train: Train) -> None:
     options = (*ASYNC, IN_PROCESS, *layout(1, 2, 2), *method, "train.steps=100")
     code, alone = train("async", *options)
@@ -65,7 +66,7 @@ def test_one_trainer_learns_the_bits_of_lock_step(method: tuple[str, ...], train
             *("optimizer.warmup_steps=60", "optimizer.decay_start_step=60"),
             "optimizer.decay_steps=60",
         ),
-        ("gradient=dct", "gradient.sparsity=0.9", "pull.precision=bfloat16"),
+        ("gradient=dct", "gradient.sparsity=0.9", "pull.precision=bfloat16", *CACHED),
         ("optimizer=adagrad", "sync.lr_scale=one", "embedding.optimizer=rowwise_adagrad"),
     ],
 )
@@ -101,7 +102,10 @@ def test_a_push_moves_rows_by_its_own_rate(scale: str, rate: float, train: Train
 @pytest.mark.parametrize(
     ("world", "options"),
     [
-        (layout(2, 2), ("pull.precision=bfloat16", "embedding.staleness=2")),
+        (
+            layout(2, 2),
+            ("pull.precision=bfloat16", "embedding.staleness=2", *CACHED),
+        ),
         pytest.param(
             layout(3, 2, 2),
             ("gradient=dct", "gradient.sparsity=0.9", "schedule=gpipe", "schedule.microbatches=4"),

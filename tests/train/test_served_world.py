@@ -35,6 +35,7 @@ SERVED = (
     "checkpoint.keep=9",
 )
 IN_PROCESS = "parallel.world=in_process"
+CACHED = ("embedding.cache_rows=300", "embedding.cache_batches=5")
 
 
 def layout(trainers: int, servers: int, staleness: int) -> tuple[str, ...]:
@@ -92,6 +93,8 @@ def test_trainers_learn_what_they_learn_from_shared_tables(optimizer: str, train
         (2, 1, 0, ()),
         (2, 2, 4, ("embedding.optimizer=rowwise_adagrad", "embedding.comm_precision=bfloat16")),
         (2, 2, 4, ("embedding.storage=mmap",)),
+        (2, 2, 2, (*CACHED, "embedding.comm_precision=bfloat16")),
+        pytest.param(1, 1, 0, CACHED, marks=pytest.mark.slow),
         pytest.param(3, 2, 16, ("embedding.optimizer=adagrad",), marks=pytest.mark.slow),
     ],
 )
@@ -117,11 +120,11 @@ def test_processes_equal_the_in_process_world_bit_for_bit(
 
 
 @pytest.mark.parametrize("world", ["in_process", pytest.param("processes", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("staleness", [0, 4])
+@pytest.mark.parametrize(("staleness", "cache"), [(0, ()), (4, ()), (0, CACHED), (4, CACHED)])
 def test_a_run_that_resumes_ends_with_the_same_bits(
-    staleness: int, world: str, train: Train
+    staleness: int, cache: tuple[str, ...], world: str, train: Train
 ) -> None:
-    options = (*SERVED, f"parallel.world={world}", *layout(2, 2, staleness))
+    options = (*SERVED, f"parallel.world={world}", *layout(2, 2, staleness), *cache)
     code, unbroken = train("unbroken", *options, "train.steps=100")
     assert code == 0
     source = f"checkpoint.resume={checkpoint(unbroken, 50)}"
@@ -131,7 +134,9 @@ def test_a_run_that_resumes_ends_with_the_same_bits(
     assert_moved(unbroken, 50, 100)
 
 
-def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(train: Train) -> None:
+def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that is stopped before its first step has looked up nothing yet."""
     options = (*SERVED, IN_PROCESS)
     code, folder = train("none-ahead", *options, *layout(2, 2, 0), "train.steps=50")
@@ -142,6 +147,11 @@ def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(train: 
     assert lookups_ahead(saved, {"step": 0, "config": values}, *known) == {}
     with pytest.raises(DataError, match=r"no tensor lookups\.0\.0 in this checkpoint"):
         lookups_ahead(saved, {"step": 50, "config": values}, *known)
+    cached = values_of([*options, *layout(2, 2, 0), *CACHED])
+    with pytest.raises(DataError, match="no rows that trainer 0 has kept"):
+        lookups_ahead(saved, {"step": 50, "config": cached}, validate(cached), cached, (0, 1))
+    assert lookups_ahead(saved, {"step": 50, "config": cached}, *known) == {}
+    assert "caches begin empty, and the gradients they held are lost" in capsys.readouterr().out
 
 
 def test_a_checkpoint_goes_on_with_other_owners(train: Train) -> None:

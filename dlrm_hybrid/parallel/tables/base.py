@@ -54,6 +54,10 @@ class Tables(Protocol):
         yield from ()
         return {}
 
+    def flush(self) -> Program[None]:
+        """Send what is held back of gradients, after the last update and before `settle`."""
+        yield from ()
+
     def settle(self) -> Program[None]:
         """Wait until no message of this trainer is under way, and its updates are applied.
 

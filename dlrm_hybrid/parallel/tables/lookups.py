@@ -40,12 +40,12 @@ _DTYPES: Mapping[torch.dtype, Dtype] = {
 
 
 class Asked(NamedTuple):
-    """What a trainer asks of one server for a batch.
+    """What a trainer asks of one server for a batch, or tells it of one.
 
     Attributes:
         ids: distinct ones.
-        rows: of the batch.
-        lookups: ids of the batch that the server owns, repeated ones counted.
+        rows: of the batch; of no table are there more ids.
+        lookups: ids of the batch that the server owns, repeated ones counted; or more.
     """
 
     ids: OwnedIds
@@ -56,15 +56,13 @@ class Asked(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitIds:
-    """The distinct ids of a batch by server.
+    """Distinct ids by server.
 
     Attributes:
-        ids: of all servers.
         asked: of each server.
-        where: where in `ids` those of each server are; None if one server owns all.
+        where: where among all ids those of each server are; None if one server owns all.
     """
 
-    ids: DistinctIds
     asked: Sequence[Asked]
     where: Sequence[Tensor] | None
 
@@ -76,36 +74,57 @@ class SplitIds:
         """Values (K, D) for all ids, from those for the ids of each server."""
         if self.where is None:
             return parts[0]
-        values_KD = parts[0].new_empty(len(self.ids.ids_K), parts[0].shape[1])
+        values_KD = parts[0].new_empty(sum(map(len, parts)), parts[0].shape[1])
         for where_K, part in zip(self.where, parts, strict=True):
             values_KD[where_K] = part
         return values_KD
 
 
-def split_ids(ids_FB: Tensor, servers: int) -> SplitIds:
-    """List each id of a batch once, by the server that owns it.
+def split_ids(ids: OwnedIds, rows: int, lookups_S: Int64s) -> SplitIds:
+    """Sort distinct ids by the server that owns them.
 
     Args:
-        ids_FB: int64, contiguous.
-        servers: S; server s owns the ids s, s + S, ….
+        ids: as trainers number rows; server s of S owns the ids s, s + S, ….
+        rows: see `Asked`.
+        lookups_S: of each server; see `Asked`.
     """
-    tables, rows = ids_FB.shape
-    ids = distinct_ids(ids_FB, np.arange(tables))
+    servers = len(lookups_S)
     if servers == 1:
-        return SplitIds(ids, [Asked(OwnedIds(ids.ids_K, ids.counts_F), rows, tables * rows)], None)
+        return SplitIds([Asked(ids, rows, int(lookups_S[0]))], None)
     owner_K = ids.ids_K % servers
-    table_K = np.repeat(np.arange(tables), ids.counts_F)
-    lookups = np.bincount(owner_K[ids.inverse_BF.numpy().reshape(-1)], minlength=servers)
+    table_K = np.repeat(np.arange(len(ids.counts_F)), ids.counts_F)
     where = [np.flatnonzero(owner_K == server) for server in range(servers)]
     asked = [
         Asked(
-            OwnedIds(ids.ids_K[one] // servers, np.bincount(table_K[one], minlength=tables)),
+            OwnedIds(
+                ids.ids_K[one] // servers, np.bincount(table_K[one], minlength=len(ids.counts_F))
+            ),
             rows,
             int(count),
         )
-        for one, count in zip(where, lookups, strict=True)
+        for one, count in zip(where, lookups_S, strict=True)
     ]
-    return SplitIds(ids, asked, [torch.from_numpy(one) for one in where])
+    return SplitIds(asked, [torch.from_numpy(one) for one in where])
+
+
+def split_batch(ids_FB: Tensor, servers: int) -> tuple[DistinctIds, SplitIds]:
+    """The distinct ids of a batch, and all of them by server.
+
+    Args:
+        ids_FB: int64, contiguous.
+        servers: S.
+    """
+    ids = distinct_ids(ids_FB, np.arange(len(ids_FB)))
+    owned = OwnedIds(ids.ids_K, ids.counts_F)
+    return ids, split_ids(owned, ids_FB.shape[1], lookups_of(ids, servers))
+
+
+def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
+    """How many ids of a batch each server owns, repeated ones counted."""
+    if servers == 1:
+        return np.array([ids.inverse_BF.numel()], np.int64)
+    owner_K = ids.ids_K % servers
+    return np.bincount(owner_K[ids.inverse_BF.numpy().reshape(-1)], minlength=servers)
 
 
 def id_sections(asked: Asked, rows_F: Int64s) -> tuple[Section, Section]:

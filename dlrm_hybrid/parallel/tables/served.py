@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.model.embeddings import DistinctIds
 from dlrm_hybrid.model.sharding import CommPrecision, casts
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import owned_rows
@@ -29,7 +30,7 @@ from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
     SplitIds,
     id_sections,
-    split_ids,
+    split_batch,
     value_section,
     values_of,
 )
@@ -41,10 +42,92 @@ from dlrm_hybrid.wire.frame import Kind
 ID_BYTES = 4
 
 
+@final
+class TableClient:
+    """Messages of one worker to table servers, and their answers.
+
+    Args:
+        port: of the worker.
+        spec: the tables.
+        precision: of rows and gradients on the wire.
+        clock: measures looking up.
+    """
+
+    def __init__(
+        self, port: Port, spec: ModelSpec, precision: CommPrecision, clock: SpanClock
+    ) -> None:
+        self._port = port
+        self._group = port.topology.table_server_group
+        self._rows = [
+            np.array(owned_rows(spec.table_rows, index, len(self._group)), np.int64)
+            for index in range(len(self._group))
+        ]
+        self.tables = len(spec.table_rows)
+        self._row_cast, self._gradient_cast = casts(precision)
+        self.dim = spec.embedding_dim
+        self.looking_up = clock.within(Span.EMBEDDING)
+        self.prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self._group)
+
+    def ask(self, split: SplitIds, number: int, microbatch: int = 0) -> None:
+        """Ask each server for its rows of a batch, or with EVALUATION of a version."""
+        for to, asked, rows_F in zip(self._group, split.asked, self._rows, strict=True):
+            sections, dense_bytes = id_sections(asked, rows_F), ID_BYTES * asked.lookups
+            self._port.send(
+                to, Kind.LOOKUP, number, sections, microbatch=microbatch, dense_bytes=dense_bytes
+            )
+
+    def receive(self, split: SplitIds, number: int, microbatch: int = 0) -> Program[Tensor]:
+        """The rows (K, D) that `ask` has asked for."""
+        parts: list[Tensor] = []
+        for server, asked in zip(self._group, split.asked, strict=True):
+            frame = yield Receive(Kind.ROWS, server, number, microbatch=microbatch)
+            what = f"rows {number} of rank {server}"
+            if len(frame.sections) != 1:
+                raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 1")
+            shape = (len(asked.ids.ids_K), self.dim)
+            parts.append(values_of(frame.sections[0], self._row_cast, shape, what))
+        with self.looking_up:
+            return split.joined(parts)
+
+    def update(self, split: SplitIds, batch: BatchNumber, sum_KD: Tensor) -> None:
+        """Send sums of gradients: the updates of a batch."""
+        for server, asked in enumerate(split.asked):
+            values = value_section(split.part(sum_KD, server), self._gradient_cast)
+            sections = (*id_sections(asked, self._rows[server]), values)
+            dense_bytes = FLOAT_BYTES * self.dim * asked.lookups
+            to = self._group[server]
+            self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
+
+    def predict(self, ids_FB: Tensor, updated: int) -> Program[Tensor]:
+        """Pooled rows (B, F, D) with the updates of so many batches."""
+        if ids_FB.numel() == 0:
+            return ids_FB.new_empty(0, len(ids_FB), self.dim).float()
+        with self.looking_up:
+            ids, split = split_batch(ids_FB, self.servers)
+            self.ask(split, updated, EVALUATION)
+        rows_KD = yield from self.receive(split, updated, EVALUATION)
+        with self.looking_up:
+            return ids.expand(rows_KD)
+
+    def settle(self, updated: int) -> Program[None]:
+        """Wait until the updates of so many batches have arrived."""
+        # Table servers take the messages of a rank in their order: they answer this one last.
+        nothing = torch.empty(self.tables, 0, dtype=torch.int64)
+        _, split = split_batch(nothing, self.servers)
+        self.ask(split, updated, EVALUATION)
+        yield from self.receive(split, updated, EVALUATION)
+
+
 @dataclass(slots=True, eq=False)
 class _Flying:
     """A batch between `prefetch` and `update`; its rows (B, F, D) once they have come."""
 
+    ids: DistinctIds
     split: SplitIds
     pooled_BFD: Tensor | None
 
@@ -56,32 +139,13 @@ class ServedTables(Tables):
     A batch is updated before the next one is looked up: schedules with delays need more.
 
     Args:
-        port: of the worker.
-        spec: the tables.
-        precision: of rows and gradients on the wire.
+        client: of the worker.
         averaged: over how many trainers' losses an update takes the mean.
-        clock: measures its own part of the work.
     """
 
-    def __init__(
-        self,
-        port: Port,
-        spec: ModelSpec,
-        precision: CommPrecision,
-        averaged: int,
-        clock: SpanClock,
-    ) -> None:
-        self._port = port
-        self._servers = port.topology.table_server_group
-        self._rows = [
-            np.array(owned_rows(spec.table_rows, index, len(self._servers)), np.int64)
-            for index in range(len(self._servers))
-        ]
-        self._tables, self._dim = len(spec.table_rows), spec.embedding_dim
-        self._row_cast, self._gradient_cast = casts(precision)
+    def __init__(self, client: TableClient, averaged: int) -> None:
+        self._client = client
         self._averaged = averaged
-        self._looking_up = clock.within(Span.EMBEDDING)
-        self._prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
         self._flying: dict[BatchNumber, _Flying] = {}
         self._loaded: dict[BatchNumber, Tensor] = {}
         self._updated = 0
@@ -90,44 +154,34 @@ class ServedTables(Tables):
     def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
         if batch in self._flying:
             return
-        with self._looking_up:
-            split = split_ids(ids_FB, len(self._servers))
+        with self._client.looking_up:
+            ids, split = split_batch(ids_FB, self._client.servers)
             pooled_BFD = self._loaded.pop(batch, None)
-            self._flying[batch] = _Flying(split, pooled_BFD)
+            self._flying[batch] = _Flying(ids, split, pooled_BFD)
             if pooled_BFD is None:
-                self._ask(split, batch, 0)
+                self._client.ask(split, batch)
 
     @override
     def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
         self.prefetch(batch, ids_FB)
         flying = self._flying[batch]
         if flying.pooled_BFD is None:
-            return (yield from self._receive(flying.split, batch, 0))
+            return (yield from self._receive(flying, batch))
         pooled_BFD, flying.pooled_BFD = flying.pooled_BFD, None
         return pooled_BFD
 
     @override
     def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
         yield from ()
-        with self._looking_up:
-            split = self._flying.pop(batch).split
-            sum_KD = split.ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
-            for server, asked in enumerate(split.asked):
-                values = value_section(split.part(sum_KD, server), self._gradient_cast)
-                sections = (*id_sections(asked, self._rows[server]), values)
-                dense_bytes = FLOAT_BYTES * self._dim * asked.lookups
-                to = self._servers[server]
-                self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
+        with self._client.looking_up:
+            flying = self._flying.pop(batch)
+            sum_KD = flying.ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
+            self._client.update(flying.split, batch, sum_KD)
         self._updated = batch + 1
 
     @override
     def predict(self, ids_FB: Tensor) -> Program[Tensor]:
-        if ids_FB.numel() == 0:
-            return ids_FB.new_empty(0, len(ids_FB), self._dim).float()
-        with self._looking_up:
-            split = split_ids(ids_FB, len(self._servers))
-            self._ask(split, self._updated, EVALUATION)
-        return (yield from self._receive(split, self._updated, EVALUATION))
+        return self._client.predict(ids_FB, self._updated)
 
     @override
     def state_ahead(self) -> Program[dict[str, Tensor]]:
@@ -135,25 +189,22 @@ class ServedTables(Tables):
         held: dict[str, Tensor] = {}
         for batch, flying in self._flying.items():
             if flying.pooled_BFD is None:
-                flying.pooled_BFD = yield from self._receive(flying.split, batch, 0)
-            held[f"{self._prefix}{batch - self._updated}"] = flying.pooled_BFD
+                flying.pooled_BFD = yield from self._receive(flying, batch)
+            held[f"{self._client.prefix}{batch - self._updated}"] = flying.pooled_BFD
         return held
 
     @override
     def settle(self) -> Program[None]:
         for batch, flying in self._flying.items():
             if flying.pooled_BFD is None:
-                yield from self._receive(flying.split, batch, 0)
+                yield from self._receive(flying, batch)
         self._flying.clear()
         self._loaded.clear()
-        # Table servers take the messages of a rank in their order: they answer this one last.
-        nothing = split_ids(torch.empty(self._tables, 0, dtype=torch.int64), len(self._servers))
-        self._ask(nothing, self._updated, EVALUATION)
-        yield from self._receive(nothing, self._updated, EVALUATION)
+        yield from self._client.settle(self._updated)
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        head = self._prefix
+        head = self._client.prefix
         self._updated = version
         self._flying.clear()
         self._loaded = {
@@ -162,25 +213,7 @@ class ServedTables(Tables):
             if name.startswith(head)
         }
 
-    def _ask(self, split: SplitIds, number: int, microbatch: int) -> None:
-        for server, asked in enumerate(split.asked):
-            self._port.send(
-                self._servers[server],
-                Kind.LOOKUP,
-                number,
-                id_sections(asked, self._rows[server]),
-                microbatch=microbatch,
-                dense_bytes=ID_BYTES * asked.lookups,
-            )
-
-    def _receive(self, split: SplitIds, number: int, microbatch: int) -> Program[Tensor]:
-        parts: list[Tensor] = []
-        for server, asked in zip(self._servers, split.asked, strict=True):
-            frame = yield Receive(Kind.ROWS, server, number, microbatch=microbatch)
-            what = f"rows {number} of rank {server}"
-            if len(frame.sections) != 1:
-                raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 1")
-            shape = (len(asked.ids.ids_K), self._dim)
-            parts.append(values_of(frame.sections[0], self._row_cast, shape, what))
-        with self._looking_up:
-            return split.ids.expand(split.joined(parts))
+    def _receive(self, flying: _Flying, batch: BatchNumber) -> Program[Tensor]:
+        rows_KD = yield from self._client.receive(flying.split, batch)
+        with self._client.looking_up:
+            return flying.ids.expand(rows_KD)

@@ -37,7 +37,9 @@ from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.served import ServedTables
+from dlrm_hybrid.parallel.tables.cached import CachedTables
+from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
 from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, WorkerRole, lay_out
@@ -270,12 +272,15 @@ def table_server(
 
 def served_tables(
     config: Config, layout: Layout, rank: int, send: Send, clock: SpanClock
-) -> ServedTables:
+) -> Tables:
     """What the worker with this rank looks up by, where tables are served."""
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
-    precision = CommPrecision(config.embedding.comm_precision)
+    keys = config.embedding
+    client = TableClient(port, layout.spec, CommPrecision(keys.comm_precision), clock)
     averaged = 1 if config.sync.name == "async" else config.parallel.trainers
-    return ServedTables(port, layout.spec, precision, averaged, clock)
+    if keys.cache_rows:
+        return CachedTables(client, averaged, CacheLimits(keys.cache_rows, keys.cache_batches))
+    return ServedTables(client, averaged)
 
 
 def collectives(config: Config, layout: Layout, index: int) -> Handle | None:

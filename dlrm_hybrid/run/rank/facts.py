@@ -34,7 +34,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import Committer
+from dlrm_hybrid.train.saver import LOOKUPS, Committer
 from dlrm_hybrid.types import DataError
 
 # What MKL and oneDNN choose by themselves cannot be read; the processor stands for it.
@@ -145,10 +145,11 @@ def lookups_ahead(
     values: Mapping[str, Any],
     trainers: Sequence[int],
 ) -> dict[str, Tensor]:
-    """Rows that trainers had looked up before their batches, as `ServedTables.state_ahead` names.
+    """Rows that trainers had looked up before their batches, as `Tables.state_ahead` names them.
 
     None where other keys say how far ahead that is, which it says in the log: they are then looked
-    up again. At step 0 there are none yet, and none where trainers come to rest for a checkpoint.
+    up again. At step 0 there are none yet. Where trainers come to rest for a checkpoint there are
+    only those of a cache.
 
     Args:
         checkpoint: to go on from.
@@ -161,7 +162,8 @@ def lookups_ahead(
         DataError: the checkpoint does not hold them.
     """
     saved = facts["config"]
-    if config.embedding.name != "served" or config.sync.name == "async":
+    rests, keeps = config.sync.name == "async", config.embedding.cache_rows > 0
+    if config.embedding.name != "served" or (rests and not keeps):
         return {}
     if not trainers or not facts["step"]:
         return {}
@@ -171,7 +173,15 @@ def lookups_ahead(
                 f"{checkpoint.folder}: saved with other parallel.trainers or embedding.staleness; "
                 "rows that were looked up ahead are looked up again, with all updates"
             )
+        if saved["embedding"].get("cache_rows"):
+            print(
+                f"{checkpoint.folder}: saved with other parallel.trainers, sync or embedding.cache_"
+                "rows or batches; caches begin empty, and the gradients they held are lost"
+            )
         return {}
+    if keeps:
+        was_elastic = bool(saved["parallel"].get("elastic"))
+        return _caches(checkpoint, trainers, may_lack=config.parallel.elastic or was_elastic)
     shape = (config.train.batch_size, NUM_CATEGORICAL, config.model.embedding_dim)
     rows = {
         f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
@@ -180,6 +190,16 @@ def lookups_ahead(
     }
     checkpoint.fill(full_pieces(rows))
     return rows
+
+
+def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> dict[str, Tensor]:
+    """What trainers kept of rows, and what they held of their gradients."""
+    names = checkpoint.names(LOOKUPS)
+    for trainer in trainers:
+        if f"{LOOKUPS_PREFIX}{trainer}.kept" not in names and not may_lack:
+            raise DataError(f"{checkpoint.folder}: no rows that trainer {trainer} has kept")
+    own = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
+    return checkpoint.tensors(name for name in names if name.startswith(own))
 
 
 def check_record(recorded: Path, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,209 @@
+"""Tables on table servers, with a cache of rows in the trainer; gradients are written back.
+
+    prefetch   the ids that the cache lacks           LOOKUP  →
+    lookup     waits for their rows, keeps them               ←  ROWS
+    update     of rows that leave the cache now: ids, and
+               sums of their gradients since they came UPDATE  →
+
+A row is not changed while it is kept: its own trainer's gradients, too, show when it is fetched
+again. What is kept, with the sums, is part of checkpoints and of nothing else: tables lack the sums
+until rows leave, as dense weights lack what a compressor holds back.
+
+Shapes: B batch, F tables, D embedding dimension, K distinct ids, M of them fetched, L rows that
+leave, N rows kept, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.tables.base import Tables, mean_part
+from dlrm_hybrid.parallel.tables.lookups import (
+    Int64s,
+    SplitIds,
+    lookups_of,
+    split_batch,
+    split_ids,
+)
+from dlrm_hybrid.parallel.tables.row_cache import CacheLimits, CacheTurn, RowCache, ids_of, keys_of
+from dlrm_hybrid.parallel.tables.served import TableClient
+from dlrm_hybrid.types import BatchNumber, DataError, Version
+
+
+@dataclass(slots=True, eq=False)
+class _Flying:
+    """A batch between `prefetch` and `update`; the rows that were fetched, once they have come."""
+
+    ids: DistinctIds
+    turn: CacheTurn
+    split: SplitIds
+    fetched_MD: Tensor | None
+
+
+@final
+class CachedTables(Tables):
+    """One trainer's access to tables on table servers.
+
+    A batch is updated before the next one is looked up: schedules with delays need more.
+
+    Args:
+        client: of the worker.
+        averaged: over how many trainers' losses an update takes the mean.
+        limits: of the cache.
+    """
+
+    def __init__(self, client: TableClient, averaged: int, limits: CacheLimits) -> None:
+        self._client = client
+        self._averaged = averaged
+        self._cache = RowCache(limits)
+        self._rows_SD = torch.zeros(0, client.dim)
+        self._sums_SD = torch.zeros(0, client.dim)  # 0 in free slots
+        self._flying: dict[BatchNumber, _Flying] = {}
+        self._loaded: dict[BatchNumber, Tensor] = {}
+        self._updated = 0
+
+    @override
+    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
+        if batch in self._flying:
+            return
+        with self._client.looking_up:
+            ids = distinct_ids(ids_FB, np.arange(len(ids_FB)))
+            keys_K = keys_of(ids)
+            turn = self._cache.turn(batch, keys_K)
+            split = self._split(keys_K[turn.fetched_M], ids)
+            fetched_MD = self._loaded.pop(batch, None)
+            self._flying[batch] = _Flying(ids, turn, split, fetched_MD)
+            if fetched_MD is None:
+                self._client.ask(split, batch)
+
+    @override
+    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+        self.prefetch(batch, ids_FB)
+        yield from self._receive(batch)
+        flying = self._flying[batch]
+        turn, fetched_MD = flying.turn, flying.fetched_MD
+        assert fetched_MD is not None
+        with self._client.looking_up:
+            self._make_room(turn.slots)
+            slots_K = torch.from_numpy(turn.slots_K)
+            self._rows_SD[slots_K[torch.from_numpy(turn.fetched_M)]] = fetched_MD
+            return flying.ids.expand(self._rows_SD.index_select(0, slots_K))
+
+    @override
+    def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
+        yield from ()
+        with self._client.looking_up:
+            flying = self._flying.pop(batch)
+            sum_KD = flying.ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
+            self._sums_SD.index_add_(0, torch.from_numpy(flying.turn.slots_K), sum_KD)
+            left_L4 = flying.turn.left_L4
+            slots_L = torch.from_numpy(left_L4[:, 3])
+            left_LD = self._sums_SD.index_select(0, slots_L)
+            self._sums_SD.index_fill_(0, slots_L, 0.0)
+            self._client.update(self._split(left_L4[:, 0], flying.ids), batch, left_LD)
+        self._updated = batch + 1
+
+    @override
+    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
+        return self._client.predict(ids_FB, self._updated)
+
+    @override
+    def state_ahead(self) -> Program[dict[str, Tensor]]:
+        fetched: list[Tensor] = []
+        for batch, flying in self._flying.items():
+            yield from self._receive(batch)
+            assert flying.fetched_MD is not None
+            fetched.append(flying.fetched_MD)
+        kept_N4 = self._kept()
+        slots_N = torch.from_numpy(kept_N4[:, 3])
+        # By how many batches they are older: trainers may count anew.
+        ages_N2 = self._updated - kept_N4[:, 1:3]
+        held = {
+            "kept": torch.tensor([len(kept_N4)]),  # may be 0, which the others do not say
+            "keys": torch.from_numpy(kept_N4[:, 0].copy()),
+            "ages": torch.from_numpy(ages_N2),
+            "rows": self._rows_SD.index_select(0, slots_N),
+            "sums": self._sums_SD.index_select(0, slots_N),
+            "counts": torch.tensor([len(one) for one in fetched]),
+            "fetched": torch.cat([self._rows_SD[:0], *fetched]),
+        }
+        return {f"{self._client.prefix}{name}": one for name, one in held.items() if len(one)}
+
+    @override
+    def flush(self) -> Program[None]:
+        """Send the sums of all rows that are kept, as the update of a batch without lookups."""
+        kept_N4, batch = self._kept(), BatchNumber(self._updated)
+        if not len(kept_N4):
+            return
+        nothing = torch.empty(self._client.tables, 0, dtype=torch.int64)
+        ids, split = split_batch(nothing, self._client.servers)
+        self._client.ask(split, batch)
+        yield from self._client.receive(split, batch)
+        slots_N = torch.from_numpy(kept_N4[:, 3].copy())
+        sums_ND = self._sums_SD.index_select(0, slots_N)
+        self._client.update(self._split(kept_N4[:, 0], ids), batch, sums_ND)
+        self._sums_SD.index_fill_(0, slots_N, 0.0)
+        self._cache.restart(kept_N4[:0])
+        self._updated = batch + 1
+
+    @override
+    def settle(self) -> Program[None]:
+        for batch in self._flying:
+            yield from self._receive(batch)
+        self._cache.restart(self._kept())
+        self._flying.clear()
+        self._loaded.clear()
+        yield from self._client.settle(self._updated)
+
+    @override
+    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
+        head, none = self._client.prefix, torch.zeros(0, self._client.dim)
+        own = {k.removeprefix(head): one for k, one in values.items() if k.startswith(head)}
+        keys_N = own.get("keys", torch.zeros(0, dtype=torch.int64))
+        ages_N2 = own.get("ages", torch.zeros(0, 2, dtype=torch.int64))
+        self._rows_SD, self._sums_SD = own.get("rows", none).clone(), own.get("sums", none).clone()
+        counts = [int(count) for count in own.get("counts", keys_N[:0])]
+        fetched = own.get("fetched", none)
+        sizes = {len(keys_N), len(ages_N2), len(self._rows_SD), len(self._sums_SD)}
+        if len(sizes) > 1 or sum(counts) != len(fetched):
+            raise DataError(f"{head}*: {len(keys_N)} keys and other numbers of ages, rows or sums")
+        self._updated = version
+        self._flying.clear()
+        parts = enumerate(torch.split(fetched, counts), version)
+        self._loaded = {BatchNumber(batch): part for batch, part in parts}
+        slots_N = np.arange(len(keys_N))
+        kept = (keys_N.numpy(), *(version - ages_N2.numpy()).T, slots_N)
+        self._cache.restart(np.stack(kept, axis=1))
+
+    def _receive(self, batch: BatchNumber) -> Program[None]:
+        flying = self._flying[batch]
+        if flying.fetched_MD is None:
+            flying.fetched_MD = yield from self._client.receive(flying.split, batch)
+
+    def _kept(self) -> Int64s:
+        """What is kept after the last update; turns of later batches may have been taken."""
+        for flying in self._flying.values():
+            return flying.turn.before_N4
+        return self._cache.kept_N4
+
+    def _split(self, keys_K: Int64s, batch: DistinctIds) -> SplitIds:
+        """Some rows by server; with the lookups of a batch, or so many as there are rows."""
+        ids, servers = ids_of(keys_K, len(batch.counts_F)), self._client.servers
+        rows = max(len(batch.inverse_BF), int(ids.counts_F.max(initial=0)))
+        owned_S = np.bincount(ids.ids_K % servers, minlength=servers)
+        return split_ids(ids, rows, np.maximum(lookups_of(batch, servers), owned_S))
+
+    def _make_room(self, slots: int) -> None:
+        if more := max(slots - len(self._rows_SD), 0):
+            room = torch.zeros(more, self._client.dim)
+            self._rows_SD = torch.cat([self._rows_SD, room])
+            self._sums_SD = torch.cat([self._sums_SD, room])

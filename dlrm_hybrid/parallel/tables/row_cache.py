@@ -1,0 +1,111 @@
+"""Which rows of tables a trainer keeps for later batches, and which it fetches; no values.
+
+A row that was fetched for batch b is used until batch b + batches. It leaves after that batch, or
+before: of more than `rows` rows those leave that were unused the longest, in order of keys where
+equally long. So what is fetched depends on the ids of the batches and on nothing else.
+
+Shapes: K distinct ids of a batch, M of them fetched, L rows that leave, N kept: key, batch fetched
+for, batch last used by, slot; S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_hybrid.kernels.gaps import merge_rows, part_rows
+from dlrm_hybrid.model.embeddings import DistinctIds
+from dlrm_hybrid.model.table_rows import OwnedIds
+
+Int64s = NDArray[np.int64]
+
+_TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
+
+
+class CacheLimits(NamedTuple):
+    """What a cache may keep.
+
+    Attributes:
+        rows: at most so many.
+        batches: after the one that a row was fetched for it serves so many more; at least 1.
+    """
+
+    rows: int
+    batches: int
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheTurn:
+    """What becomes of a cache by one batch.
+
+    Attributes:
+        before_N4: what was kept.
+        slots_K: where the rows of the batch are.
+        fetched_M: indices of those that were not.
+        left_L4: rows that leave after the batch, by key.
+        slots: S; those of rows that leave are free from the next batch on.
+    """
+
+    before_N4: Int64s
+    slots_K: Int64s
+    fetched_M: Int64s
+    left_L4: Int64s
+    slots: int
+
+
+@final
+class RowCache:
+    """The rows that one trainer keeps.
+
+    Attributes:
+        kept_N4: after the last turn, by key; never written to.
+    """
+
+    def __init__(self, limits: CacheLimits) -> None:
+        self._limits = limits
+        self.restart(np.empty((0, 4), np.int64))
+
+    def turn(self, batch: int, keys_K: Int64s) -> CacheTurn:
+        """Use the rows of the next batch.
+
+        Args:
+            batch: its number.
+            keys_K: increasing.
+        """
+        if missing := max(len(keys_K) - len(self._free_S), 0):
+            more = max(missing, self._slots)
+            self._free_S = np.append(self._free_S, np.arange(self._slots, self._slots + more))
+            self._slots += more
+        before_N4 = self.kept_N4
+        rows_M4 = np.empty((len(before_N4) + len(keys_K), 4), np.int64)
+        where_K2 = np.empty((len(keys_K), 2), np.int64)
+        fetched = merge_rows(before_N4, keys_K, batch, self._free_S, rows_M4, where_K2)
+        slots_K, fetched_M = where_K2[:, 0].copy(), where_K2[:fetched, 1].copy()
+        rows_M4 = rows_M4[: len(before_N4) + fetched]
+        left_M4 = np.empty_like(rows_M4)
+        kept = part_rows(rows_M4, batch, self._limits.batches, self._limits.rows, left_M4)
+        left_L4 = left_M4[: len(rows_M4) - kept].copy()
+        self.kept_N4 = rows_M4[:kept]
+        self._free_S = np.concatenate([self._free_S[fetched:], left_L4[:, 3]])
+        return CacheTurn(before_N4, slots_K, fetched_M, left_L4, self._slots)
+
+    def restart(self, kept_N4: Int64s) -> None:
+        """Go on with these rows."""
+        self.kept_N4 = kept_N4
+        self._slots = 1 + int(kept_N4[:, 3].max(initial=-1))
+        self._free_S = np.setdiff1d(np.arange(self._slots), kept_N4[:, 3])
+
+
+def keys_of(ids: DistinctIds) -> Int64s:
+    """One increasing number for each row of a batch."""
+    return ids.ids_K + np.repeat(np.arange(len(ids.counts_F)) << _TABLE_SHIFT, ids.counts_F)
+
+
+def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
+    """The ids that some increasing keys stand for."""
+    counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
+    return OwnedIds(keys_K & ((1 << _TABLE_SHIFT) - 1), counts_F)

@@ -1,0 +1,208 @@
+"""Trainers with a cache learn what its rule says, send every gradient once, and can go on."""
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from table_world import (
+    LR,
+    SEED,
+    SPEC,
+    World,
+    assert_moved,
+    ids_of,
+    joined,
+    reference_gradient,
+)
+from test_row_cache import Reference
+from torch import Tensor
+
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.parallel.effects import Program
+from dlrm_hybrid.parallel.tables.base import Tables
+from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.types import BatchNumber, DataError, Version
+
+TABLES = len(SPEC.table_rows)
+KEYS = 1000  # more than any table has rows
+MANY = CacheLimits(10_000, 3)
+
+
+def named(key: int) -> tuple[str, int]:
+    table, row = divmod(key, KEYS)
+    return f"embedding.{table + 1}.weight", row
+
+
+class ReferenceTrainer:
+    """Its cache as dictionaries: rows as they were fetched, and sums of their gradients."""
+
+    def __init__(self, limits: CacheLimits, trainer: int, trainers: int) -> None:
+        self.reference = Reference(limits)
+        self.rows: dict[int, Tensor] = {}
+        self.sums: dict[int, Tensor] = {}
+        self.of = trainer, trainers
+
+    def learn(self, weights: dict[str, Tensor], batch: int) -> tuple[OwnedIds, Tensor]:
+        """What leaves with a batch that fetches from `weights`."""
+        trainer, trainers = self.of
+        pairs = enumerate(ids_of(trainer, batch).tolist())
+        keys = sorted({table * KEYS + row for table, ids in pairs for row in ids})
+        fetched, left = self.reference.turn(batch, keys)
+        for key in fetched:
+            name, row = named(key)
+            self.rows[key] = weights[name][row].clone()
+            self.sums[key] = torch.zeros(SPEC.embedding_dim)
+        seen = {name: weight.clone() for name, weight in weights.items()}
+        for key in keys:
+            name, row = named(key)
+            seen[name][row] = self.rows[key]
+        _, gradient_KD = reference_gradient(seen, trainer, batch, trainers)
+        for key, gradient_D in zip(keys, gradient_KD, strict=True):
+            self.sums[key] += gradient_D
+        ids = np.array([key % KEYS for key in left], np.int64)
+        counts = np.bincount([key // KEYS for key in left], minlength=TABLES)
+        sums = [self.sums.pop(key) for key in left]
+        sum_LD = torch.stack(sums) if sums else torch.zeros(0, SPEC.embedding_dim)
+        return OwnedIds(ids, counts), sum_LD
+
+
+@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize(
+    ("trainers", "servers", "staleness", "limits"),
+    [(1, 1, 0, MANY), (2, 2, 2, CacheLimits(150, 4)), (3, 1, 0, CacheLimits(20, 2))],
+)
+def test_rows_are_as_old_and_sums_as_long_as_the_rule_says(
+    trainers: int, servers: int, staleness: int, limits: CacheLimits, optimizer: EmbeddingOptimizer
+) -> None:
+    options = EmbeddingOptions(optimizer=optimizer, eps=1e-8)
+    world = World(trainers, servers, staleness, options, cache=limits)
+    world.learn(0, 25)
+    rows = TableRows(SPEC, options)
+    rows.draw(SEED)
+    versions: list[dict[str, Tensor]] = [joined(rows.pieces())]
+    caches = [ReferenceTrainer(limits, trainer, trainers) for trainer in range(trainers)]
+    for batch in range(25):
+        weights = versions[max(0, batch - staleness)]
+        rows.update([cache.learn(weights, batch) for cache in caches], LR)
+        versions.append(joined(rows.pieces()))
+    for name, table in world.weights().items():
+        assert torch.equal(table, versions[-1][name]), name
+    assert_moved(world.weights())
+
+
+def steady(tables: Tables, trainer: int, batches: range) -> Program[None]:
+    """Gradients that are multiples of 1/64, so that their sums are exact."""
+    for number in batches:
+        batch, ids_FB = BatchNumber(number), ids_of(trainer, number)
+        pooled_BFD = yield from tables.lookup(batch, ids_FB, 1.0)
+        yield from tables.update(batch, steady_gradient(trainer, number, pooled_BFD.shape))
+
+
+def steady_gradient(trainer: int, batch: int, shape: torch.Size) -> Tensor:
+    rng = np.random.default_rng([trainer, batch, 7])
+    return torch.from_numpy(rng.integers(-8, 9, shape).astype(np.float32)) / 64
+
+
+def steady_world(limits: CacheLimits, batches: range) -> tuple[World, dict[str, Tensor]]:
+    """One that has learned from rows of 0, and the sums of all its gradients."""
+    world = World(2, 2, 0, cache=limits)
+    for server in world.servers:
+        for piece in server.pieces():
+            piece.view.zero_()
+    world.runner.run({n: steady(one, n, batches) for n, one in enumerate(world.tables)})
+    total = {name: torch.zeros_like(table) for name, table in world.weights().items()}
+    for trainer, batch in product(range(2), batches):
+        ids_FB = ids_of(trainer, batch)
+        shape = torch.Size((ids_FB.shape[1], TABLES, SPEC.embedding_dim))
+        gradient_BFD = steady_gradient(trainer, batch, shape)
+        for table, ids_B in enumerate(ids_FB):
+            sum_RD = total[f"embedding.{table + 1}.weight"]
+            sum_RD.index_add_(0, ids_B, gradient_BFD[:, table] / 2)
+    return world, total
+
+
+def assert_sent(world: World, sums: Mapping[str, Tensor]) -> None:
+    for name, table in world.weights().items():
+        assert torch.equal(table, -LR * sums[name]), name
+        assert table.abs().sum() > 0
+
+
+@pytest.mark.parametrize("limits", [CacheLimits(1, 1), CacheLimits(60, 4), MANY])
+def test_every_gradient_is_sent_once_or_held(limits: CacheLimits) -> None:
+    world, expected = steady_world(limits, range(30))
+    held = world.runner.run({n: one.state_ahead() for n, one in enumerate(world.tables)})
+    for trainer, state in held.items():
+        keys_N, sums_ND = state[f"lookups.{trainer}.keys"], state[f"lookups.{trainer}.sums"]
+        assert 0 < len(keys_N) <= limits.rows
+        assert sums_ND.abs().sum() > 0
+        for key, sum_D in zip(keys_N.tolist(), sums_ND, strict=True):
+            expected[f"embedding.{(key >> 32) + 1}.weight"][key & 0xFFFFFFFF] -= sum_D
+    assert_sent(world, expected)
+
+
+@pytest.mark.parametrize("limits", [CacheLimits(60, 4), MANY])
+def test_what_is_held_can_be_handed_over(limits: CacheLimits) -> None:
+    """By a trainer that leaves; a checkpoint then says that nothing is kept."""
+    world, expected = steady_world(limits, range(12))
+    world.runner.run({n: one.flush() for n, one in enumerate(world.tables)})
+    assert_sent(world, expected)
+    emptied = world.runner.run({n: one.state_ahead() for n, one in enumerate(world.tables)})
+    for trainer, state in emptied.items():
+        assert {name: one.tolist() for name, one in state.items()} == {
+            f"lookups.{trainer}.kept": [0]
+        }
+
+
+@pytest.mark.parametrize("limits", [CacheLimits(60, 4), MANY])
+@pytest.mark.parametrize(("trainers", "servers", "staleness"), [(1, 1, 0), (2, 2, 3)])
+def test_a_world_goes_on_from_what_it_held(
+    trainers: int, servers: int, staleness: int, limits: CacheLimits
+) -> None:
+    unbroken, world = (World(trainers, servers, staleness, cache=limits) for _ in range(2))
+    unbroken.learn(0, 20)
+    world.learn(0, 9)
+    states = world.runner.run({n: tables.state_ahead() for n, tables in enumerate(world.tables)})
+    held = {name: one for state in states.values() for name, one in state.items()}
+
+    def from_there(values: dict[str, Tensor]) -> dict[str, Tensor]:
+        resumed = World(trainers, servers, staleness, cache=limits)
+        for server, other in zip(resumed.servers, world.servers, strict=True):
+            for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
+                piece.view.copy_(saved.view)
+            server.restart(Version(9))
+        for tables in resumed.tables:
+            tables.restart(Version(9), values)
+        resumed.learn(9, 11)
+        return resumed.weights()
+
+    resumed, anew = from_there(held), from_there({})
+    for name, table in unbroken.weights().items():
+        assert torch.equal(table, resumed[name]), name
+    assert any(not torch.equal(table, anew[n]) for n, table in unbroken.weights().items())
+    with pytest.raises(DataError, match=r"lookups\.0\.\*: 0 keys and other numbers"):
+        from_there({name: one for name, one in held.items() if not name.endswith("keys")})
+
+
+def test_a_rest_changes_nothing_that_is_kept() -> None:
+    """Rows that were asked for ahead are asked for again, and here answered alike."""
+    unbroken, world = (World(2, 2, 3, cache=CacheLimits(60, 4)) for _ in range(2))
+    unbroken.learn(0, 20)
+    world.learn(0, 9)
+    world.runner.run({n: tables.settle() for n, tables in enumerate(world.tables)})
+    world.learn(9, 11)
+    for name, table in unbroken.weights().items():
+        assert torch.equal(table, world.weights()[name]), name
+    assert_moved(world.weights())
+
+
+def test_predictions_see_the_tables_as_they_are() -> None:
+    world = World(1, 2, 0, cache=MANY)
+    world.learn(0, 5)
+    ids_FB = ids_of(0, 3)
+    pooled_BFD = world.runner.run({0: world.tables[0].predict(ids_FB)})[0]
+    for table, ids_B in enumerate(ids_FB):
+        weight = world.weights()[f"embedding.{table + 1}.weight"]
+        assert torch.equal(pooled_BFD[:, table], weight[ids_B])
