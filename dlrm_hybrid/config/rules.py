@@ -33,6 +33,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "embedding=served": {
         **{"embedding.staleness": 0, "embedding.cache_rows": 0, "embedding.cache_batches": 0},
         **{"embedding.storage": "memory", "parallel.table_servers": 0},
+        "network.colocate_tables": False,
     },
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
@@ -40,7 +41,10 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         **{"sync.lr_scale": None, "sync.record": False, "sync.replay": None},
         "parallel.elastic": False,
     },
-    "network=emulated": {"network.ranks_per_host": None, "network.latency": None},
+    "network=emulated": {
+        **{"network.ranks_per_host": None, "network.latency": None},
+        "network.colocate_tables": False,
+    },
     "network=host": {"network.bind": None},
     "activation=dct": {"activation.allow_rice": None},
     "activation=none": {"activation.observe": None},
@@ -286,11 +290,12 @@ def _emulated(config: Config) -> Iterator[str]:
             )
             return
     workers = parallel.trainers * (len(parallel.cuts) + 1)
-    ranks = workers + parallel.servers + parallel.table_servers
+    colocated = network.colocate_tables
+    ranks = workers + parallel.servers + (0 if colocated else parallel.table_servers)
     if network.ranks_per_host is not None and network.ranks_per_host >= ranks:
         yield (
             f"network.ranks_per_host = {network.ranks_per_host}: network=emulated needs 2 hosts "
-            f"or more, and there are {ranks} ranks"
+            f"or more, and there are {ranks} ranks{' beside colocated tables' * colocated}"
         )
 
 

@@ -136,12 +136,13 @@ class ScheduleConfig:
 class NetworkConfig:
     """Where ranks listen and how long they wait for each other.
 
-    `ranks_per_host` and `latency` belong to `emulated`; null elsewhere.
+    `ranks_per_host`, `colocate_tables` and `latency` belong to `emulated`.
     """
 
     name: Literal["host", "emulated"]
     rate: Name | None
     ranks_per_host: Positive | None
+    colocate_tables: bool
     latency: Name | None
     bind: Path | None
     keys: Path | None

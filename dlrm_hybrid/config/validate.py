@@ -25,6 +25,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
         **{"storage": "memory", "folder": None},
     },
+    "network": {"colocate_tables": False},
     "parallel": {"table_servers": 0, "elastic": False},
     "pull": {"sparsity": None},
     "sync": {"lr_scale": None, "record": False, "replay": None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -91,6 +92,11 @@ def train_once(folder: Path, *overrides: str) -> Run:
     argv = [sys.executable, "-m", "dlrm_hybrid", "train", *overrides, f"hydra.run.dir={folder}"]
     subprocess.run(argv, check=True, stdout=sys.stderr)
     return read_run(folder)
+
+
+def slug(name: str) -> str:
+    """The name of something as that of a folder: letters, digits, points and dashes."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-").lower()
 
 
 def load() -> str:

@@ -5,7 +5,7 @@
     python scripts/benchmarks/served.py links RUNS      samples per second on links that are late
 
 Trains in folders of RUNS; what is complete there is not run again, so a broken measurement goes on
-where it was. What else stands on the command line goes to every run. `links` needs what
+where it was. What else stands on the command line goes to every run. `bytes` and `links` need what
 `network=emulated` needs.
 """
 
@@ -19,30 +19,42 @@ from statistics import mean, median
 
 import numpy as np
 import torch
-from harness import Row, command, load, render, section, spread, train_once
+from harness import Row, command, load, render, section, slug, spread, train_once
 from utilisation import cpu_percent, faster, network_percent, speed
 from world import ranks
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START
+from dlrm_hybrid.data.profile import WEIGHT_ONE, builtin
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.embeddings import distinct_ids
 from dlrm_hybrid.model.exchange import encoded_ids
+from dlrm_hybrid.model.table_rows import OwnedIds
+from dlrm_hybrid.parallel.tables.row_cache import CacheLimits, RowCache, ids_of, keys_of
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 
 SERVED = ("embedding=served", "parallel.table_servers=1")
 BOUNDED = "sync=bounded"
+
+
+def cached(rows: int, batches: int) -> tuple[str, ...]:
+    """Words for served tables with a cache in each trainer."""
+    return (*SERVED, f"embedding.cache_rows={rows}", f"embedding.cache_batches={batches}")
+
 
 QUALITY_WORLDS: Mapping[str, Sequence[str]] = {
     "served-0": SERVED,
     "served-4": (*SERVED, "embedding.staleness=4"),
     "served-16": (*SERVED, "embedding.staleness=16"),
     "served-4-bounded-1": (*SERVED, "embedding.staleness=4", BOUNDED),
+    "cached-16": cached(10_000, 16),
+    "served-4-cached-16": (*cached(10_000, 16), "embedding.staleness=4"),
 }
 QUALITY = (
     *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[]"),
@@ -50,11 +62,23 @@ QUALITY = (
 )
 SEEDS = (0, 1, 2)
 
-BYTES_WORLDS: Mapping[str, Sequence[str]] = {"sharded": (), "served": SERVED}
+UNLIMITED = 1_000_000  # more rows than a trainer sees in so many batches
+BYTES_WORLDS: Mapping[str, Sequence[str]] = {
+    "sharded": (),
+    "served": SERVED,
+    "served, colocated": (*SERVED, "network.colocate_tables=true"),
+}
+CACHED_WORLDS: Mapping[str, Sequence[str]] = {
+    "cached for 4": cached(10_000, 4),
+    "cached for 16": cached(10_000, 16),
+    "cached for 4, all": cached(UNLIMITED, 4),
+    "cached for 16, all": cached(UNLIMITED, 16),
+}
 COMPRESSED = (
     *("+experiment=dct_hybrid", "train.evaluate_every=0"),
     *("checkpoint.every=0", "checkpoint.minutes=0"),
 )
+LINKED = ("network=emulated", "network.rate=1gbit")
 BATCH_SIZES = (128, 2048)
 BYTES_ROWS = 2 * 128 * 205
 
@@ -94,6 +118,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="turns of links")
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument("--stages", nargs="+", choices=CUTS, default=["3"], help="of links")
+    parser.add_argument(
+        "--worlds", nargs="+", choices=LINK_WORLDS, default=list(LINK_WORLDS), help="of links"
+    )
     options, overrides = parser.parse_known_args()
     machine = describe()
     if options.what == "quality":
@@ -105,7 +132,8 @@ def main() -> None:
         page += section("CPU time of the table server", [cpu_row(*one) for one in found.items()])
     else:
         cases = list(product(options.links, options.stages))
-        turns = [run_links(options.runs, *one, options.repeats, overrides) for one in cases]
+        worlds = {name: LINK_WORLDS[name] for name in options.worlds}
+        turns = [run_links(options.runs, *one, worlds, options.repeats, overrides) for one in cases]
         tables = [link_rows(*case, *one) for case, one in zip(cases, turns, strict=True)]
         page = render("Speed on late links", machine, command(), tables[0])
         for (link, stages), rows in list(zip(cases, tables, strict=True))[1:]:
@@ -142,56 +170,91 @@ Case = tuple[str, int]
 def run_bytes(runs: Path, overrides: Sequence[str]) -> dict[Case, Run]:
     """A run of each world and batch size."""
     found: dict[Case, Run] = {}
-    for batch_size, (name, world) in product(BATCH_SIZES, BYTES_WORLDS.items()):
+    cases = [*product(BATCH_SIZES, BYTES_WORLDS.items()), *product([128], CACHED_WORLDS.items())]
+    for batch_size, (name, world) in cases:
         steps = max(5 + BYTES_ROWS // (2 * batch_size), 20)
         words = (*COMPRESSED, *world, f"train.batch_size={batch_size}", f"train.steps={steps}")
-        folder = runs / "bytes" / f"{name}-{batch_size}"
-        found[name, batch_size] = train_once(folder, *words, *overrides)
+        folder = runs / "bytes" / f"{slug(name)}-{batch_size}"
+        found[name, batch_size] = train_once(folder, *words, *LINKED, *overrides)
     return found
 
 
 def bytes_row(case: Case, run: Run) -> Row:
-    """What a run has sent for its tables, and what its rows let expect."""
+    """What a run has sent for its tables, what its rows let expect, and what crossed links in all.
+
+    Frames are counted wherever they go. On links they have headers, and are acknowledged.
+    """
     name, batch_size = case
     samples = run.summary["samples_per_second"] * run.summary["seconds"]
     counted = run.summary["network"]["by_class"]["embedding"]["bytes"] / samples
-    distinct, expected = expected_bytes(validate(run.config), run.summary["steps"])
+    crossed = run.summary["network"]["interface_bytes"]
+    config = validate(run.config)
+    fetched, expected = expected_bytes(config, run.summary["steps"])
+    by_profile = fetched_by_profile(batch_size, config.embedding.cache_batches)
+    is_limited = 0 < config.embedding.cache_rows < UNLIMITED
     return {
         "world": name,
         "batch": batch_size,
-        "distinct ids per sample": f"{distinct:.2f}",
+        "rows fetched per sample": f"{fetched:.2f}",
+        "by the profile": None if is_limited else f"{by_profile:.2f}",
         "bytes per sample": f"{counted:,.1f}",
         "formula": f"{expected:,.1f}",
         "more": f"{counted / expected - 1:+.1%}",
+        "all on links": None if crossed is None else f"{crossed / samples:,.1f}",
     }
 
 
 def expected_bytes(config: Config, steps: int) -> tuple[float, float]:
-    """Distinct ids per sample, and bytes without headers: rows, gradients and ids that travel.
+    """Rows fetched per sample, and bytes without headers: rows, gradients and ids that travel.
 
     With table servers all rows and gradients do, and ids twice; else what the other trainers own.
 
     Args:
         config: of the run, with the prepared rows of its data.
-        steps: of it.
+        steps: of it; the first ones are not counted.
     """
     shards = open_shards(build.prepared_folder(config), None)
     rows_F = np.array(shards.manifest.table_rows, np.int64)
-    trainers, batch_size = config.parallel.trainers, config.train.batch_size
-    distinct, id_bytes = 0, 0
+    keys, trainers, batch_size = config.embedding, config.parallel.trainers, config.train.batch_size
+    ways = np.zeros((2, 2), np.int64)  # rows there, gradients back: how many, bytes of their ids
     for trainer in range(trainers):
         state, loader = START, model.loader(config, shards, trainer)
-        for _ in range(steps):
+        cache = RowCache(CacheLimits(keys.cache_rows, max(keys.cache_batches, 1)))
+        for step in range(steps):
             batch, state = loader.read(state)
             ids = distinct_ids(torch.from_numpy(batch.ids_FB), np.arange(len(rows_F)))
-            distinct += len(ids.ids_K)
-            id_bytes += len(encoded_ids(ids.ids_K, ids.counts_F, rows_F, batch_size))
-    samples = trainers * batch_size * steps
-    value_bytes = 4 if config.embedding.comm_precision == "float32" else 2
-    both_ways = 2 * config.model.embedding_dim * value_bytes * distinct
-    is_served = config.embedding.name == "served"
-    travels = 1.0 if is_served else (trainers - 1) / trainers
-    return distinct / samples, travels * (both_ways + (1 + is_served) * id_bytes) / samples
+            both = [OwnedIds(ids.ids_K, ids.counts_F)] * 2
+            if keys.cache_rows:
+                turn = cache.turn(step, keys_of(ids))
+                moved = (keys_of(ids)[turn.fetched_M], turn.left_L4[:, 0])
+                both = [ids_of(keys_K, len(rows_F)) for keys_K in moved]
+            if step >= WARMUP_STEPS:
+                ways += [
+                    (len(ids_K), len(encoded_ids(ids_K, counts_F, rows_F, batch_size)))
+                    for ids_K, counts_F in both
+                ]
+    samples = trainers * batch_size * (steps - WARMUP_STEPS)
+    value_bytes = 4 if keys.comm_precision == "float32" else 2
+    sent = config.model.embedding_dim * value_bytes * ways[:, 0].sum()
+    if keys.name == "served":
+        return ways[0, 0] / samples, (sent + ways[:, 1].sum()) / samples
+    return ways[0, 0] / samples, (trainers - 1) / trainers * (sent + ways[0, 1]) / samples
+
+
+def fetched_by_profile(batch_size: int, batches: int) -> float:
+    """Rows of an unlimited cache that are fetched per sample, by the profile of the rows alone.
+
+    A row that is in a batch with probability q is fetched once in `batches` + 1 / q of them.
+    """
+    found = 0.0
+    for column in builtin("criteo_kaggle").categoricals:
+        missing = column.missing / WEIGHT_ONE
+        count_G = np.diff([*column.starts, column.stop])
+        share_G = (1 - missing) * np.array(column.weights) / WEIGHT_ONE / count_G
+        count_G, share_G = np.append(count_G, 1), np.append(share_G, missing)
+        in_batch_G = -np.expm1(batch_size * np.log1p(-np.minimum(share_G, 1 - 1e-15)))
+        found += float((count_G * in_batch_G / (1 + batches * in_batch_G)).sum())
+    return found / batch_size
 
 
 def cpu_row(case: Case, run: Run) -> Row:
@@ -213,14 +276,17 @@ def cpu_row(case: Case, run: Run) -> Row:
 
 
 def run_links(
-    runs: Path, link: str, stages: str, repeats: int, overrides: Sequence[str]
+    runs: Path,
+    link: str,
+    stages: str,
+    worlds: Mapping[str, Sequence[str]],
+    repeats: int,
+    overrides: Sequence[str],
 ) -> tuple[dict[str, list[Run]], float]:
     """Runs of each world by turns, and the one-way delay in seconds."""
-    turns: dict[str, list[Run]] = {name: [] for name in LINK_WORLDS}
-    for turn, (name, world) in product(range(repeats), LINK_WORLDS.items()):
-        folder = (
-            runs / link / f"{stages}-stages" / f"{name.replace(', ', '-').replace(' ', '-')}-{turn}"
-        )
+    turns: dict[str, list[Run]] = {name: [] for name in worlds}
+    for turn, (name, world) in product(range(repeats), worlds.items()):
+        folder = runs / link / f"{stages}-stages" / f"{slug(name)}-{turn}"
         words = (*LATE, *LINKS[link], *CUTS[stages], *world)
         turns[name].append(train_once(folder, *words, *overrides))
     first = next(iter(turns.values()))[0]

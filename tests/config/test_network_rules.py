@@ -6,6 +6,8 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import ConfigError
 
 EMULATED = ("parallel=hybrid", "network=emulated")
+COLOCATED = "network.colocate_tables=true"
+SERVED = (*EMULATED, "parallel.cuts=[]", "embedding=served", COLOCATED)
 
 
 def faults(*overrides: str) -> list[str]:
@@ -55,6 +57,15 @@ def faults(*overrides: str) -> list[str]:
             "ranks",
         ),
         (
+            [*SERVED, "parallel.table_servers=4", "network.ranks_per_host=3"],
+            "network.ranks_per_host = 3: network=emulated needs 2 hosts or more, and there are 3 "
+            "ranks beside colocated tables",
+        ),
+        (
+            ["parallel=hybrid", "embedding=served", "parallel.table_servers=1", COLOCATED],
+            "network.colocate_tables = True: only applies to network=emulated, not host",
+        ),
+        (
             ["parallel=hybrid", "network.ranks_per_host=2"],
             "network.ranks_per_host = 2: only applies to network=emulated, not host",
         ),
@@ -85,6 +96,24 @@ def test_the_plan_of_a_network() -> None:
     assert (plan.hosts, plan.rate_bits_per_second, plan.latency_seconds) == (3, 2.5e9, 0.005)
     assert [build.host(config, rank) for rank in range(7)] == [0, 0, 0, 1, 1, 1, 2]
     assert build.emulation(validate(values_of(("parallel=hybrid",)))) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hosts"),
+    [
+        (("parallel.cuts=[]",), [0, 1, 2, 0, 1, 0]),
+        (("parallel.cuts=[bottom.1,bottom.2]",), [0, 1, 2, 3, 4, 5, 6, 2, 5, 2]),
+        (("parallel.cuts=[]", "network.ranks_per_host=2"), [0, 0, 1, 0, 0, 0]),
+    ],
+)
+def test_colocated_tables_are_beside_the_workers_that_ask_them(
+    overrides: tuple[str, ...], hosts: list[int]
+) -> None:
+    config = validate(values_of((*SERVED, "parallel.table_servers=3", *overrides)))
+    plan, world = build.emulation(config), build.topology(config)
+    assert plan is not None
+    assert plan.hosts == max(hosts) + 1
+    assert [build.host(config, rank) for rank in range(world.size)] == hosts
 
 
 def test_no_latency_is_the_network_without() -> None:

@@ -59,6 +59,10 @@ def test_what_can_be_is_accepted() -> None:
             "embedding.folder = 'rows': only applies to embedding.storage=mmap, not memory",
         ),
         (("parallel.table_servers=1",), "parallel.table_servers = 1: only applies to parallel=hyb"),
+        (
+            (*WORLD, "network=emulated", "network.colocate_tables=true"),
+            "network.colocate_tables = True: only applies to embedding=served, not fused",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(overrides: tuple[str, ...], fault: str) -> None:
@@ -80,6 +84,9 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
             key: value
             for key, value in values["parallel"].items()
             if key not in ("table_servers", "elastic")
+        },
+        "network": {
+            key: value for key, value in values["network"].items() if key != "colocate_tables"
         },
     }
     assert config_hash(before) != config_hash(values)

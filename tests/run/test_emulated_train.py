@@ -79,6 +79,24 @@ def test_it_learns_the_same_as_on_the_hosts_own_network(
         assert told["bytes_total"] < told["interface_bytes"]
 
 
+@pytest.mark.slow
+def test_frames_between_a_trainer_and_tables_beside_it_cross_no_link(train: Train) -> None:
+    served = ("parallel=hybrid", "parallel.cuts=[]", "embedding=served", "parallel.table_servers=1")
+    emulated = (*served, "network=emulated", "network.rate=400mbit", "gradient=dct")
+    steps = ("train.steps=30", "checkpoint.every=30")
+    code, folder = train("colocated", *emulated, *steps, "network.colocate_tables=true")
+    assert code == 0
+    code, dedicated = train("dedicated", *emulated, *steps)
+    assert code == 0
+    assert_same(folder, dedicated, 30)
+    told, expected = summary(folder)["network"], summary(dedicated)["network"]
+    of_tables = expected["by_class"]["embedding"]["bytes"]
+    # Frames are counted wherever they go; one may be counted with the warm-up.
+    assert told["by_class"]["embedding"]["bytes"] == pytest.approx(of_tables, rel=0.03)
+    saved = expected["interface_bytes"] - told["interface_bytes"]
+    assert 0.45 < saved / of_tables < 0.6, "one of two trainers sends them over no link"
+
+
 def test_with_latency_it_learns_the_same_and_the_cost_is_on_record(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

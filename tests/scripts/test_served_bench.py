@@ -1,6 +1,7 @@
 """What is said of table servers is measured by scripts that run, and what rows let expect holds."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,10 @@ def test_bytes_of_served_tables_are_what_the_rows_let_expect(
 
 def test_sharded_tables_send_what_the_other_trainers_own(small_rows: Sequence[str]) -> None:
     sizes: dict[str, float] = {}
-    for name, world in served.BYTES_WORLDS.items():
-        for trainers in (2, 3):
-            words = (*small_rows, *IN_PROCESS, *world, f"parallel.trainers={trainers}")
-            config = validate(values_of(words))
-            sizes[f"{name}, {trainers}"] = served.expected_bytes(config, 20)[1]
+    for name, trainers in product(("sharded", "served"), (2, 3)):
+        world = (*IN_PROCESS, *served.BYTES_WORLDS[name], f"parallel.trainers={trainers}")
+        config = validate(values_of((*small_rows, *world)))
+        sizes[f"{name}, {trainers}"] = served.expected_bytes(config, 20)[1]
     assert sizes["served, 3"] == pytest.approx(sizes["served, 2"], rel=0.02)
     assert sizes["sharded, 3"] / sizes["sharded, 2"] == pytest.approx(4 / 3, rel=0.02)
     assert 2 < sizes["served, 2"] / sizes["sharded, 2"] < 2.2  # ids travel twice

@@ -15,7 +15,7 @@ from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.kernels import needed
-from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.parallel.topology import TableServerRole, Topology
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
@@ -66,8 +66,10 @@ def emulation(config: Config) -> Plan | None:
     if network.name != "emulated":
         return None
     assert network.rate is not None and network.ranks_per_host is not None, "validate() refuses it"
+    world = topology(config)
+    guests = world.table_servers if network.colocate_tables else 0
     return Plan(
-        hosts=num_hosts(topology(config).size, network.ranks_per_host),
+        hosts=num_hosts(world.size - guests, network.ranks_per_host),
         rate_bits_per_second=bits_per_second(network.rate),
         latency_seconds=None if network.latency is None else seconds(network.latency) or None,
     )
@@ -80,8 +82,12 @@ def link_rate(config: Config) -> int | None:
 
 
 def host(config: Config, rank: int) -> int:
-    """Which host of an emulated network a rank is on."""
+    """Which host of an emulated network a rank is on; colocated tables are on those of trainers."""
     assert config.network.ranks_per_host is not None
+    world = topology(config)
+    role = world.role(rank)
+    if config.network.colocate_tables and isinstance(role, TableServerRole):
+        rank = world.worker(role.index % world.trainers, world.interaction_stage)
     return host_of(rank, config.network.ranks_per_host)
 
 
