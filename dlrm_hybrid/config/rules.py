@@ -38,8 +38,8 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
     "sync=async": {
-        **{"sync.lr_scale": None, "sync.record": False, "sync.replay": None},
-        "parallel.elastic": False,
+        **{"sync.lr_scale": None, "sync.ahead": None},
+        **{"sync.record": False, "sync.replay": None, "parallel.elastic": False},
     },
     "network=emulated": {
         **{"network.ranks_per_host": None, "network.latency": None},

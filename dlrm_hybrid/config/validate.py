@@ -28,7 +28,10 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "network": {"colocate_tables": False},
     "parallel": {"table_servers": 0, "elastic": False},
     "pull": {"sparsity": None},
-    "sync": {"lr_scale": None, "record": False, "replay": None},
+    "sync": {
+        **{"lr_scale": None, "ahead": None},
+        **{"record": False, "replay": None},
+    },
 }
 NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
 # Messages of pydantic's that speak of JSON, not of what is typed.

@@ -90,10 +90,12 @@ class WorkerRank:
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Make one step; see `loop.Parts.make_step`. Only last stages have something to report."""
         batch, after, coming = self.read(at)
-        return self.learn(step, batch, coming), after
+        metrics = self.learn(step, batch, coming)
+        self.step = step + 1
+        return metrics, after
 
     def learn(self, step: int, batch: Batch, coming: Sequence[Batch]) -> StepMetrics:
-        """Make one step.
+        """Make one step, and leave it to the caller to count it.
 
         Args:
             step: steps done before it.
@@ -108,7 +110,6 @@ class WorkerRank:
                 "embedding.lr": self.worker.embedding_schedule.lr(step),
             }
             check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
-        self.step = step + 1
         return metrics if self.worker.part.is_last else replace(metrics, rows=0)
 
     def meet(

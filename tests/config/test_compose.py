@@ -284,6 +284,11 @@ def test_the_configuration_is_shown() -> None:
             ["parallel=hybrid", "sync.lr_scale=one"],
             "sync.lr_scale = 'one': only applies to sync=async, not sync",
         ),
+        (
+            ["parallel=hybrid", "sync.ahead=8"],
+            "sync.ahead = 8: only applies to sync=async, not sync",
+        ),
+        ([*ASYNC, "sync.ahead=0"], "sync.ahead = 0: must be greater than or equal to 1"),
         ([*ASYNC, "sync.lr_scale=null"], "sync.lr_scale = null: sync=async needs trainers or one"),
         (
             ["parallel=hybrid", "sync=async"],

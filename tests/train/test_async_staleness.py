@@ -79,6 +79,17 @@ def test_pushes_miss_one_update_of_each_other_trainer_whatever_the_times(
         assert min(own) > TRAINERS - 1.5 and max(own) < TRAINERS - 0.5
 
 
+def test_nobody_gets_further_ahead_of_a_slow_trainer_than_it_may(small_rows: list[str]) -> None:
+    ahead = 3
+    engine = opened(small_rows, {2: 10.0}, f"sync.ahead={ahead}")
+    assert engine.pace is not None
+    learn(engine)
+    batches = engine.pace.batches
+    assert sum(batches) == STEPS * TRAINERS and max(batches) - min(batches) <= ahead
+    # While it is at a batch, others go from so many behind it to so many ahead of it at most.
+    assert told(engine.staleness())["max"] <= (TRAINERS - 1) * 2 * ahead
+
+
 def test_the_rate_that_is_reported_is_the_one_that_is_applied(small_rows: list[str]) -> None:
     for options, rate in (((), 0.1 / TRAINERS), (("sync.lr_scale=one",), 0.1)):
         engine = opened(small_rows, {}, "optimizer.lr=0.1", *options)

@@ -104,7 +104,7 @@ def test_a_push_moves_rows_by_its_own_rate(scale: str, rate: float, train: Train
     [
         (
             layout(2, 2),
-            ("pull.precision=bfloat16", "embedding.staleness=2", *CACHED),
+            ("pull.precision=bfloat16", "embedding.staleness=2", "sync.ahead=12", *CACHED),
         ),
         pytest.param(
             layout(3, 2, 2),
@@ -241,6 +241,7 @@ def test_a_stopped_trainer_is_named_and_the_run_goes_on(
 ) -> None:
     """Others go on until the next rest, where all wait for it."""
     options = (*ASYNC, *layout(2), "train.steps=400", "network.patience_seconds=6")
+    options = (*options, "telemetry.every=30")  # not at a rest, where a checkpoint waits for it
     watcher = Watcher(
         tmp_path / "run", 6, lambda ranks: os.kill(ranks["worker-1.0"], signal.SIGSTOP)
     )

@@ -25,9 +25,14 @@ def test_every_batch_is_learned_once_in_whatever_order_trainers_come(
         while leases.learned < leases.limit:
             trainer = random.randrange(trainers)
             under_way = leases.under_way[trainer]
-            if not under_way:
+            if not under_way or (len(under_way) <= MOST_AT_ONCE and random.random() < 0.5):
+                left = leases.limit - leases.given
                 leases, taken = leases.take(trainer)
-                assert len(taken) <= MOST_AT_ONCE and leases.under_way[trainer] == taken
+                assert len(taken) <= MOST_AT_ONCE
+                assert leases.under_way[trainer] == (*under_way, *taken)
+                # Who has nothing gets something; who has some gets more only where all can.
+                assert taken or under_way or not left
+                assert not (taken and under_way) or left >= 2 * trainers * len(taken)
                 continue
             count = random.randint(0, len(under_way))
             learned += under_way[:count]
@@ -60,7 +65,7 @@ def test_batches_of_lost_trainers_are_learned_by_others(
                 assert leases.done == before.done and leases.under_way[trainer] == ()
                 assert sorted(leases.returned) == sorted((*before.returned, *under_way))
                 losses, redone = losses + 1, redone + len(under_way)
-            elif under_way:
+            elif under_way and (len(under_way) > MOST_AT_ONCE or random.random() < 0.5):
                 count = random.randint(0, len(under_way))
                 told += under_way[:count]
                 leases = leases.finish(trainer, leases.done[trainer] + count)
@@ -72,6 +77,47 @@ def test_batches_of_lost_trainers_are_learned_by_others(
         assert all(not leases.lose(trainer).returned for trainer in range(trainers))
     assert sorted(told) == list(range(sum(rests)))  # every batch, and for the count only once
     assert given_out == sum(rests) + redone
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+def test_nobody_gets_ahead_of_the_slowest_that_is_there_and_somebody_can_go_on(
+    trainers: int, ahead: int, rests: list[int], seed: int
+) -> None:
+    random, leases = Random(seed), Leases.begin((5,) * trainers, ahead)
+    learned, losses, told = [0] * trainers, 0, 0
+    there = set(range(trainers))
+    for more in rests:
+        leases = leases.until(leases.given + more)
+        told += more
+        while leases.learned - 5 * trainers < told:
+            assert not there or any(
+                leases.under_way[one] or leases.take(one)[1] for one in sorted(there)
+            )
+            trainer = random.randrange(trainers)
+            under_way = leases.under_way[trainer]
+            if trainer in there and losses < 9 and random.random() < 0.1:
+                leases, losses = leases.lose(trainer), losses + 1
+                there.discard(trainer)
+            elif trainer not in there or not under_way or random.random() < 0.5:
+                if trainer not in there:  # it begins level with the slowest of the others
+                    learned[trainer] = min((learned[one] for one in there), default=0)
+                    there.add(trainer)
+                    leases = leases.join(trainer)
+                if len(leases.under_way[trainer]) <= MOST_AT_ONCE:
+                    leases, taken = leases.take(trainer)
+                    assert len(taken) <= max(1, ahead // 4)
+                has = learned[trainer] + len(leases.under_way[trainer])
+                assert has <= min(learned[one] for one in there) + ahead
+            else:
+                count = random.randint(1, len(under_way))
+                leases = leases.finish(trainer, leases.done[trainer] + count)
+                learned[trainer] += count
+    assert leases.given == leases.limit and not any(leases.under_way)
 
 
 @given(st.integers(1, 5), st.integers(0, 40))
@@ -87,23 +133,44 @@ def test_a_rest_that_shall_come_soon_comes_at_the_end_of_a_step(trainers: int, t
     assert soon.soon() == soon
 
 
-def test_a_slow_trainer_takes_few_at_once() -> None:
+def test_a_slow_trainer_takes_few_at_once_and_none_ahead() -> None:
     leases = Leases.begin((100, 10)).until(1000)
-    _, fast = leases.take(0)
-    _, slow = leases.take(1)
-    assert (len(fast), len(slow)) == (MOST_AT_ONCE, 1)
+    for _ in range(2):
+        leases, fast = leases.take(0)
+        assert len(fast) == MOST_AT_ONCE
+    leases, slow = leases.take(1)
+    assert len(slow) == 1
+    assert leases.take(1) == (leases, ())
+
+
+def test_near_the_limit_nobody_takes_ahead() -> None:
+    leases = Leases.begin((0, 0)).until(20)
+    held: list[int] = []
+    for trainer in (0, 1, 0, 1, 0, 1):
+        leases, taken = leases.take(trainer)
+        held.append(len(taken))
+    assert held == [5, 3, 3, 2, 1, 1]  # a quarter of what is left
+    leases, taken = leases.finish(0, 4).take(0)
+    assert len(taken) == 1
+    leases, taken = leases.take(1)
+    assert (len(taken), leases.limit - leases.given) == (1, 3)
+    assert leases.take(0) == leases.take(1) == (leases, ())
+    leases = leases.finish(1, 7)
+    leases, taken = leases.take(1)
+    assert len(taken) == 1
 
 
 def test_what_cannot_be_is_refused() -> None:
-    leases, taken = Leases.begin((3, 4)).until(20).take(0)
+    leases, taken = Leases.begin((3, 4)).until(100).take(0)
     assert taken[0] == 7
-    with pytest.raises(ValueError, match="trainer 0 has batches"):
-        leases.take(0)
+    more = leases.finish(0, 5).take(0)[0]
+    with pytest.raises(ValueError, match=r"trainer 0 has batches \(9, .*\) under way"):
+        more.take(0)
     with pytest.raises(ValueError, match="trainer 0 has learned from 2 batches; it had done 3"):
         leases.finish(0, 2)
     with pytest.raises(ValueError, match=r"trainer 1 has learned from 5 batches"):
         leases.finish(1, 5)
-    with pytest.raises(ValueError, match="limit 7: 10 batches are given out already"):
+    with pytest.raises(ValueError, match="limit 7: 13 batches are given out already"):
         leases.until(7)
 
 

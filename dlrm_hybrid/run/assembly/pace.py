@@ -75,7 +75,9 @@ def pace(
     )
     plan = build_model.plan(config, loader.steps_per_epoch)
     if config.sync.replay is None:
-        return SimulatedPace(trainers=trainers, plan=plan, seed=config.train.seed)
+        return SimulatedPace(
+            trainers=trainers, plan=plan, seed=config.train.seed, ahead=config.sync.ahead
+        )
     leader = topology.name(build.leader(config))
     order = read_order(order_file(Path(config.sync.replay), leader))
     return RecordedPace(

@@ -54,6 +54,7 @@ def lead(
                 patience_seconds=config.network.patience_seconds,
             ),
             log=log,
+            ahead=config.sync.ahead,
         )
         answering = ServerRank(
             server=server,

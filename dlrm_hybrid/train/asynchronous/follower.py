@@ -1,21 +1,24 @@
 """A worker that does what the leader says, and waits for no other trainer.
 
-it asks:       what it has learned since it asked last          REPORT
-it is told:    batches to learn, to settle, to evaluate, to end DECISION
+it says:       how many orders it has done, and what it has learned REPORT
+it is told:    batches to learn, to settle, to evaluate, to end     DECISION
                first, if it has been started again, where it goes on
 while it waits it also copies what a checkpoint must hold, and says whether that is written
-                                                                SAVE, COPIED; SHARD
+                                                                    SAVE, COPIED; SHARD
+
+It is told which batches come next before it has learned from the last ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, final
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.mailbox import Receive
-from dlrm_hybrid.data.loader import Batch, LoaderState, with_coming
+from dlrm_hybrid.data.loader import Batch, LoaderState
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -32,6 +35,14 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 
 ReadPart = Callable[[LoaderState, int], Batch]
 """`Loader.part`."""
+Order = Mapping[str, Any]
+
+
+class _Due(NamedTuple):
+    """A batch to learn from, and whether its order is done then."""
+
+    batch: Batch
+    is_last: bool
 
 
 @final
@@ -62,6 +73,12 @@ class Follower:
     show: Callable[[int], None]
     say: Callable[[str], None]
     incarnation: int = 0
+    _reading: Iterator[_Due] = field(default_factory=lambda: iter(()))
+    _ends: deque[bool] = field(default_factory=deque[bool])
+    _metrics: StepMetrics = StepMetrics()
+    _taken: int = 0
+    _done: int = 0
+    _held: Order | None = None
 
     def handlers(self) -> Mapping[Kind, Handle]:
         """What it does beside, whenever it waits."""
@@ -73,18 +90,14 @@ class Follower:
         Raises:
             PreemptedError, InterruptedRunError: the leader says that the run is to stop.
         """
-        rank, asked = self.rank, 0
-        metrics = StepMetrics()
+        rank = self.rank
+        self._report()
         while True:
-            order = self._ask(asked, metrics)
-            metrics = StepMetrics()
-            asked += 1
+            order = self._order()
             if order["do"] == "learn":
-                batches = (self.read(LoaderState(*at), part) for *at, part in order["batches"])
-                for batch, coming in with_coming(batches, self.ahead):
-                    metrics = metrics.plus(rank.learn(rank.step, batch, coming))
-                    self.meter.step_done()
-            elif order["do"] == "settle":
+                self._learn(order)
+                continue
+            if order["do"] == "settle":
                 self._settle()
             elif order["do"] == "evaluate":
                 self._evaluate(order["trainers"])
@@ -98,20 +111,81 @@ class Follower:
                 return
             else:
                 raise DlrmError(f"rank {rank.messenger.rank}: told to do {order['do']!r}")
+            self._done += 1
+            self._report()
 
-    def _ask(self, number: int, metrics: StepMetrics) -> Mapping[str, Any]:
+    def _learn(self, order: Order) -> None:
+        """Learn from these batches, and from those of the orders that have come by then.
+
+        As long as there are any, their rows are asked for ahead across the ends of orders.
+        """
+        rank, window = self.rank, deque[Batch]()
+        self._reading = self._read(order)
+        while True:
+            while len(window) <= self.ahead and (batch := self._next_batch()) is not None:
+                window.append(batch)
+            if not window:
+                return
+            batch = window.popleft()
+            self._learned(rank.learn(rank.step, batch, [*window]))
+
+    def _next_batch(self) -> Batch | None:
+        """The next one of the orders that have come."""
+        while (due := next(self._reading, None)) is None:
+            come = self._next_lease()
+            if come is None:
+                return None
+            self._reading = self._read(come)
+        self._ends.append(due.is_last)
+        return due.batch
+
+    def _learned(self, metrics: StepMetrics) -> None:
+        """Count a batch, the next one that was read; say so where its order is done."""
+        self.rank.step += 1
+        self.meter.step_done()
+        self._metrics = self._metrics.plus(metrics)
+        if self._ends.popleft():
+            self._done += 1
+            metrics, self._metrics = self._metrics, StepMetrics()
+            self._report(metrics)
+
+    def _read(self, order: Order) -> Iterator[_Due]:
+        batches = order["batches"]
+        for number, (*at, part) in enumerate(batches, start=1):
+            yield _Due(self.read(LoaderState(*at), part), is_last=number == len(batches))
+
+    def _report(self, metrics: StepMetrics | None = None) -> None:
         report = {
             "learned": self.rank.step,
-            "metrics": asdict(metrics),
+            "metrics": asdict(metrics or StepMetrics()),
             "interval": asdict(self.rank.since_last_met(self.rank.step, 0)),
             "severity": self.stop.severity,
             "incarnation": self.incarnation,
         }
-        messenger, leader = self.rank.messenger, self.rank.leader
-        messenger.send(leader, Kind.REPORT, number, report)
-        # However long a rest takes: the channel notices when the leader is gone.
-        frame = messenger.mailbox.take(Receive(Kind.DECISION, leader, number), IDLE_SECONDS)
-        return values_of(frame)
+        self.rank.messenger.send(self.rank.leader, Kind.REPORT, self._done, report)
+
+    def _order(self) -> Order:
+        """The next order, which is waited for."""
+        order, self._held = self._held, None
+        if order is None:
+            # However long a rest takes: the channel notices when the leader is gone.
+            mailbox = self.rank.messenger.mailbox
+            order = values_of(mailbox.take(self._due_order(), IDLE_SECONDS))
+            self._taken += 1
+        return order
+
+    def _next_lease(self) -> Order | None:
+        """The next order if it is to learn and has come."""
+        if self._held is None:
+            frame = self.rank.messenger.mailbox.take_now(self._due_order())
+            if frame is None:
+                return None
+            self._held = values_of(frame)
+            self._taken += 1
+        return self._order() if self._held["do"] == "learn" else None
+
+    def _due_order(self) -> Receive:
+        return Receive(Kind.DECISION, self.rank.leader, self._taken)
 
     def _evaluate(self, trainers: Sequence[int]) -> None:
         try:

@@ -1,7 +1,7 @@
 """Server 0 leads where trainers do not wait for each other: it gives out batches, and keeps count.
 
-A step is as many batches as there are trainers. Between two steps at which something is due all
-trainers learn at their own pace; there they come to rest, and go on when it is done.
+A step is as many batches as there are trainers. Between two steps at which something is due they
+learn at their own pace; there they come to rest.
 """
 
 from __future__ import annotations
@@ -18,41 +18,21 @@ from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import Messenger, message, tensors_of, values_of
+from dlrm_hybrid.parallel.messages import Messenger, tensors_of, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
+from dlrm_hybrid.train.asynchronous.dispatch import Dispatch
 from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
+from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
-from dlrm_hybrid.types import DeadlineError, DlrmError, Version
+from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-Order = Mapping[str, Any]
-
-
-@final
-@dataclass(slots=True)
-class _Orders:
-    """What one trainer has been told, and which of its workers ask for more.
-
-    Attributes:
-        told: its orders; all of its workers are given the same ones.
-        waiting: workers that ask for the order after these.
-        learned: of each of its workers, batches since the run began.
-        skipped: by how much its workers count more than these.
-        metrics: of batches that not all of its workers have told of.
-    """
-
-    told: list[Order] = field(default_factory=list[Order])
-    waiting: list[int] = field(default_factory=list[int])
-    learned: dict[int, int] = field(default_factory=dict[int, int])
-    skipped: int = 0
-    metrics: StepMetrics = StepMetrics()
 
 
 @final
@@ -69,6 +49,7 @@ class LeaderRank:
         test: the rows to evaluate.
         messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
         log: gets the batches that are given out; None keeps no record.
+        ahead: batches by which a trainer may be ahead of the slowest; None: any number.
         roll: which trainers are there.
     """
 
@@ -80,9 +61,11 @@ class LeaderRank:
     test: TestPart
     messenger: Messenger
     log: OrderLog | None
+    ahead: int | None
     roll: Roll = field(init=False)
     _leases: Leases = field(init=False)
-    _orders: list[_Orders] = field(init=False)
+    _dispatch: Dispatch = field(init=False)
+    _orders: list[Orders] = field(init=False)
     _positions: Positions = field(init=False)
     _met_step: int = 0
     _metrics: StepMetrics = StepMetrics()
@@ -93,9 +76,10 @@ class LeaderRank:
     def __post_init__(self) -> None:
         trainers = self.topology.trainers
         self.roll = Roll(trainers, self.topology.stages)
-        self._leases = Leases.begin((0,) * trainers)
+        self._leases = Leases.begin((0,) * trainers, self.ahead)
         self._positions = Positions(self.after)
-        self._orders = [_Orders() for _ in range(trainers)]
+        self._dispatch = Dispatch(self.topology, self.messenger, self.roll)
+        self._orders = self._dispatch.orders
 
     @property
     def leader(self) -> int:
@@ -113,7 +97,7 @@ class LeaderRank:
         return ()
 
     def report(self, frame: Frame) -> Sequence[Outgoing]:
-        """Take what a worker says that asks for an order; the orders that can be given now."""
+        """Take what a worker says that has done its orders but the last; what can be told now."""
         trainer = frame.sender // self.topology.stages
         values, known = values_of(frame), self.roll.incarnations[trainer]
         if values["incarnation"] < known:
@@ -127,13 +111,12 @@ class LeaderRank:
         self._severity = max(self._severity, values["severity"])
         if frame.number > len(orders.told):
             raise DlrmError(
-                f"rank {frame.sender}: asks for order {frame.number}; trainer {trainer} has got "
+                f"rank {frame.sender}: has done {frame.number} orders; trainer {trainer} has got "
                 f"{len(orders.told)}"
             )
-        if frame.number < len(orders.told):
-            return [*lost, self._answer(frame.sender, frame.number, orders)]
-        orders.waiting.append(frame.sender)
-        return [*lost, *self._give(trainer)]
+        orders.done[frame.sender] = frame.number
+        # Others may have waited for it.
+        return [*lost, *self._dispatch.unsent(trainer), *self._give_all()]
 
     def left(self, frame: Frame) -> Sequence[Outgoing]:
         """A worker is gone, and with it its trainer; others are given what it had under way."""
@@ -147,7 +130,7 @@ class LeaderRank:
         """Wait until all batches of a step are learned; see `loop.Parts.make_step`."""
         if step * self.topology.trainers == self._leases.limit:
             self._go_on(step, at)
-        self._wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
+        self._dispatch.wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
         metrics, self._metrics = self._metrics, StepMetrics()
         return metrics, self._positions.of(step + 1)
 
@@ -182,9 +165,9 @@ class LeaderRank:
         """
         scores = None
         while scores is None:
-            self._wait(self._all_wait)
+            self._dispatch.wait_for_all()
             trainers, since = self.roll.present, Since.now(self.roll.losses)
-            self._command({"do": "evaluate", "trainers": trainers}, trainers)
+            self._dispatch.command({"do": "evaluate", "trainers": trainers}, trainers)
             workers = self.roll.workers(trainers)
             scores = gathered_scores(
                 self.topology,
@@ -198,7 +181,7 @@ class LeaderRank:
     def end(self) -> None:
         """Send all workers home, also those that come yet."""
         self._end = {"do": "end", "severity": self._severity}
-        self._command(self._end, range(self.topology.trainers))
+        self._dispatch.command(self._end, range(self.topology.trainers))
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this rank."""
@@ -211,7 +194,7 @@ class LeaderRank:
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         """Go on from the tensors of a checkpoint."""
         trainers = range(self.topology.trainers)
-        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers))
+        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers), self.ahead)
         self._met_step = progress.step
         self.server.restart(self._leases.given, values)
 
@@ -219,41 +202,32 @@ class LeaderRank:
         """Take over what a worker has measured."""
         self._interval = self._interval.plus(Interval(**values["interval"]))
         orders = self._orders[trainer]
-        orders.metrics = orders.metrics.plus(StepMetrics(**values["metrics"]))
-        learned = orders.learned
-        learned[rank] = values["learned"] - orders.skipped
-        if len(learned) == self.topology.stages:
-            self._leases = self._leases.finish(trainer, min(learned.values()))
-            if len(set(learned.values())) == 1:  # else it is lost if the trainer is
-                self._metrics, orders.metrics = self._metrics.plus(orders.metrics), StepMetrics()
+        orders.note(rank, values["learned"], StepMetrics(**values["metrics"]))
+        if len(orders.learned) == self.topology.stages:
+            by_all = min(orders.learned.values())
+            self._leases = self._leases.finish(trainer, by_all)
+            self._metrics = self._metrics.plus(orders.metrics_until(by_all))
 
-    def _give(self, trainer: int) -> list[Outgoing]:
-        """More batches for a trainer all of whose workers ask for them, if there are any."""
+    def _give(self, trainer: int, ahead: int = AHEAD) -> list[Outgoing]:
+        """More batches for a trainer that has that many leases, or fewer; if there are any."""
+        given: list[Outgoing] = []
         orders = self._orders[trainer]
-        if len(orders.waiting) < self.topology.stages:
-            return []
-        self.roll.away.discard(trainer)
-        self._leases, batches = self._leases.take(trainer)
-        if not batches:
-            return []
-        if self.log is not None:
-            self.log.add(Taken(Kind.DECISION, trainer, batches[0], len(batches)))
-        of = [divmod(batch, self.topology.trainers) for batch in batches]
-        parts = [(*astuple(self._positions.of(step)), part) for step, part in of]
-        return self._tell(trainer, {"do": "learn", "batches": parts})
+        while orders.can_have(self.topology.stages, ahead):
+            if trainer in self.roll.away:
+                self.roll.away.discard(trainer)
+                self._leases = self._leases.join(trainer)
+            self._leases, batches = self._leases.take(trainer)
+            if not batches:
+                break
+            if self.log is not None:
+                self.log.add(Taken(Kind.DECISION, trainer, batches[0], len(batches)))
+            of = [divmod(batch, self.topology.trainers) for batch in batches]
+            parts = [(*astuple(self._positions.of(step)), part) for step, part in of]
+            given += self._dispatch.tell(trainer, {"do": "learn", "batches": parts})
+        return given
 
-    def _tell(self, trainer: int, order: Order) -> list[Outgoing]:
-        orders = self._orders[trainer]
-        orders.told.append(order)
-        waiting, orders.waiting = orders.waiting, []
-        return [self._answer(rank, len(orders.told) - 1, orders) for rank in waiting]
-
-    def _answer(self, rank: int, number: int, orders: _Orders) -> Outgoing:
-        messenger = self.messenger
-        frame = message(
-            Kind.DECISION, messenger.rank, messenger.attempt, number, orders.told[number]
-        )
-        return Outgoing(rank, frame, 0)
+    def _give_all(self) -> list[Outgoing]:
+        return [one for trainer in range(self.topology.trainers) for one in self._give(trainer)]
 
     def _lose(self, trainer: int, incarnation: int) -> list[Outgoing]:
         """A trainer begins anew, with this incarnation; what can be given to others instead.
@@ -268,20 +242,15 @@ class LeaderRank:
         told: list[Order] = [{"do": "join", "at": at}]
         if self._end is not None:
             told.append(self._end)
-        self._orders[trainer] = _Orders(told=told, skipped=at - done)
-        return [one for other in range(self.topology.trainers) for one in self._give(other)]
-
-    def _command(self, order: Order, trainers: Sequence[int]) -> None:
-        """Tell several trainers the same; they are at rest."""
-        for trainer in trainers:
-            self._send(self._tell(trainer, order))
+        self._orders[trainer] = Orders(told=told, skipped=at - done)
+        return self._give_all()
 
     def _rest(self, step: int) -> None:
         """Wait until all have learned what they were given, and it has arrived everywhere."""
-        self._wait(self._all_wait)
+        self._dispatch.wait_for_all()
         # Who comes meanwhile has just pulled everything, and has sent nothing.
-        self._command({"do": "settle"}, self.roll.present)
-        self._wait(self._all_wait)
+        self._dispatch.command({"do": "settle"}, self.roll.present)
+        self._dispatch.wait_for_all()
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.leader, step))
 
@@ -289,32 +258,9 @@ class LeaderRank:
         """Give out batches up to the next step at which something is due."""
         self._positions.begin(step, at)
         self._leases = self._leases.until(self.plan.next_rest(step) * self.topology.trainers)
-        for trainer in range(self.topology.trainers):
-            self._send(self._give(trainer))
-
-    def _send(self, several: Sequence[Outgoing]) -> None:
-        for outgoing in several:
-            self.messenger.channel.send(*outgoing)
-
-    def _all_wait(self) -> bool:
-        present = self.roll.present
-        stages = self.topology.stages
-        return bool(present) and all(len(self._orders[one].waiting) == stages for one in present)
-
-    def _wait(self, is_done: Callable[[], bool]) -> None:
-        patience_seconds = self.messenger.patience_seconds
-        try:
-            self.messenger.mailbox.wait_until(is_done, patience_seconds)
-        except DeadlineError:
-            stages, orders = self.topology.stages, self._orders
-            workers = range(self.topology.num_workers)
-            busy = [rank for rank in workers if rank not in orders[rank // stages].waiting]
-            names = ", ".join(f"{self.topology.name(rank)} (rank {rank})" for rank in busy)
-            raise DeadlineError(
-                f"rank {self.leader}: nobody has said anything for {patience_seconds:g} s; batches "
-                f"are with {names}",
-                busy,
-            ) from None
+        for ahead in range(AHEAD + 1):  # what can be had first goes to all alike
+            for trainer in range(self.topology.trainers):
+                self._dispatch.send(self._give(trainer, ahead))
 
     def _logits(self, since: Since, rank: int, number: int) -> Tensor | None:
         """What a rank has predicted; None if it is gone."""

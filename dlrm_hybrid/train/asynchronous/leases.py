@@ -1,8 +1,8 @@
 """Which trainer learns from which batch where trainers do not wait for each other; pure.
 
-Batches of the run are numbered: batch n is part n mod T of step n // T. A trainer that has nothing
-to do takes some of the next ones. Up to the limit: there all come to rest, for an evaluation or a
-checkpoint, and nothing is under way.
+Batches of the run are numbered: batch n is part n mod T of step n // T. A trainer takes some of the
+next ones, and some more before it has learned from all of these, so that it need not wait for them.
+Up to the limit: there all come to rest, for an evaluation or a checkpoint, with nothing under way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import final
 
 from dlrm_hybrid.data.loader import LoaderState
 
-MOST_AT_ONCE = 8  # batches of a lease: so many share one round trip to the leader
+MOST_AT_ONCE = 8  # batches of a lease: so many share one message to the leader and its answer
 
 
 @final
@@ -52,6 +52,10 @@ class Leases:
         under_way: of each trainer, those it has not learned from yet.
         done: of each trainer, how many it has learned from since the run began.
         returned: batches of trainers that were lost; they are given out before all others.
+        ahead: by how many batches a trainer may be ahead of the slowest that is there; None: of
+            none.
+        since: of each trainer, how many it had learned from when it was level with the slowest.
+        away: trainers that are lost, and have not come again.
     """
 
     trainers: int
@@ -60,12 +64,16 @@ class Leases:
     under_way: tuple[tuple[int, ...], ...]
     done: tuple[int, ...]
     returned: tuple[int, ...] = ()
+    ahead: int | None = None
+    since: tuple[int, ...] = ()
+    away: frozenset[int] = frozenset()
 
     @staticmethod
-    def begin(done: tuple[int, ...]) -> Leases:
-        """At rest, after so many batches of each trainer."""
+    def begin(done: tuple[int, ...], ahead: int | None = None) -> Leases:
+        """At rest, after so many batches of each trainer; for `ahead` all are level there."""
         given = sum(done)
-        return Leases(len(done), given, given, ((),) * len(done), done)
+        under_way = ((),) * len(done)
+        return Leases(len(done), given, given, under_way, done, ahead=ahead, since=done)
 
     @property
     def learned(self) -> int:
@@ -83,28 +91,34 @@ class Leases:
         return self.until(min(self.limit, -(-self.given // self.trainers) * self.trainers))
 
     def take(self, trainer: int, most: int = MOST_AT_ONCE) -> tuple[Leases, tuple[int, ...]]:
-        """The next batches for a trainer that has none; none at the limit.
+        """The next batches for a trainer; none at the limit.
 
         Fewer the nearer the limit is, and fewer for a trainer that has learned less than others: so
-        all come to the limit at about the same time.
+        all come to the limit at about the same time. One that has some under way gets none where
+        that leaves less than one; and nobody gets one that it may not learn from yet (`ahead`). The
+        slowest of those that are there can always go on.
 
         Args:
             trainer: which one.
             most: batches at once.
 
         Raises:
-            ValueError: it has some.
+            ValueError: it has more than these under way.
         """
-        if self.under_way[trainer]:
-            raise ValueError(f"trainer {trainer} has batches {self.under_way[trainer]} under way")
+        under_way = self.under_way[trainer]
+        if len(under_way) > most:
+            raise ValueError(f"trainer {trainer} has batches {under_way} under way")
         left = len(self.returned) + self.limit - self.given
         share = most * (self.done[trainer] + 1) // (max(self.done) + 1)
-        count = min(left, max(1, min(share, left // (2 * self.trainers))))
+        count = min(left, max(0 if under_way else 1, min(share, left // (2 * self.trainers))))
+        if self.ahead is not None:
+            # Several leases fit in, or those that are held would hear of others' progress too late.
+            count = min(count, max(1, self.ahead // 4), self._slack(trainer))
         again = self.returned[:count]
         given = self.given + count - len(again)
         batches = (*again, *range(self.given, given))
         after = replace(self, given=given, returned=self.returned[count:])
-        return after._with(trainer, batches, self.done[trainer]), batches
+        return after._with(trainer, (*under_way, *batches), self.done[trainer]), batches
 
     def lose(self, trainer: int) -> Leases:
         """A trainer is gone: others, or itself when it comes again, take what it has under way.
@@ -112,7 +126,14 @@ class Leases:
         It may have learned from some of these without saying so: they are learned from twice.
         """
         returned = tuple(sorted((*self.returned, *self.under_way[trainer])))
-        return replace(self, returned=returned)._with(trainer, (), self.done[trainer])
+        after = replace(self, returned=returned, away=self.away | {trainer})
+        return after._with(trainer, (), self.done[trainer])
+
+    def join(self, trainer: int) -> Leases:
+        """A trainer is there again, level with the slowest."""
+        level = self.done[trainer] - self._slowest()
+        since = (*self.since[:trainer], level, *self.since[trainer + 1 :])
+        return replace(self, since=since, away=self.away - {trainer})
 
     def finish(self, trainer: int, done: int) -> Leases:
         """A trainer says that it has learned from so many batches since the run began.
@@ -127,6 +148,17 @@ class Leases:
                 f"{self.done[trainer]}, and {len(self.under_way[trainer])} are under way"
             )
         return self._with(trainer, self.under_way[trainer][new:], done)
+
+    def _slack(self, trainer: int) -> int:
+        """How many more batches it may have than the slowest has learned from."""
+        assert self.ahead is not None
+        has = self.done[trainer] - self.since[trainer] + len(self.under_way[trainer])
+        return self._slowest() + self.ahead - has
+
+    def _slowest(self) -> int:
+        """Batches that the slowest which is there has learned from since all were level."""
+        trainers = [one for one in range(self.trainers) if one not in self.away]
+        return min((self.done[one] - self.since[one] for one in trainers), default=0)
 
     def _with(self, trainer: int, under_way: tuple[int, ...], done: int) -> Leases:
         rest = slice(trainer + 1, None)

@@ -112,12 +112,14 @@ class SimulatedPace(Pace):
         trainers: of the world.
         plan: of the run.
         seed: of the times.
+        ahead: by how many batches a trainer may be ahead of the slowest; None: of none.
         slowness: of some trainers, by number: how many times as long their batches take.
     """
 
     trainers: Trainers
     plan: Plan
     seed: int
+    ahead: int | None = None
     slowness: Mapping[int, float] = field(default_factory=dict[int, float])
     _leases: Leases = field(init=False)
     _begun: list[_Begun] = field(default_factory=list[_Begun])
@@ -125,7 +127,7 @@ class SimulatedPace(Pace):
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.trainers.after)
-        self._leases = Leases.begin((0,) * len(self.trainers.workers))
+        self._leases = Leases.begin((0,) * len(self.trainers.workers), self.ahead)
 
     @property
     @override
@@ -135,7 +137,7 @@ class SimulatedPace(Pace):
     @override
     def restart(self, progress: Progress) -> None:
         trainers = range(len(self.trainers.workers))
-        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers))
+        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers), self.ahead)
 
     @override
     def rests(self, step: int, soon: bool) -> bool:
@@ -156,7 +158,11 @@ class SimulatedPace(Pace):
         for _ in range(count):
             now, trainer, batch = heapq.heappop(self._begun)
             metrics = metrics.plus(self._learn(trainer, batch))
-            self._begin(trainer, now)
+            # Others may have waited for this one; else they are at a batch, or there is none left.
+            ready = (trainer, *range(count)) if self.ahead else (trainer,)
+            for other in ready:
+                if not self._leases.under_way[other]:
+                    self._begin(other, now)
         return metrics, self._positions.of(step + 1)
 
     def _begin(self, trainer: int, now: float) -> None:

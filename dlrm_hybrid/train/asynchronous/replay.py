@@ -130,13 +130,14 @@ class RecordedPace(Pace):
     def _learn(self, trainer: int, worker: Worker, leases: Sequence[Taken]) -> Program[StepMetrics]:
         metrics = StepMetrics()
         tick, trainers = self._done[trainer], len(self.trainers.workers)
-        for lease in leases:
-            of = [divmod(n, trainers) for n in range(lease.number, lease.number + lease.batches)]
-            batches = (self.trainers.part(self._positions.of(step), part) for step, part in of)
-            for batch, coming in with_coming(batches, self.ahead):
-                inputs = stage_inputs(worker, batch, coming)
-                metrics = metrics.plus((yield from train_step(worker, Tick(tick), inputs)))
-                tick += 1
+        numbers = (n for one in leases for n in range(one.number, one.number + one.batches))
+        of = (divmod(number, trainers) for number in numbers)
+        batches = (self.trainers.part(self._positions.of(step), part) for step, part in of)
+        # Rows may have been asked for later where one lease ended: gates let them through then.
+        for batch, coming in with_coming(batches, self.ahead):
+            inputs = stage_inputs(worker, batch, coming)
+            metrics = metrics.plus((yield from train_step(worker, Tick(tick), inputs)))
+            tick += 1
         return metrics if worker.part.is_last else replace(metrics, rows=0)
 
     def _check_end(self) -> None:

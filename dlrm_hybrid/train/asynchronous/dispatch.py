@@ -1,0 +1,88 @@
+"""What the leader tells trainers, and how it waits until they have done it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import Messenger, message
+from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.train.asynchronous.orders import Order, Orders
+from dlrm_hybrid.train.asynchronous.roll import Roll
+from dlrm_hybrid.types import DeadlineError
+from dlrm_hybrid.wire.frame import Kind
+
+
+@final
+@dataclass(slots=True)
+class Dispatch:
+    """Orders of all trainers.
+
+    Attributes:
+        topology: of the world.
+        messenger: to the other ranks; its mailbox answers what comes to this one.
+        roll: which trainers are there.
+        orders: of each trainer.
+    """
+
+    topology: Topology
+    messenger: Messenger
+    roll: Roll
+    orders: list[Orders] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.orders = [Orders() for _ in range(self.topology.trainers)]
+
+    def tell(self, trainer: int, order: Order) -> list[Outgoing]:
+        """One more order for a trainer; what its workers are to be sent now."""
+        self.orders[trainer].told.append(order)
+        return self.unsent(trainer)
+
+    def unsent(self, trainer: int) -> list[Outgoing]:
+        """What the workers of a trainer that are there have not been sent."""
+        rank, attempt = self.messenger.rank, self.messenger.attempt
+        return [
+            Outgoing(worker, message(Kind.DECISION, rank, attempt, number, order), 0)
+            for worker, number, order in self.orders[trainer].unsent(self.topology.stages)
+        ]
+
+    def command(self, order: Order, trainers: Sequence[int]) -> None:
+        """Tell several trainers the same; they are at rest."""
+        for trainer in trainers:
+            self.send(self.tell(trainer, order))
+
+    def send(self, several: Sequence[Outgoing]) -> None:
+        """Send them, in this order."""
+        for outgoing in several:
+            self.messenger.channel.send(*outgoing)
+
+    def wait_for_all(self) -> None:
+        """Wait until all that are there have nothing to do; see `wait`."""
+        self.wait(self._all_wait)
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Answer frames until this is so.
+
+        Raises:
+            DeadlineError: nobody has said anything for too long; holds who has something to do.
+        """
+        patience_seconds = self.messenger.patience_seconds
+        try:
+            self.messenger.mailbox.wait_until(is_done, patience_seconds)
+        except DeadlineError:
+            busy = [rank for rank in range(self.topology.num_workers) if not self._has_done(rank)]
+            names = ", ".join(f"{self.topology.name(rank)} (rank {rank})" for rank in busy)
+            raise DeadlineError(
+                f"rank {self.messenger.rank}: nobody has said anything for {patience_seconds:g} s; "
+                f"batches are with {names}",
+                busy,
+            ) from None
+
+    def _all_wait(self) -> bool:
+        present = self.roll.present
+        return bool(present) and all(map(self._has_done, self.roll.workers(present)))
+
+    def _has_done(self, rank: int) -> bool:
+        return self.orders[rank // self.topology.stages].has_done(rank)
