@@ -86,6 +86,11 @@ class ShardWriter:
             del self._copies[name]
         self._shard = in_background(lambda: self._write(folder, copied))
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is a shard that has not been taken."""
+        return self._shard is not None
+
     def take(self, wait_seconds: float) -> Shard | None:
         """The shard that has been written, once; None if it is not ready or there is none."""
         if self._shard is None:

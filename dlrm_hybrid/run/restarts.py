@@ -126,6 +126,15 @@ class RestartLoop(Revival):
         self._incarnations.update(mates)
         return [self._rank(one) for one in sorted(mates)]
 
+    @override
+    def rejoin(self, index: int) -> list[Rank]:
+        mates = self.mates(index)
+        names = build.rank_names(self.request.config)
+        left = ", ".join(names[mate] for mate in sorted(mates))
+        self.say(f"left after SIGTERM: {left}; started again, the others go on")
+        self._incarnations.update(mates)
+        return [self._rank(one) for one in sorted(mates)]
+
     def ranks(self) -> list[Rank]:
         """The processes of the next attempt; a world of one process has one."""
         self.reported.clear()  # by ranks that were done when another was lost
@@ -152,6 +161,7 @@ class RestartLoop(Revival):
             argument=json.dumps(asdict(task)),
             log_folder=self.request.folder / "log",
             namespaces=self.namespaces(index),
+            incarnation=task.incarnation,
         )
 
     def again(self, lost: Outcome) -> Outcome | None:

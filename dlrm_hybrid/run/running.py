@@ -33,6 +33,8 @@ class Running:
         ready: it has reported that its signal handlers are in place.
         ended: it has closed its connection, and is or will soon be gone.
         failure: what it said before it ended.
+        has_left: it has said that it leaves.
+        was_silent: it was killed because others heard nothing of it any more.
     """
 
     rank: Rank
@@ -42,6 +44,8 @@ class Running:
     ready: bool = False
     ended: bool = False
     failure: Event | None = None
+    has_left: bool = False
+    was_silent: bool = False
 
     @property
     def peer_failure(self) -> PeerFailure | None:
@@ -114,7 +118,8 @@ class Forwarder:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        for one in self.running:
+        # Servers before workers: who leads knows that a worker's signal is one to all.
+        for one in sorted(self.running, key=lambda one: one.rank.index, reverse=True):
             if self.in_haste or one.ready:
                 one.send(signal.SIGKILL if self.in_haste else number)
         if self.in_haste and not self.running:

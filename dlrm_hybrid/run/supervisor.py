@@ -29,7 +29,7 @@ from dlrm_hybrid.run.running import (
     kill,
     start,
 )
-from dlrm_hybrid.telemetry.events import Kind, from_json
+from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
@@ -75,6 +75,10 @@ class Revival(Protocol):
         """
         ...
 
+    def rejoin(self, index: int) -> Sequence[Rank]:
+        """What is started in place of this rank and its mates, all of which have left."""
+        ...
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,10 @@ class NoRevival(Revival):
 
     @override
     def revive(self, index: int, message: str) -> Sequence[Rank]:
+        return ()
+
+    @override
+    def rejoin(self, index: int) -> Sequence[Rank]:
         return ()
 
 
@@ -137,7 +145,8 @@ def run_attempts(
         entry: as above.
         report: as above.
         again: what becomes of the run after this outcome; None is another attempt.
-        revival: of ranks that may be lost within an attempt; not after a signal.
+        revival: of ranks that may be lost within an attempt; after a signal, too, since others
+            may need them to come to where they stop.
     """
     outcome = None
     while outcome is None:
@@ -179,6 +188,7 @@ class _Attempt:
     revival: Revival
     _open: dict[Connection, Running] = field(default_factory=dict[Connection, Running])
     _failed: list[Running] = field(default_factory=list[Running])
+    _silent: dict[Connection, float] = field(default_factory=dict[Connection, float])
     _deadline: float = math.inf
 
     def start(self, ranks: Sequence[Rank]) -> None:
@@ -194,12 +204,13 @@ class _Attempt:
     def listen(self) -> Outcome:
         """Take messages until every rank has ended or one has failed that must not."""
         while self._open and time.monotonic() < self._deadline:
-            endless = math.isinf(self._deadline)
-            ready = wait(list(self._open), None if endless else self._deadline - time.monotonic())
-            for connection in ready:
+            until = min([self._deadline, *self._silent.values()])
+            seconds = None if math.isinf(until) else max(0.0, until - time.monotonic())
+            for connection in wait(list(self._open), seconds):
                 one = self._open.get(connection)  # pyright: ignore[reportArgumentType]
                 if one is not None:  # else it has ended with a mate
                     self._take(one)
+            self._end_silent()
         if self._failed and self.forwarder.in_haste:
             return Outcome(ExitCode.INTERRUPTED, "killed by a second Ctrl-C")
         if self._failed:
@@ -216,7 +227,10 @@ class _Attempt:
             one.process.join()
             if one.process.exitcode != ExitCode.DONE:
                 self._miss(one)
-            if self.revival.is_over and all(map(self._is_mortal, self._open.values())):
+            elif one.has_left:
+                self._take_up_again(one)
+            is_over = self.revival.is_over or bool(self.forwarder.received)
+            if is_over and all(map(self._is_mortal, self._open.values())):
                 # One that is stopped, or comes again for nothing, is not waited for.
                 self._deadline = min(self._deadline, time.monotonic() + SILENCE_SECONDS)
             return
@@ -224,6 +238,10 @@ class _Attempt:
             self.forwarder.ready(one)
         elif (event := from_json(message)).kind is Kind.FAILED:
             one.failure = event
+        elif event.kind is Kind.LEFT:
+            one.has_left = True
+        elif event.kind is Kind.LOST:
+            self._note_silence(event)
         else:
             self.report(event)
 
@@ -232,27 +250,50 @@ class _Attempt:
 
     def _miss(self, one: Running) -> None:
         """A rank has failed: start another in its place, or end the attempt."""
-        signals = self.forwarder.received
         mates = self.revival.mates(one.rank.index)
-        if mates and self.revival.is_over:
-            return
-        if mates and not (self._failed or signals):
+        if mates and (self.revival.is_over or (one.peer_failure and self.forwarder.received)):
+            return  # it came too late to be missed
+        if mates and not self._failed:
             ranks = self._instead(one, mates)
             if ranks:
-                for mate in [
-                    other for other in self.forwarder.running if other.rank.index in mates
-                ]:
-                    self._open.pop(mate.connection, None)
-                    self.forwarder.running.remove(mate)
-                    kill(mate)  # it cannot go on alone
-                self.start(ranks)
+                self._replace(mates, ranks)
                 return
         self._failed.append(one)
-        if not (signals and one.process.exitcode in TOGETHER):
+        if not (self.forwarder.received and one.process.exitcode in TOGETHER):
             # Ranks that lose a peer may say so before the kernel reports its death, those that
             # lost patience do not lose it at one moment.
             grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
             self._deadline = min(self._deadline, time.monotonic() + grace)
+
+    def _take_up_again(self, one: Running) -> None:
+        """A rank has left: when its mates have, too, start others in their place."""
+        mates = self.revival.mates(one.rank.index)
+        here = [other for other in self.forwarder.running if other.rank.index in mates]
+        if all(other.ended for other in here) and not (self._failed or self.revival.is_over):
+            self._replace(mates, self.revival.rejoin(one.rank.index))
+
+    def _replace(self, mates: frozenset[int], ranks: Sequence[Rank]) -> None:
+        for mate in [other for other in self.forwarder.running if other.rank.index in mates]:
+            self._open.pop(mate.connection, None)
+            self.forwarder.running.remove(mate)
+            kill(mate)  # it cannot go on alone
+        self.start(ranks)
+
+    def _note_silence(self, event: Event) -> None:
+        """Others hear nothing of a rank: if it does not end soon by itself, it is to be killed."""
+        missed = event.values["rank"], event.values["incarnation"]
+        for one in self._open.values():
+            if (one.rank.index, one.rank.incarnation) == missed:
+                self._silent[one.connection] = time.monotonic() + SILENCE_SECONDS
+
+    def _end_silent(self) -> None:
+        """Kill the ranks that have been silent for too long."""
+        now = time.monotonic()
+        for connection in [one for one, until in self._silent.items() if until <= now]:
+            del self._silent[connection]
+            if (one := self._open.get(connection)) is not None:
+                one.was_silent = True
+                one.process.kill()
 
     def _instead(self, one: Running, mates: frozenset[int]) -> Sequence[Rank]:
         """What is started in place of a rank that has ended, and of its mates."""
@@ -303,6 +344,8 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         cause, code = "went with the process that ranks are forked from", ExitCode.FAILED
     elif code < 0:
         cause = f"was killed by {signal.Signals(-code).name}"
+        if one.was_silent:
+            cause = "was stopped or cut off, and has been killed"
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
         cause = f"ended with exit code {code}"

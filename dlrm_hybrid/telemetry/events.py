@@ -46,6 +46,8 @@ class Kind(StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
+    LEFT = "left"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Event:
             stopped: samples; by a signal, or by values that are not finite.
             failed: exit_code, message, and lost: ranks of which one is gone, and the cause, or
                 nothing; for the supervisor, never recorded.
+            left: nothing; this rank leaves and may come again; for the supervisor, never recorded.
+            lost: rank and its incarnation, of which nothing is heard any more; likewise.
     """
 
     kind: Kind

@@ -13,7 +13,7 @@ from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
 SUMMARY_FILE = "summary.json"  # in the run folder
-LOSSES = ("lost_trainers", "redone_batches")
+LOSSES = ("lost_trainers", "left_trainers", "redone_batches")
 COMPLETE, UNFINISHED = "complete", "unfinished"  # of all statuses, those that code asks for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
 INTERFACES_UNMEASURED: Mapping[str, Any] = {

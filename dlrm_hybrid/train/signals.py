@@ -14,6 +14,9 @@ from types import FrameType
 from dlrm_hybrid.process import unshield
 from dlrm_hybrid.types import ExitCode, InterruptedRunError, PreemptedError
 
+PREEMPTION, INTERRUPTION = 1, 2
+"""Severities: of SIGTERM, of SIGINT."""
+
 
 @dataclass(slots=True)
 class StopRequest:
@@ -31,7 +34,7 @@ class StopRequest:
     @property
     def severity(self) -> int:
         """0: go on; 1 after SIGTERM; 2 after SIGINT. Of several processes the largest wins."""
-        return 2 if self.interrupted else int(self.preempted)
+        return INTERRUPTION if self.interrupted else PREEMPTION * self.preempted
 
     def install(self) -> None:
         """Take over SIGTERM and SIGINT of this process."""
@@ -59,7 +62,7 @@ class StopRequest:
 
 def obey(severity: int) -> None:
     """Stop here if the request of this severity asks for it; see `StopRequest.check`."""
-    if severity == 2:
+    if severity == INTERRUPTION:
         raise InterruptedRunError("stopped by Ctrl-C")
-    if severity == 1:
+    if severity == PREEMPTION:
         raise PreemptedError("stopped by SIGTERM")

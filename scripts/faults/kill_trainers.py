@@ -1,10 +1,11 @@
-"""Kills workers of random trainers in one long run with `parallel.elastic`.
+"""Kills workers of random trainers, or tells them to leave, in one run with `parallel.elastic`.
 
-    python scripts/faults/kill_trainers.py FOLDER --kills 100 --seed 0
+    python scripts/faults/kill_trainers.py FOLDER --kills 100 --leaves 100 --seed 0
 
-The others must go on, in one attempt, and the trainer must be back within some seconds; all batches
-must be learned in the end, and nobody left running. Prints a Markdown table; the exit code is 1 if
-anything else happened.
+In random order; leaves are SIGTERM to one worker. The others must go on, in one attempt, and the
+trainer must be back within some seconds; all batches must be learned in the end, of leaves none
+twice, and nobody left running. Prints a Markdown table; the exit code is 1 if anything else
+happened.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import numpy as np
 from fault_runs import HangError, Program, read, send, start, wait_gone
@@ -22,7 +27,7 @@ from fault_runs import HangError, Program, read, send, start, wait_gone
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.events import Event, Kind
 
 TRAINERS, STAGES = 3, 2
 WORLD = (
@@ -34,6 +39,48 @@ BACK_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
 
+KILL, LEAVE = "kills", "leaves"
+SIGNALS = {KILL: signal.SIGKILL, LEAVE: signal.SIGTERM}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Away:
+    """When a trainer was not there, by the clock on the wall."""
+
+    how: str
+    trainer: int
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return self.end - self.begin
+
+
+@final
+@dataclass(slots=True)
+class Strikes:
+    """What was done to a run.
+
+    Attributes:
+        away: of each trainer that was struck and has come again.
+        struck: how often each was done; the run may end before the last has come again.
+        faults: what was not as it must be.
+        pids: of all ranks that were seen.
+    """
+
+    away: list[Away] = field(default_factory=list[Away])
+    struck: Counter[str] = field(default_factory=Counter[str])
+    faults: list[str] = field(default_factory=list[str])
+    pids: set[int] = field(default_factory=set[int])
+
+    def count(self, how: str) -> int:
+        """How often."""
+        return sum(one.how == how for one in self.away)
+
+
 def main() -> None:
     """Make the run, print the table."""
     parser = argparse.ArgumentParser(
@@ -41,57 +88,56 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="of the run; it is not removed")
     parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=0, help="0: as many as the kills need")
+    parser.add_argument("--leaves", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=0, help="0: as many as the strikes need")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     kills: int = options.kills
-    steps = options.steps or 100 + 400 * kills
+    hows = [KILL] * kills + [LEAVE] * options.leaves
+    steps = options.steps or 100 + 400 * len(hows)
     given = [*WORLD, f"train.steps={steps}", "train.epochs=1000000", "checkpoint.every=150"]
     given += ["train.evaluate_every=200", f"checkpoint.max_restarts={kills}", "telemetry.every=10"]
-    program = start(options.folder / "run", given)
     draw = np.random.default_rng(fold(options.seed, "trainers"))
-    seconds: list[float] = []
-    faults: list[str] = []
+    program = start(options.folder / "run", given)
+    strikes = Strikes()
     try:
         program.wait_for(1, 10)
-        for _ in range(kills):
+        for index in draw.permutation(len(hows)):
             time.sleep(float(draw.uniform(0.0, 1.0)))
-            trainer, stage = int(draw.integers(TRAINERS)), int(draw.integers(STAGES))
-            back = _struck(program, f"worker-{trainer}.{stage}", faults)
-            if back is None:
+            worker = int(draw.integers(TRAINERS)), int(draw.integers(STAGES))
+            if not _struck(program, hows[index], *worker, strikes):
                 break
-            seconds.append(back)
         if program.end():
-            faults.append(f"exit code {program.process.returncode}")
-        faults += _checked(program, steps, len(seconds))
+            strikes.faults.append(f"exit code {program.process.returncode}")
+        strikes.faults += _checked(program, steps, strikes)
     except HangError as error:
-        faults.append(str(error))
-    faults += [f"left: {pid}" for pid in wait_gone(list(program.pids().values()), 0.0)]
-    if max(seconds, default=0.0) > GOAL_SECONDS:
-        faults.append(f"slower than {GOAL_SECONDS:g} s")
-    median = float(np.median(seconds)) if seconds else 0.0
-    row = [str(len(seconds)), f"{median:.1f}", f"{max(seconds, default=0.0):.1f}"]
-    row += [str(_redone(program)), "; ".join(faults) or "all learned"]
-    columns = ("kills", "median until back, s", "longest, s", "batches given out again", "end")
-    print(Table(columns, [row], "rrrrl").markdown(), end="")
-    sys.exit(bool(faults) or len(seconds) < kills)
+        strikes.faults.append(str(error))
+    strikes.faults += [f"left: {pid}" for pid in wait_gone(sorted(strikes.pids), 0.0)]
+    if max((one.seconds for one in strikes.away), default=0.0) > GOAL_SECONDS:
+        strikes.faults.append(f"slower than {GOAL_SECONDS:g} s")
+    _print(read(program.folder), strikes)
+    sys.exit(bool(strikes.faults) or len(strikes.away) < len(hows))
 
 
-def _struck(program: Program, role: str, faults: list[str]) -> float | None:
-    """Kill a rank; seconds until its trainer computes again, None where the run has ended."""
-    before = _started(program, role)
+def _struck(program: Program, how: str, trainer: int, stage: int, strikes: Strikes) -> bool:
+    """Strike a rank and wait until its trainer computes again; False where the run has ended."""
+    role = f"worker-{trainer}.{stage}"
+    before, pids = _started(program, role), program.pids()
+    strikes.pids.update(pids.values())
     try:
-        struck = send(program.pids()[role], signal.SIGKILL)
+        struck = send(pids[role], SIGNALS[how])
     except ProcessLookupError:
-        return None
+        return False
+    strikes.struck[how] += 1
     while time.time() - struck < BACK_SECONDS:
         if program.process.poll() is not None:
-            return None
+            return False
         if _started(program, role) > before:
-            return time.time() - struck
+            strikes.away.append(Away(how, trainer, struck, time.time()))
+            return True
         time.sleep(POLL_SECONDS)
-    faults.append(f"{role}: not back in {BACK_SECONDS:g} s")
-    return None
+    strikes.faults.append(f"{role}: not back in {BACK_SECONDS:g} s")
+    return False
 
 
 def _started(program: Program, role: str) -> int:
@@ -100,7 +146,8 @@ def _started(program: Program, role: str) -> int:
     return text.count("goes on at batch")
 
 
-def _checked(program: Program, steps: int, kills: int) -> list[str]:
+def _checked(program: Program, steps: int, strikes: Strikes) -> list[str]:
+    strikes.pids.update(program.pids().values())
     record = read(program.folder)
     faults: list[str] = []
     if sum(event.kind is Kind.STARTED for event in record) != 1:
@@ -109,15 +156,52 @@ def _checked(program: Program, steps: int, kills: int) -> list[str]:
     learned = sum(manifest["progress"]["batches"])
     if learned != steps * TRAINERS:
         faults.append(f"{learned} batches learned of {steps * TRAINERS}")
-    lost = [event.values["lost_trainers"] for event in record if event.kind is Kind.FINISHED]
-    if lost != [kills]:
-        faults.append(f"trainers lost by the leader's count: {lost}")
+    for how, name in ((KILL, "lost_trainers"), (LEAVE, "left_trainers")):
+        found = [event.values[name] for event in record if event.kind is Kind.FINISHED]
+        if not all(strikes.count(how) <= one <= strikes.struck[how] for one in found):
+            faults.append(f"{name} by the leader's count: {found}")
+    if not strikes.struck[KILL] and _redone(record):
+        faults.append(f"{_redone(record)} batches given out again")
     return faults
 
 
-def _redone(program: Program) -> int:
-    values = [event.values for event in read(program.folder) if event.kind is Kind.FINISHED]
+def _redone(record: Sequence[Event]) -> int:
+    values = [event.values for event in record if event.kind is Kind.FINISHED]
     return values[-1]["redone_batches"] if values else -1
+
+
+def _rates(record: Sequence[Event], away: Sequence[Away]) -> tuple[float, float]:
+    """Batches per second of a trainer that is there: while another is away, and else."""
+    points = [
+        (one.time_seconds, one.values["batches"]) for one in record if one.kind is Kind.PROGRESS
+    ]
+    batches = [0.0, 0.0]
+    seconds = [0.0, 0.0]
+    for (begin, before), (end, after) in zip(points, points[1:], strict=False):
+        gone = {one.trainer for one in away if one.begin < end and begin < one.end}
+        here = [trainer for trainer in range(TRAINERS) if trainer not in gone]
+        seconds[not gone] += (end - begin) * len(here)
+        batches[not gone] += sum(after[one] - before[one] for one in here)
+    rates = [count / time if time else 0.0 for count, time in zip(batches, seconds, strict=True)]
+    return rates[0], rates[1]
+
+
+def _print(record: Sequence[Event], strikes: Strikes) -> None:
+    rows: list[list[str]] = []
+    for how in (KILL, LEAVE):
+        away = [one for one in strikes.away if one.how == how]
+        if away:
+            seconds = [one.seconds for one in away]
+            rates = [f"{rate:.0f}" for rate in _rates(record, away)]
+            back = [f"{value:.1f}" for value in (np.median(seconds), max(seconds))]
+            rows.append([f"{len(away)} {how}", *back, *rates])
+    columns = (
+        *("strikes", "median until back, s", "longest, s"),
+        *("batches/s of each other trainer meanwhile", "at other times"),
+    )
+    print(Table(columns, rows, "rrrrr").markdown(), end="")
+    end = "; ".join(strikes.faults) or "all learned"
+    print(f"\nbatches given out again: {_redone(record)}; {end}")
 
 
 if __name__ == "__main__":

@@ -127,6 +127,27 @@ def test_servers_go_on_without_a_rank_and_meet_it_again(opener: Opener, told: li
     assert told == [] and all(one.unknown_peers.foreign_messages == 0 for one in servers)
 
 
+def test_a_rank_says_goodbye_and_comes_again(opener: Opener) -> None:
+    mortal, other, *servers = world(opener)
+    for incarnation in range(2):
+        for server in servers:
+            mortal.send(server.rank, frame(MORTAL, incarnation), 0)
+
+        def listen(server: ZmqChannel, incarnation: int = incarnation) -> None:
+            assert seen(server) == (Kind.PUSH, MORTAL, incarnation)
+            left = server.receive(DEADLINE_SECONDS)
+            assert (left.kind, left.sender, left.number) == (Kind.LEFT, MORTAL, incarnation)
+            assert left.round == 1
+            server.send(MORTAL, frame(server.rank, 7), 0)  # dropped
+
+        # The other worker computes: nobody waits for it.
+        together(mortal.close, *(lambda one=one: listen(one) for one in servers))
+        mortal = come_again(opener, incarnation + 1, servers)
+    with pytest.raises(DeadlineError):
+        other.receive(0.0)  # it has heard of nothing
+    together(*(one.close for one in (mortal, other, *servers)))
+
+
 def test_what_is_sent_to_a_rank_that_is_gone_never_reaches_the_next(opener: Opener) -> None:
     """The server answers frames of the dead incarnation when the next has greeted it already."""
     mortal, other, server, second = world(opener)

@@ -14,7 +14,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Outgoing, Port
+from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -169,12 +169,17 @@ class World:
 
     def refresh(self, rank: int, *, whole: bool = False) -> None:
         """Let a worker pull, and take what is still under way to it."""
+        self.drive(rank, self.clients[rank].refresh(whole))
+
+    def drive(self, rank: int, program: Program[None]) -> None:
+        """Run a program of a worker; what it sends arrives at once."""
         self._out.clear()
-        program, answer = self.clients[rank].refresh(whole), None
+        answer = None
         while True:
             try:
                 wanted = program.send(answer)
             except StopIteration:
+                self.arrive(self._out)
                 return
             self.arrive(self._out)
             self._out.clear()

@@ -21,6 +21,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.server import ParameterServer, serve
+from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -245,6 +246,24 @@ def test_the_service_answers_until_the_last_goodbye():
     assert_same(world.replicas[1], world.servers[2].tensors())
     with pytest.raises(DeadlineError):
         channel.receive(0.0)
+
+
+def test_the_service_does_not_wait_for_ranks_that_are_away():
+    first, second, channel = in_process_channels(3)
+    asked: list[int] = []
+
+    def answer(frame: Frame) -> list[Outgoing]:
+        asked.append(frame.sender)
+        return []
+
+    first.send(2, goodbye(0, 1), 0)
+    assert serve(channel, {Kind.PULL: answer}, {0, 1}, 7.0, away=[1]) == 1
+    # One that has come again by then says goodbye as any other.
+    second.send(2, Frame(kind=Kind.PULL, sender=1, attempt=0, number=0), 0)
+    first.send(2, goodbye(0, 1), 0)
+    second.send(2, goodbye(1, 3), 0)
+    assert serve(channel, {Kind.PULL: answer}, {0, 1}, 7.0, away=[1]) == 3
+    assert asked == [1]
 
 
 def test_frames_after_a_goodbye_are_refused():

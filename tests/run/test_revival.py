@@ -19,6 +19,7 @@ from dlrm_hybrid.types import ExitCode, PeerLostError
 
 PATIENCE_SECONDS = 30.0
 SERVER, WORKER, MATE = 0, 1, 2
+SIGNALS = {"killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
 
 
 def awaited(path: Path) -> None:
@@ -34,14 +35,20 @@ def act(argument: str, report, stop) -> None:
     folder, index, incarnation = Path(values["folder"]), values["index"], values["incarnation"]
     (folder / f"{index}.{incarnation}").write_text(str(os.getpid()))
     if index == SERVER:
+        if values["how"] == "is stopped":
+            awaited(folder / f"{WORKER}.0")
+            report(Event(Kind.LOST, 0, 0.0, {"rank": WORKER, "incarnation": 0}))
         awaited(folder / f"{MATE}.{values['lives'] - 1}")
         awaited(folder / f"{WORKER}.{values['lives'] - 1}")
         report(Event(Kind.FINISHED, 0, 0.0, {}))
         return
+    if values["how"] == "leaves" and incarnation < values["lives"] - 1:
+        report(Event(Kind.LEFT, 0, 0.0, {}))
+        return
     if index == WORKER and incarnation < values["lives"] - 1:
         awaited(folder / f"{MATE}.{incarnation}")
-        if values["how"] == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if values["how"] in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[values["how"]])
         raise {
             "misses its mate": PeerLostError(MATE, "gone"),
             "misses a server": PeerLostError(SERVER, "gone"),
@@ -59,6 +66,7 @@ class Workers(Revival):
     started: int = 0
     over: bool = False
     told: list[str] = field(default_factory=list[str])
+    rejoined: list[int] = field(default_factory=list[int])
 
     @property
     @override
@@ -77,13 +85,24 @@ class Workers(Revival):
         self.started += 1
         return [self.rank(one) for one in (WORKER, MATE)]
 
+    @override
+    def rejoin(self, index: int) -> Sequence[Rank]:
+        self.rejoined.append(index)
+        self.started += 1
+        return [self.rank(one) for one in (WORKER, MATE)]
+
     def rank(self, index: int) -> Rank:
         values = {
             **{"folder": str(self.folder), "index": index, "how": self.how, "lives": self.lives},
             "incarnation": self.started if index != SERVER else 0,
         }
-        name = f"rank-{index}"
-        return Rank(index=index, name=name, argument=json.dumps(values), log_folder=self.folder)
+        return Rank(
+            index=index,
+            name=f"rank-{index}",
+            argument=json.dumps(values),
+            log_folder=self.folder,
+            incarnation=values["incarnation"],
+        )
 
     def run(self) -> Outcome:
         def report(event: Event) -> None:
@@ -109,6 +128,24 @@ def test_a_rank_and_its_mates_are_started_again(how: str, tmp_path: Path) -> Non
     assert time.monotonic() - begun < PATIENCE_SECONDS
     assert len(workers.told) == 2 and all("(rank " in text for text in workers.told)
     assert len(list(tmp_path.glob("?.?"))) == 1 + 2 * 3
+    assert workers.left() == []
+
+
+def test_ranks_that_have_left_are_started_again_together_and_without_end(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "leaves", lives=3, budget=0)
+    outcome = workers.run()
+    assert (outcome.exit_code, outcome.message) == (ExitCode.DONE, "")
+    assert len(workers.rejoined) == 2 and workers.told == []
+    assert len(list(tmp_path.glob("?.?"))) == 1 + 2 * 3
+    assert workers.left() == []
+
+
+def test_a_rank_of_which_nothing_is_heard_is_killed_and_started_again(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "is stopped", lives=2)
+    outcome = workers.run()
+    assert (outcome.exit_code, outcome.message) == (ExitCode.DONE, "")
+    (told,) = workers.told
+    assert "rank-1 (rank 1) was stopped or cut off, and has been killed" in told
     assert workers.left() == []
 
 

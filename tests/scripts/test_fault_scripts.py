@@ -63,7 +63,8 @@ def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_whose_trainers_are_killed_learns_all(tmp_path: Path) -> None:
-    line, *_ = lines("kill_trainers.py", tmp_path / "runs", "--kills", "2")
-    kills, _, _, _, end = (cell.strip() for cell in line.split("|")[1:-1])
-    assert (kills, end) == ("2", "all learned")
+def test_a_run_whose_trainers_are_killed_or_leave_learns_all(tmp_path: Path) -> None:
+    options = ("--kills", "1", "--leaves", "1", "--steps", "400")
+    *rows, last = lines("kill_trainers.py", tmp_path / "runs", *options)
+    assert [row.split("|")[1].strip() for row in rows if row] == ["1 kills", "1 leaves"]
+    assert last.endswith("; all learned")

@@ -135,7 +135,9 @@ def test_staleness_is_of_all_servers_in_all_attempts() -> None:
     first.values["batches"], second.values["batches"] = [9, 11], [12, 8]
     again = started(0, 3.0, attempt=1)
     again.values["batches"] = []
-    end = Event(Kind.FINISHED, 10, 5.0, {"lost_trainers": 1, "redone_batches": 7})
+    end = Event(
+        Kind.FINISHED, 10, 5.0, {"lost_trainers": 1, "left_trainers": 2, "redone_batches": 7}
+    )
     record = [started(0, 1.0), first, ranks[1], again, second, end, ranks[0], ranks[2]]
     assert summarise(record, "complete", cores=2)["sync"] == {
         "pushes": 4,
@@ -148,6 +150,7 @@ def test_staleness_is_of_all_servers_in_all_attempts() -> None:
         },
         "batches_by_trainer": {"0": 12, "1": 8},
         "lost_trainers": 1,
+        "left_trainers": 2,
         "redone_batches": 7,
     }
     sync = summarise(record[:2], "failed", cores=2)["sync"]

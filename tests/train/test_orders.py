@@ -8,6 +8,7 @@ from dlrm_hybrid.train.asynchronous.orders import Orders
 @pytest.mark.parametrize("stages", [1, 2])
 def test_each_worker_is_sent_every_order_once_and_the_done_ones_are_forgotten(stages: int) -> None:
     orders = Orders()
+    assert not orders.may_leave, "it has not begun"
     sent: dict[int, list[int]] = {worker: [] for worker in range(stages)}
     for number in range(20):
         orders.told.append({"do": "learn", "number": number})
@@ -23,3 +24,6 @@ def test_each_worker_is_sent_every_order_once_and_the_done_ones_are_forgotten(st
     orders.done = dict.fromkeys(range(stages), 20)
     assert orders.unsent(stages) == []
     assert orders.told[-1] == {"do": "learn", "number": 19}, "whether it learns must be known"
+    assert orders.may_leave
+    orders.writing.add(0)
+    assert not orders.may_leave, "a checkpoint waits for it"

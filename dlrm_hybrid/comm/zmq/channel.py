@@ -117,7 +117,7 @@ class ZmqChannel(Channel):
         if frame.attempt != self._roster.attempt:
             raise ValueError(f"attempt {frame.attempt} is not {self._roster.attempt}, the run's")
         peer = self._roster.peers[to]
-        if peer.gone and self._may_return:
+        if (peer.gone or peer.departed) and peer.mortal and self._may_return:
             return  # nobody misses it: who comes again begins anew
         if peer.departed or peer.gone:
             raise PeerLostError(to, "it is gone" if peer.gone else "it has said goodbye")
@@ -132,6 +132,8 @@ class ZmqChannel(Channel):
     @override
     def receive(self, deadline_seconds: float) -> Frame:
         """The next frame, from anyone; of kind LEFT where a rank is gone that may come again.
+
+        A rank that has said goodbye before is told of in round 1.
 
         Raises:
             BrokenError: a rank sent what cannot be read.
@@ -148,7 +150,12 @@ class ZmqChannel(Channel):
     @override
     def close(self) -> None:
         until = time.monotonic() + self._options.close_seconds
-        waiting = [one for one in self._roster.peers.values() if not (one.departed or one.gone)]
+        # Ranks of which each would survive the other's end send each other nothing.
+        waiting = [
+            one
+            for one in self._roster.peers.values()
+            if not (one.departed or one.gone or (one.mortal and not self._may_return))
+        ]
         done = False
         try:
             self._sockets.watch_answers()
@@ -277,6 +284,8 @@ class ZmqChannel(Channel):
                 f"network.keys: rank {self.rank} and rank {peer.rank} at {address} do not admit "
                 "each other: all ranks need the same key file, or none"
             )
+        elif peer.departed and peer.mortal:
+            self._leave(peer)
         elif not peer.departed and peer.to_come is None:  # otherwise it may leave
             ended = ENDED if peer.reached else f"{address} cannot be reached"
             self._ended(peer, ended)
@@ -291,7 +300,7 @@ class ZmqChannel(Channel):
 
     def _leave(self, peer: Peer) -> None:
         """Forget a rank, and say so after what came from it before."""
-        was_here = self._sockets.disconnect(peer.rank)
+        was_here, has_departed = self._sockets.disconnect(peer.rank), peer.departed
         self._roster.forget(peer)
         if was_here and self._may_return:
             self._sockets.unshut()
@@ -300,6 +309,7 @@ class ZmqChannel(Channel):
                 sender=peer.rank,
                 attempt=self._roster.attempt,
                 number=peer.incarnation,
+                round=int(has_departed),
             )
             self._arrived.append(left)
 

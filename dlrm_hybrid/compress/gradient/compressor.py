@@ -70,6 +70,13 @@ class Compressor(Protocol):
         """
         ...
 
+    def flush(self) -> dict[str, Tensor]:
+        """Take out all that is held back, by tensor; none of it is sent later. Empty: nothing is.
+
+        Momenta at the trainer are none of it: they are in no gradient that was given.
+        """
+        return {}
+
     def tensors(self) -> dict[str, Tensor]:
         """Views of all state: a checkpoint reads them, and loading copies into them."""
         return {}

@@ -151,6 +151,13 @@ class ErrorFeedback(Compressor):
         return dict(zip(self._names, sections, strict=True))
 
     @override
+    def flush(self) -> dict[str, Tensor]:
+        held_N = self._x.residual_N.copy()
+        self._x.residual_N[:] = 0
+        parts = zip(self.layout.specs, self.layout.parts(held_N), strict=True)
+        return {spec.name: torch.from_numpy(part).view(spec.shape) for spec, part in parts}
+
+    @override
     def tensors(self) -> dict[str, Tensor]:
         views = self.layout.tensors(self._x.residual_N, "residual") | self._selected.tensors()
         if self._options.drain is not None:

@@ -30,8 +30,9 @@ from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_versio
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version
+from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
-from dlrm_hybrid.wire.section import SectionError
+from dlrm_hybrid.wire.section import Section, SectionError
 
 Result = TypeVar("Result")
 
@@ -167,6 +168,25 @@ class ServerClient(Client):
         own = {name: gradients[name].contiguous() for name in self._replica}
         encoding = self._compressor.encode(own, number)
         sections = yield from run_rounds(self._port, number, encoding, self._encoding)
+        self._send(number, sections)
+
+    def flush(self) -> Program[None]:
+        """Push all that the compressor holds back, as it is; done when it has been answered.
+
+        Only where versions are own: other servers expect one push of every trainer.
+
+        Raises:
+            DlrmError: see `apply`.
+        """
+        with self._encoding:
+            held = self._compressor.flush()
+        if held:
+            number, self._pushed = self._pushed, self._pushed + 1
+            ids = {spec.name: spec.id for spec in self._compressor.layout.specs}
+            self._send(number, {name: dense(ids[name], one.numpy()) for name, one in held.items()})
+        yield from self._receive_answers()
+
+    def _send(self, number: int, sections: Mapping[str, Section]) -> None:
         for owner, bucket in self._buckets.items():
             self._port.send(
                 owner,
@@ -199,9 +219,7 @@ class ServerClient(Client):
         Raises:
             DlrmError: see `apply`.
         """
-        for owner, applied in self._applied.items():
-            for version in range(applied + 1, self._pushed + 1):
-                self.apply((yield Receive(Kind.PARAMETERS, owner, version)))
+        yield from self._receive_answers()
         round_ = EVERYTHING if whole else DIFFERENCES
         for owner in self._buckets:
             self._port.send(owner, Kind.PULL, self._pushed, (), round_=round_)
@@ -209,6 +227,12 @@ class ServerClient(Client):
             frame: Frame = yield Receive(Kind.PARAMETERS, owner, self._pushed, round=round_)
             self._take(frame, Version(self._pushed))
         self._first = Version(self._pushed)
+
+    def _receive_answers(self) -> Program[None]:
+        """Take those that are still under way."""
+        for owner, applied in self._applied.items():
+            for version in range(applied + 1, self._pushed + 1):
+                self.apply((yield Receive(Kind.PARAMETERS, owner, version)))
 
     def _take(self, frame: Frame, due: Version) -> None:
         bucket = self._buckets.get(frame.sender)

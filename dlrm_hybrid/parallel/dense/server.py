@@ -271,6 +271,7 @@ def serve(
     handlers: Mapping[Kind, Handle],
     workers: Collection[int],
     deadline_seconds: float,
+    away: Collection[int] = (),
 ) -> int:
     """Answer frames until each of `workers` has sent its goodbye; returns the ticks they have done.
 
@@ -281,18 +282,19 @@ def serve(
         handlers: of all kinds of frames that may come, but goodbyes.
         workers: ranks that will say goodbye.
         deadline_seconds: longest silence.
+        away: those of `workers` that are gone already.
 
     Raises:
         DlrmError: what a handler and the channel raise; a kind without a handler, a goodbye from
             another rank, or a frame after one.
     """
-    here, gone = set(workers), set[int]()
+    here, gone = set(workers) - set(away), set(away)
     ticks = 0
     while here:
         frame = channel.receive(deadline_seconds)
         what = f"{frame.kind.name} {frame.number} of rank {frame.sender}"
         if frame.kind is Kind.LEFT:
-            gone |= here & {frame.sender}
+            gone |= {*workers} & {frame.sender}  # also who has said goodbye, and ended in error
             here.discard(frame.sender)
         elif frame.sender in gone:  # it has come again
             gone.remove(frame.sender)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from dlrm_hybrid.comm.mailbox import Mailbox
@@ -19,6 +20,8 @@ from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
 from dlrm_hybrid.run.rank.training import resume, say_nothing, train_to_the_end
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.telemetry.events import Kind as EventKind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
@@ -55,6 +58,9 @@ def lead(
             ),
             log=log,
             ahead=config.sync.ahead,
+            stop=stop,
+            elastic=config.parallel.elastic,
+            missed=partial(_report_missed, report, meter),
         )
         answering = ServerRank(
             server=server,
@@ -73,16 +79,26 @@ def lead(
         def end() -> None:
             leader.end()
             leave_servers(job, channel, meter.step)
-            answer(job, channel, handlers)
+            answer(job, channel, handlers, leader.roll.away_workers())
 
         with at_end(end):
             train_to_the_end(job, leader, meter, report, stop)
 
 
+def _report_missed(report: Report, meter: RankMeter, rank: int, incarnation: int) -> None:
+    values = {"rank": rank, "incarnation": incarnation}
+    report(Event(EventKind.LOST, meter.step, time.time(), values))
+
+
 def follow(
-    job: Job, channel: MeteredChannel, group: GroupOptions, meter: RankMeter, stop: StopRequest
+    job: Job,
+    channel: MeteredChannel,
+    group: GroupOptions,
+    meter: RankMeter,
+    report: Report,
+    stop: StopRequest,
 ) -> None:
-    """Be a worker that the leader keeps busy, until it is sent home."""
+    """Be a worker that the leader keeps busy, until it is sent home or leaves."""
     config, layout = job.config, job.layout
     handlers: dict[Kind, Handle] = {}
     answers = Answering(channel, handlers)
@@ -90,7 +106,6 @@ def follow(
         build_worker.worker_rank(
             config, layout, job.shards, channel, answers, group, meter
         ) as worker,
-        at_end(lambda: leave_servers(job, channel, worker.step)),
     ):
         assert isinstance(worker.client, ServerClient), "sync=async needs servers"
         if not job.task.incarnation:
@@ -110,7 +125,15 @@ def follow(
             incarnation=job.task.incarnation,
         )
         handlers |= follower.handlers()
-        follower.run()
+
+        def leave() -> None:
+            if follower.has_left:  # servers learn it from the channel: it may come again
+                report(Event(EventKind.LEFT, worker.step, time.time(), {}))
+            else:
+                leave_servers(job, channel, worker.step)
+
+        with at_end(leave):
+            follower.run()
 
 
 def _ignore(phase: Phase) -> None:

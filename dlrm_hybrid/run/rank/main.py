@@ -47,7 +47,13 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     folder = Path(task.rendezvous)
-    be_rank(task, values, validate(values), lambda: share_folder(folder, stop.check), report, stop)
+
+    def check() -> None:
+        """Who comes again comes in spite of a signal: the others may wait for it."""
+        if not task.incarnation:
+            stop.check()
+
+    be_rank(task, values, validate(values), lambda: share_folder(folder, check), report, stop)
 
 
 def be_rank(
@@ -130,7 +136,7 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
                 deadline_seconds=job.config.network.patience_seconds,
             )
             if follows:
-                follow(job, channel, group, meter, stop)
+                follow(job, channel, group, meter, report, stop)
                 return
             with (
                 build_worker.worker_rank(

@@ -40,6 +40,7 @@ class Rank:
         argument: handed to the entry function.
         log_folder: gets `<name>.log` with its output and `<name>.pid`.
         namespaces: of the kernel, by path; it enters them in this order before all else.
+        incarnation: how often it has been started before, while others went on.
     """
 
     index: int
@@ -47,6 +48,7 @@ class Rank:
     argument: str
     log_folder: Path
     namespaces: tuple[str, ...] = ()
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,10 +100,22 @@ def timed(
     return {kind: job.clock.timed(Span.APPLY, handle) for kind, handle in logged.items()}
 
 
-def answer(job: Job, channel: Channel, handlers: Mapping[FrameKind, Handle]) -> int:
-    """Answer until all have left who ask something of servers; the ticks they have done."""
+def answer(
+    job: Job,
+    channel: Channel,
+    handlers: Mapping[FrameKind, Handle],
+    gone: Collection[int] = (),
+) -> int:
+    """Answer until all have left who ask something of servers; the ticks they have done.
+
+    Args:
+        job: of this rank.
+        channel: of it.
+        handlers: by the kinds of frames that they are for.
+        gone: ranks that are known to be, and may come again.
+    """
     asking = {*range(job.layout.topology.num_workers), build.leader(job.config)}
-    return serve(channel, handlers, asking - {channel.rank}, IDLE_SECONDS)
+    return serve(channel, handlers, asking - {channel.rank}, IDLE_SECONDS, gone)
 
 
 def leave_servers(job: Job, channel: MeteredChannel, step: int) -> None:

@@ -89,7 +89,11 @@ def train_to_the_end(
         # Of this attempt: one that is restarted begins from a checkpoint with all trainers.
         lost = {}
         if isinstance(trainer, LeaderRank):
-            lost = {"lost_trainers": roll.lost, "redone_batches": roll.redone}
+            lost = {
+                "lost_trainers": roll.lost,
+                "left_trainers": roll.left,
+                "redone_batches": roll.redone,
+            }
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), lost))
 
 
@@ -120,7 +124,8 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     trainers = other_compressors(folder, facts, job.values)
     ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up)
     kept = remembered(saved, compressors, trainers)
-    if job.config.parallel.elastic:  # a trainer that was away begins without residuals
+    was_elastic = facts["config"]["parallel"].get("elastic", False)
+    if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals
         kept = {**compressors, **kept}
     trainer.restart(progress, {**dense, **kept, **ahead})
     saved.fill(held.get("embeddings", []))

@@ -1,7 +1,8 @@
 """A worker that does what the leader says, and waits for no other trainer.
 
 it says:       how many orders it has done, and what it has learned REPORT
-it is told:    batches to learn, to settle, to evaluate, to end     DECISION
+it is told:    batches to learn, to settle, to evaluate,            DECISION
+               to leave after a signal to its trainer, to end
                first, if it has been started again, where it goes on
 while it waits it also copies what a checkpoint must hold, and says whether that is written
                                                                     SAVE, COPIED; SHARD
@@ -61,6 +62,7 @@ class Follower:
         say: writes a line to the log.
         show: called now and then during an evaluation with the rows done.
         incarnation: how often this worker had been started before in this attempt.
+        has_left: it goes before the run ends.
     """
 
     rank: WorkerRank
@@ -73,6 +75,7 @@ class Follower:
     show: Callable[[int], None]
     say: Callable[[str], None]
     incarnation: int = 0
+    has_left: bool = False
     _reading: Iterator[_Due] = field(default_factory=lambda: iter(()))
     _ends: deque[bool] = field(default_factory=deque[bool])
     _metrics: StepMetrics = StepMetrics()
@@ -85,7 +88,7 @@ class Follower:
         return {Kind.SAVE: self._save, Kind.SHARD: self._shard}
 
     def run(self) -> None:
-        """Follow to the end.
+        """Follow to the end, or until it is to leave.
 
         Raises:
             PreemptedError, InterruptedRunError: the leader says that the run is to stop.
@@ -106,6 +109,9 @@ class Follower:
                 rank.runner.run(self.client.refresh(whole=True))
                 name = rank.topology.name(rank.messenger.rank)
                 self.say(f"{name} has been started again and goes on at batch {order['at']}")
+            elif order["do"] == "leave":
+                self._leave()
+                return
             elif order["do"] == "end":
                 obey(order["severity"])
                 return
@@ -161,6 +167,7 @@ class Follower:
             "interval": asdict(self.rank.since_last_met(self.rank.step, 0)),
             "severity": self.stop.severity,
             "incarnation": self.incarnation,
+            "writing": self.writer.pending,
         }
         self.rank.messenger.send(self.rank.leader, Kind.REPORT, self._done, report)
 
@@ -200,6 +207,19 @@ class Follower:
         runner.run(self.client.refresh(whole=False))
         if tables is not None:
             runner.run(tables.settle())
+
+    def _leave(self) -> None:
+        """Hand over what compression has held back of the weights' gradients.
+
+        What is held back of activations goes: it would be added to those of later batches.
+        """
+        rank = self.rank
+        if rank.worker.tables is not None:
+            rank.runner.run(rank.worker.tables.flush())
+            rank.runner.run(rank.worker.tables.settle())
+        rank.runner.run(self.client.flush())
+        self.has_left = True
+        self.say(f"{rank.topology.name(rank.messenger.rank)} leaves after SIGTERM to its trainer")
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
         with self.meter.within(Phase.CHECKPOINT):

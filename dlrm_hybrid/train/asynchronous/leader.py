@@ -7,6 +7,7 @@ learn at their own pace; there they come to rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Any, final
@@ -30,9 +31,13 @@ from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
-from dlrm_hybrid.train.signals import StopRequest, obey
+from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
+
+
+class _LeavingError(Exception):
+    """A trainer leaves in the middle of an evaluation."""
 
 
 @final
@@ -50,6 +55,9 @@ class LeaderRank:
         messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
         log: gets the batches that are given out; None keeps no record.
         ahead: batches by which a trainer may be ahead of the slowest; None: any number.
+        stop: stop request of signals to this rank.
+        elastic: trainers may come and go.
+        missed: told the rank and the incarnation of a worker that went without a goodbye.
         roll: which trainers are there.
     """
 
@@ -62,6 +70,9 @@ class LeaderRank:
     messenger: Messenger
     log: OrderLog | None
     ahead: int | None
+    stop: StopRequest
+    elastic: bool
+    missed: Callable[[int, int], None]
     roll: Roll = field(init=False)
     _leases: Leases = field(init=False)
     _dispatch: Dispatch = field(init=False)
@@ -104,11 +115,12 @@ class LeaderRank:
             return []  # another worker of its trainer is gone, and it will be ended
         lost: list[Outgoing] = []
         if values["incarnation"] > known:  # all of one incarnation went before this rank heard it
-            lost = self._lose(trainer, values["incarnation"])
+            lost = self._lose(trainer, values["incarnation"], has_left=False)
         orders = self._orders[trainer]
         if frame.number or not values["incarnation"]:
             self._note(frame.sender, trainer, values)
-        self._severity = max(self._severity, values["severity"])
+        (orders.writing.add if values["writing"] else orders.writing.discard)(frame.sender)
+        self._heed(trainer, values["severity"])
         if frame.number > len(orders.told):
             raise DlrmError(
                 f"rank {frame.sender}: has done {frame.number} orders; trainer {trainer} has got "
@@ -122,9 +134,12 @@ class LeaderRank:
         """A worker is gone, and with it its trainer; others are given what it had under way."""
         self.messenger.mailbox.forget(frame.sender)
         trainer = frame.sender // self.topology.stages
-        if frame.number < self.roll.incarnations[trainer]:
-            return []  # its trainer is lost already
-        return self._lose(trainer, frame.number + 1)
+        has_left = frame.round == 1
+        if frame.number < self.roll.incarnations[trainer] or (has_left and self._end is not None):
+            return []  # its trainer is lost already, or has been sent home
+        if not has_left:
+            self.missed(frame.sender, frame.number)
+        return self._lose(trainer, frame.number + 1, has_left=has_left)
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Wait until all batches of a step are learned; see `loop.Parts.make_step`."""
@@ -154,7 +169,7 @@ class LeaderRank:
     def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
         """Scores of the weights on the test part; all that are there are at rest.
 
-        Where a trainer is lost meanwhile, those that are left begin again.
+        Where a trainer is lost or leaves meanwhile, those that are left begin again.
 
         Args:
             stop: stop request of signals.
@@ -169,13 +184,16 @@ class LeaderRank:
             trainers, since = self.roll.present, Since.now(self.roll.losses)
             self._dispatch.command({"do": "evaluate", "trainers": trainers}, trainers)
             workers = self.roll.workers(trainers)
-            scores = gathered_scores(
-                self.topology,
-                self.test,
-                trainers,
-                partial(self._logits, since),
-                partial(self._meet_evaluating, stop, show, workers, since),
-            )
+            with suppress(_LeavingError):
+                scores = gathered_scores(
+                    self.topology,
+                    self.test,
+                    trainers,
+                    partial(self._logits, since),
+                    partial(self._meet_evaluating, stop, show, workers, since),
+                )
+        # Who leaves now is gone before a checkpoint asks for its part.
+        self._dispatch.wait_for_all()
         return scores
 
     def end(self) -> None:
@@ -208,6 +226,21 @@ class LeaderRank:
             self._leases = self._leases.finish(trainer, by_all)
             self._metrics = self._metrics.plus(orders.metrics_until(by_all))
 
+    def _heed(self, trainer: int, severity: int) -> None:
+        """Take note of signals to a worker: one that may leave leaves at SIGTERM.
+
+        The supervisor passes signals to the run on to this rank before all workers.
+        """
+        if self.elastic and severity == PREEMPTION:
+            self.roll.leaving.add(trainer)
+        else:
+            self._severity = max(self._severity, severity)
+
+    def _may_leave(self, trainer: int) -> bool:
+        """Whether a trainer is to leave now; later if it has not begun, or a checkpoint waits."""
+        stops = bool(self.stop.severity or self._severity) or self._end is not None
+        return trainer in self.roll.leaving and self._orders[trainer].may_leave and not stops
+
     def _give(self, trainer: int, ahead: int = AHEAD) -> list[Outgoing]:
         """More batches for a trainer that has that many leases, or fewer; if there are any."""
         given: list[Outgoing] = []
@@ -216,6 +249,8 @@ class LeaderRank:
             if trainer in self.roll.away:
                 self.roll.away.discard(trainer)
                 self._leases = self._leases.join(trainer)
+            if self._may_leave(trainer):
+                return [*given, *self._dispatch.tell(trainer, {"do": "leave"})]
             self._leases, batches = self._leases.take(trainer)
             if not batches:
                 break
@@ -229,16 +264,17 @@ class LeaderRank:
     def _give_all(self) -> list[Outgoing]:
         return [one for trainer in range(self.topology.trainers) for one in self._give(trainer)]
 
-    def _lose(self, trainer: int, incarnation: int) -> list[Outgoing]:
+    def _lose(self, trainer: int, incarnation: int, *, has_left: bool) -> list[Outgoing]:
         """A trainer begins anew, with this incarnation; what can be given to others instead.
 
-        Servers have seen no larger number of it than those of the batches that it had under way.
-        It goes on at one more than that: to table servers a gap says that it is another.
+        Servers have seen no larger number of it than those of the batches that it had under way,
+        or the next, of what it had held back. So it goes on a batch after these: to table
+        servers a gap says that it is another.
         """
         under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
         at = done + self._orders[trainer].skipped + len(under_way) + 1
         self._leases = self._leases.lose(trainer)
-        self.roll.lose(trainer, incarnation, len(under_way))
+        self.roll.lose(trainer, incarnation, len(under_way), has_left=has_left)
         told: list[Order] = [{"do": "join", "at": at}]
         if self._end is not None:
             told.append(self._end)
@@ -282,15 +318,19 @@ class LeaderRank:
         show(done_rows)
         if number % SYNC_EVERY:
             return
-        severity = max(stop.severity, self._severity)
         for rank in workers:
             asked = self.messenger.receive_unless(
                 rank, Kind.STOP_REQUEST, number, partial(since.is_lost, rank)
             )
             if asked is not None:
-                severity = max(severity, values_of(asked)["severity"])
-        self._severity = severity
+                self._heed(rank // self.topology.stages, values_of(asked)["severity"])
+        self._severity = severity = max(stop.severity, self._severity)
+        one_leaves = any(map(self._may_leave, self.roll.leaving))
+        # Workers stop here in either case, and ask what comes now.
+        decision = {"severity": PREEMPTION if one_leaves else severity}
         for rank in workers:
             if not since.is_lost(rank):
-                self.messenger.send(rank, Kind.STOP_DECISION, number, {"severity": severity})
+                self.messenger.send(rank, Kind.STOP_DECISION, number, decision)
         obey(severity)
+        if one_leaves:
+            raise _LeavingError

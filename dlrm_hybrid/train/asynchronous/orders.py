@@ -27,6 +27,7 @@ class Orders:
         sent: of each of these, how many it has been sent.
         learned: of each of them, batches since the run began.
         skipped: by how much they count more than these.
+        writing: those whose part of a checkpoint has not been asked for yet.
         metrics: with the number of batches after which they were told, which not all have learned.
     """
 
@@ -36,7 +37,13 @@ class Orders:
     sent: dict[int, int] = field(default_factory=dict[int, int])
     learned: dict[int, int] = field(default_factory=dict[int, int])
     skipped: int = 0
+    writing: set[int] = field(default_factory=set[int])
     metrics: list[tuple[int, StepMetrics]] = field(default_factory=list[tuple[int, StepMetrics]])
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether it has begun, and no checkpoint waits for its part."""
+        return bool(self.told) and not self.writing
 
     def note(self, rank: int, learned: int, metrics: StepMetrics) -> None:
         """A worker has learned from so many batches, as it counts."""

@@ -18,7 +18,9 @@ class Roll:
         incarnations: of each trainer, how often it had been started before the one that is known.
         away: trainers that are lost and have not asked for batches since.
         losses: ranks of trainers that were lost, in their order, each time.
+        leaving: trainers that are to leave as soon as they can.
         lost: how often a trainer was.
+        left: how often one has left by itself, with nothing under way.
         redone: batches that had been given to trainers that were lost, and were given out again.
     """
 
@@ -27,7 +29,9 @@ class Roll:
     incarnations: list[int] = field(init=False)
     away: set[int] = field(default_factory=set[int])
     losses: list[int] = field(default_factory=list[int])
+    leaving: set[int] = field(default_factory=set[int])
     lost: int = 0
+    left: int = 0
     redone: int = 0
 
     def __post_init__(self) -> None:
@@ -46,18 +50,21 @@ class Roll:
         """Ranks of the workers that are away."""
         return self.workers(self.away)
 
-    def lose(self, trainer: int, incarnation: int, redone: int) -> None:
+    def lose(self, trainer: int, incarnation: int, redone: int, *, has_left: bool) -> None:
         """A trainer is gone; the next that is known of it has this incarnation.
 
         Args:
             trainer: which one.
             incarnation: above that of all that is gone.
             redone: batches it had under way.
+            has_left: it has said goodbye.
         """
         self.incarnations[trainer] = incarnation
         self.away.add(trainer)
         self.losses += self.workers([trainer])
-        self.lost += 1
+        self.leaving.discard(trainer)
+        self.left += has_left
+        self.lost += not has_left
         self.redone += redone
 
 

@@ -97,6 +97,22 @@ def test_ties_zeros_and_extremes_keep_the_law(
 
 
 @ALL_ROWS
+def test_a_flush_takes_out_all_that_is_held_back(row: Row | MethodRow) -> None:
+    compressor = row.make(SPECS)
+    for step in range(STEPS):
+        encoded(compressor, gradients_of(step), step)
+    kept = {spec.name: residual_of(compressor, spec) for spec in SPECS}
+    flushed = compressor.flush()
+    assert bool(flushed) == any(one.any() for one in kept.values())
+    for name, tensor in flushed.items():
+        assert tensor.numpy().tobytes() == kept[name].tobytes()
+    shapes = [tuple(one.shape) for one in flushed.values()]
+    assert shapes == [tuple(spec.shape) for spec in SPECS][: len(flushed)]
+    assert not any(residual_of(compressor, spec).any() for spec in SPECS)
+    assert not any(bool(one.any()) for one in compressor.flush().values())
+
+
+@ALL_ROWS
 def test_zeros_send_nothing_and_leave_no_trace(row: Row | MethodRow) -> None:
     compressor = row.make(SPECS)
     zeros = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
