@@ -123,19 +123,22 @@ def _keys(gradient: GradientKeys, missing: list[str]) -> Iterator[str]:
 def _rounds(config: Config, rounds: tuple[str, ...]) -> Iterator[str]:
     """Faults of trainers that agree in every step."""
     gradient = config.gradient
-    if not rounds or config.sync.name == "sync":
+    if not rounds or (config.sync.name == "sync" and not config.parallel.elastic):
         return
+    needs, found = "sync=sync", f", not {config.sync.name}"
+    if config.sync.name == "sync":
+        needs, found = "parallel.elastic=false", ""
     if gradient.aggregation in ("union", "leader"):
         yield (
             f"gradient.aggregation = {gradient.aggregation!r}: trainers synchronize in every step; "
-            f"needs sync=sync, not {config.sync.name}"
+            f"needs {needs}{found}"
         )
         return
     is_ternary = gradient.find(TernGradSettings) is not None
     alone = " or gradient.terngrad.sharing=false" if is_ternary else ""
     yield (
         f"gradient = {gradient.name!r}: its trainers synchronize in every step; needs "
-        f"sync=sync{alone}, not {config.sync.name}"
+        f"{needs}{alone}{found}"
     )
 
 

@@ -115,12 +115,18 @@ def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the versions of weights that workers had fit as they are."""
-    return _same(saved, now, VERSIONS)
+    return _same(saved, now, VERSIONS) and _rests(saved) == _rests(now)
 
 
 def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether rows that were looked up ahead fit as they are."""
-    return _same(saved, now, LOOKUPS)
+    return _same(saved, now, LOOKUPS) and _rests(saved) == _rests(now)
+
+
+def _rests(values: Mapping[str, Any]) -> bool:
+    """Whether all is made equal, and nothing is ahead, where a checkpoint is made."""
+    given = flat(values)
+    return given.get("sync.name") == "async" or bool(given.get("parallel.elastic"))
 
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ...]) -> bool:

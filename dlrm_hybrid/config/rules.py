@@ -39,7 +39,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "sync=bounded": {"sync.staleness": 0},
     "sync=async": {
         **{"sync.lr_scale": None, "sync.ahead": None},
-        **{"sync.record": False, "sync.replay": None, "parallel.elastic": False},
+        **{"sync.record": False, "sync.replay": None},
     },
     "network=emulated": {
         **{"network.ranks_per_host": None, "network.latency": None},
@@ -168,28 +168,41 @@ def _pipeline(config: Config) -> Iterator[str]:
         yield "sync.staleness = 0: sync=bounded needs 1 or more; for 0 use sync=sync"
     if config.sync.name != "sync" and config.parallel.servers == 0:
         yield f"sync = {config.sync.name}: needs parallel.servers of 1 or more"
-    if config.sync.name == "async":
-        yield from _asynchronous(config)
+    if config.sync.name == "sync" and config.parallel.elastic and not config.parallel.servers:
+        yield "parallel.elastic = True: needs parallel.servers of 1 or more"
+    elif config.parallel.elastic and config.sync.name == "bounded":
+        yield "parallel.elastic = True: needs sync=sync or async, not bounded"
+    elif server_leads(config):
+        yield from _led(config)
 
 
-def _asynchronous(config: Config) -> Iterator[str]:
+def server_leads(config: Config) -> bool:
+    """Whether server 0 gives out batches: trainers do not wait for others, or not for lost ones."""
+    return config.sync.name == "async" or config.parallel.elastic
+
+
+def _led(config: Config) -> Iterator[str]:
     """Faults of what must not hold trainers together, or does not know whose push it applies."""
     embedding, parallel = config.embedding.name, config.parallel
-    if parallel.trainers > 1 and embedding != "served":
-        yield (
-            f"embedding = {embedding!r}: trainers that share tables wait for each other; "
-            "sync=async needs embedding=served"
-        )
+    mode = "sync=async" if config.sync.name == "async" else "parallel.elastic=true"
+    if embedding != "served" and (parallel.trainers > 1 or parallel.elastic):
+        alone = "a trainer that is lost would take its tables along"
+        shared = "trainers that share tables wait for each other"
+        why = shared if parallel.trainers > 1 else alone
+        yield f"embedding = {embedding!r}: {why}; {mode} needs embedding=served"
     if config.optimizer.name == "momentum":
         yield (
             "optimizer = 'momentum': moves all weights with every push, so each answer would hold "
-            "all of them; sync=async needs sgd or adagrad"
+            f"all of them; {mode} needs sgd or adagrad"
         )
     if config.pull.sparsity is not None:
-        yield f"pull.sparsity = {config.pull.sparsity}: needs sync=sync or bounded, not async"
+        yield (
+            f"pull.sparsity = {config.pull.sparsity}: all trainers must be sent the same, and with "
+            f"{mode} each is sent its own"
+        )
     if config.gradient.residual == "update":
         yield (
-            "gradient.residual = 'update': with sync=async servers know the learning rate, not "
+            f"gradient.residual = 'update': with {mode} servers know the learning rate, not "
             "trainers; needs gradient"
         )
     if parallel.elastic and parallel.world != "processes":

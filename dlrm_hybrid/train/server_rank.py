@@ -48,6 +48,7 @@ class ServerRank:
             Kind.FETCH: self._ask,
             Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
+            Kind.LEFT: self._left,
         }
         return handlers if self.collect is None else {**handlers, Kind.CONTRIBUTION: self._collect}
 
@@ -55,6 +56,9 @@ class ServerRank:
         self.switch(self._training(frame))
         outgoing = self.server.handle(frame)
         return [*outgoing, *self._answers()] if self._waiting else outgoing
+
+    def _left(self, frame: Frame) -> Sequence[Outgoing]:
+        return [*self.server.leave(frame.sender), *self._answers()]
 
     def _pull(self, frame: Frame) -> Sequence[Outgoing]:
         self.switch(Phase.CHECKPOINT)

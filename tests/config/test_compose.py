@@ -296,13 +296,19 @@ def test_the_configuration_is_shown() -> None:
             "embedding=served",
         ),
         (
+            ["parallel=hybrid", "parallel.trainers=1", "parallel.elastic=true"],
+            "embedding = 'fused': a trainer that is lost would take its tables along; "
+            "parallel.elastic=true needs embedding=served",
+        ),
+        (
             [*ASYNC, "optimizer=momentum"],
             "optimizer = 'momentum': moves all weights with every push, so each answer would hold "
             "all of them; sync=async needs sgd or adagrad",
         ),
         (
             [*ASYNC, "pull.sparsity=0.9"],
-            "pull.sparsity = 0.9: needs sync=sync or bounded, not async",
+            "pull.sparsity = 0.9: all trainers must be sent the same, and with sync=async each is "
+            "sent its own",
         ),
         (
             [*ASYNC, "sync.record=true", "parallel.world=in_process"],
@@ -319,7 +325,17 @@ def test_the_configuration_is_shown() -> None:
         ),
         (
             ["parallel=hybrid", "parallel.elastic=true"],
-            "parallel.elastic = True: only applies to sync=async, not sync",
+            "embedding = 'fused': trainers that share tables wait for each other; "
+            "parallel.elastic=true needs embedding=served",
+        ),
+        (
+            [*ASYNC, "sync=bounded", "sync.staleness=1", "parallel.elastic=true"],
+            "parallel.elastic = True: needs sync=sync or async, not bounded",
+        ),
+        (
+            [*ASYNC, "sync=sync", "parallel.elastic=true", "pull.sparsity=0.9"],
+            "pull.sparsity = 0.9: all trainers must be sent the same, and with "
+            "parallel.elastic=true each is sent its own",
         ),
         (
             [*ASYNC, "sync.replay=runs/1"],

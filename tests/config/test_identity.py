@@ -1,4 +1,13 @@
-from dlrm_hybrid.config.identity import config_hash, differences, same_compressors, same_results
+import pytest
+
+from dlrm_hybrid.config.identity import (
+    config_hash,
+    differences,
+    same_compressors,
+    same_lookups,
+    same_results,
+    same_versions,
+)
 
 SAVED = {
     "name": "one",
@@ -52,6 +61,17 @@ def test_a_new_run_may_be_spread_and_compressed_otherwise() -> None:
         assert differences(one, other, new_run=True) == []
         assert len(differences(one, other, new_run=False)) == 1
         assert same_compressors(one, other) == same
+
+
+@pytest.mark.parametrize("sync", ["sync", "async"])
+def test_in_lock_step_membership_says_whether_anything_is_ahead(sync: str) -> None:
+    """Trainers that may be lost rest before a checkpoint, as those of `async` always do."""
+    one = {"sync": {"name": sync}, "parallel": {"elastic": False, "trainers": 2}}
+    other = {**one, "parallel": {"elastic": True, "trainers": 2}}
+    assert differences(one, other, new_run=False) == []
+    for same in (same_versions, same_lookups):
+        assert same(one, one)
+        assert same(one, other) == same(other, one) == (sync == "async")
 
 
 def test_what_waited_as_updates_does_not_go_on_as_gradients() -> None:

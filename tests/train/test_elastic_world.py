@@ -3,10 +3,19 @@
 from pathlib import Path
 
 import pytest
-from elastic_runs import Fault, assert_all_learned, reached, run
-from world_runs import Train
+from elastic_runs import ELASTIC, Fault, assert_all_learned, reached, run
+from world_runs import (
+    Train,
+    assert_moved,
+    assert_same,
+    checkpoint,
+    largest_difference,
+    summary,
+    tensors,
+)
 
 from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
 
 
 def test_others_go_on_without_a_killed_trainer(train: Train, tmp_path: Path) -> None:
@@ -42,3 +51,66 @@ def test_a_trainer_killed_while_a_checkpoint_is_saved(train: Train, tmp_path: Pa
     assert_all_learned(folder, told, 1)
     saved = [one.step for one in told if one.kind is Kind.SAVED]
     assert saved == [30, 60, 90, 120, 150, 180, 200]
+
+
+def test_in_rounds_others_go_on_and_the_killed_trainer_comes_again(
+    train: Train, tmp_path: Path
+) -> None:
+    kills = [Fault("worker-1.1", reached(20))]
+    options = ("sync=sync", "train.steps=300", "gradient=dct", "gradient.sparsity=0.9")
+    folder, told = run(train, tmp_path, kills, *options)
+    assert_all_learned(folder, told, 1)
+    batches = [event.values["batches"] for event in told if event.kind is Kind.PROGRESS]
+    first, second, third = batches[-1]
+    # It has missed some turns; in the end, as before, it takes as many as the others.
+    assert second < first and abs(first - third) <= 1
+    gained = [now - before for before, now in zip(batches[-4], batches[-1], strict=True)]
+    assert max(gained) - min(gained) <= 2 * MOST_AT_ONCE and min(gained) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("roles", [["worker-0.0", "worker-0.0"], ["worker-0.1", "worker-2.0"]])
+def test_in_rounds_several_may_be_killed(roles: list[str], train: Train, tmp_path: Path) -> None:
+    kills = [Fault(role, reached(20 + 10 * number)) for number, role in enumerate(roles)]
+    options = ("sync=sync", "train.steps=300", "train.evaluate_every=100", "embedding.staleness=2")
+    folder, told = run(train, tmp_path, kills, *options)
+    assert_all_learned(folder, told, 2)
+
+
+def test_while_nobody_dies_dense_weights_are_those_of_lock_step(train: Train) -> None:
+    """Rows that a rate of nearly nothing does not move are the same in whatever order."""
+    options = (*ELASTIC, "sync=sync", "parallel.trainers=2", "train.steps=60", "embedding.lr=1e-35")
+    options = (*options, "checkpoint.every=30", "gradient=dct", "gradient.sparsity=0.9")
+    code, elastic = train("elastic", *options)
+    assert code == 0
+    plain = ("parallel.elastic=false", "parallel.world=in_process")
+    code, lockstep = train("lockstep", *options, *plain)
+    assert code == 0
+    assert_same(elastic, lockstep, 60)
+    first, last = tensors(elastic, 30), tensors(elastic, 60)
+    assert all(largest_difference(first, last, part) >= 1e-3 for part in ("bottom", "top"))
+    assert summary(elastic)["test"] == summary(lockstep)["test"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", ["true", "false"])
+def test_one_trainer_in_rounds_learns_the_bits_of_lock_step(elastic: str, train: Train) -> None:
+    options = (
+        *ELASTIC,
+        "sync=sync",
+        "parallel.trainers=1",
+        "train.steps=60",
+        "checkpoint.every=30",
+    )
+    code, rounds = train("rounds", *options)
+    assert code == 0
+    plain = ("parallel.elastic=false", "parallel.world=in_process")
+    code, lockstep = train("lockstep", *options, *plain)
+    assert code == 0
+    assert_same(rounds, lockstep, 60)
+    # Either goes on from what the other has saved.
+    resumed = (f"checkpoint.resume={checkpoint(rounds, 30)}", f"parallel.elastic={elastic}")
+    code, again = train("again", *options, *resumed)
+    assert code == 0
+    assert_same(again, lockstep, 60)
+    assert_moved(rounds, 30, 60)

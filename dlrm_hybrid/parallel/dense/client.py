@@ -196,6 +196,13 @@ class ServerClient(Client):
                 dense_bytes=self._num_bytes[owner],
             )
 
+    def skip(self) -> Program[None]:
+        """Take a turn without a push; raises DlrmError as `apply`."""
+        yield from self.pull()
+        for owner in self._buckets:
+            self._port.send(owner, Kind.PUSH, self._pushed, ())
+        self._pushed += 1
+
     def apply(self, frame: Frame) -> None:
         """Take over a version: overwrite what has changed, or apply the means it holds.
 

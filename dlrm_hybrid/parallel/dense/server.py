@@ -21,6 +21,7 @@ from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import DIFFERENCES, EVERYTHING, digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.sync.policy import (
+    Action,
     Average,
     BucketState,
     Pull,
@@ -103,7 +104,7 @@ class ParameterServer:
         self._states = self._settled(0)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
-        """Take a PUSH or a PULL; the answers to send before the next call, often none.
+        """Take a PUSH, which may be empty, or a PULL; the answers to send before the next call.
 
         Raises:
             DlrmError: it is not due or does not fit; the message names rank and number.
@@ -122,11 +123,25 @@ class ParameterServer:
         return take(stage, frame, what)
 
     def _take_push(self, stage: int, frame: Frame, what: str) -> list[Outgoing]:
-        push = Push(frame.sender, frame.number)
-        self._states[stage], actions = self._states[stage].on_push(push)
-        bucket = self._buckets[stage]
+        push, state = Push(frame.sender, frame.number), self._states[stage]
+        if not frame.sections:
+            self._states[stage], actions = state.on_pass(push)
+            return self._act(stage, actions)
+        self._states[stage], actions = state.on_push(push)
         with self._decoding:
-            self._pushed[push] = bucket.gradients(frame.sections, what)
+            self._pushed[push] = self._buckets[stage].gradients(frame.sections, what)
+        return self._act(stage, actions)
+
+    def leave(self, worker: int) -> list[Outgoing]:
+        """A worker is gone, and may come again; what others that have waited for it are sent."""
+        stage = worker % self._topology.stages
+        if stage not in self._states:
+            return []
+        self._states[stage], actions = self._states[stage].on_leave(worker)
+        return self._act(stage, actions)
+
+    def _act(self, stage: int, actions: Sequence[Action]) -> list[Outgoing]:
+        bucket = self._buckets[stage]
         outgoing: list[Outgoing] = []
         change, number = None, 0
         for action in actions:

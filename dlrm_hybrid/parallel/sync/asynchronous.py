@@ -25,6 +25,7 @@ from dlrm_hybrid.parallel.sync.policy import (
     Pull,
     Push,
     SyncPolicy,
+    check_due,
 )
 from dlrm_hybrid.types import ConfigError, DlrmError, Version
 
@@ -53,23 +54,9 @@ class Asynchronous(SyncPolicy):
             if value < 1:
                 raise ConfigError(f"{key}: {value} must be at least 1")
 
-    @property
-    @override
-    def history(self) -> int:
-        return 0
-
-    @property
-    @override
-    def shares_versions(self) -> bool:
-        return False
-
     @override
     def needs(self, pushed: int) -> Exactly:
         return Exactly(Version(max(0, pushed - self.in_flight + 1)))
-
-    @override
-    def settled(self, pushed: int) -> Version:
-        return Version(pushed)
 
     @override
     def bucket(self, workers: Sequence[int], pushed: int) -> AsynchronousBucket:
@@ -133,16 +120,21 @@ class AsynchronousBucket(BucketState):
         )
         return after, (average, Publish(Version(push.number + 1), (push.sender,)))
 
+    @override
+    def on_pass(self, push: Push) -> tuple[AsynchronousBucket, tuple[Action, ...]]:
+        raise DlrmError(f"pass of rank {push.sender}: nobody waits for its pushes")
+
+    @override
+    def on_leave(self, worker: int) -> tuple[AsynchronousBucket, tuple[Action, ...]]:
+        return self, ()
+
     def _due(self, push: Push) -> Progress:
         """How far its worker has come, if it is the push that must come next."""
         what = f"push {push.number} of rank {push.sender}"
         progress = self.progress.get(push.sender)
         if progress is None:
             raise DlrmError(f"{what}: it must pull before it pushes")
-        if push.number < progress.due:
-            raise DlrmError(f"{what}: it came before; push {progress.due} is due")
-        if push.number > progress.due:
-            raise DlrmError(f"{what}: too early, push {progress.due} is due")
+        check_due(what, push.number, progress.due)
         return progress
 
     def _with(self, worker: int, progress: Progress) -> AsynchronousBucket:

@@ -21,6 +21,7 @@ from dlrm_hybrid.parallel.sync.policy import (
     Pull,
     Push,
     SyncPolicy,
+    check_due,
 )
 from dlrm_hybrid.types import ConfigError, DlrmError, Version
 
@@ -56,10 +57,6 @@ class Lockstep(SyncPolicy):
     @override
     def needs(self, pushed: int) -> Exactly:
         return Exactly(Version(max(0, pushed - self.staleness)))
-
-    @override
-    def settled(self, pushed: int) -> Version:
-        return Version(pushed)
 
     @override
     def bucket(self, workers: Sequence[int], pushed: int) -> LockstepBucket:
@@ -104,12 +101,17 @@ class LockstepBucket(BucketState):
             f"pull of rank {pull.sender}: in lock-step versions come without being asked for"
         )
 
+    @override
+    def on_pass(self, push: Push) -> tuple[LockstepBucket, tuple[Action, ...]]:
+        raise DlrmError(f"pass of rank {push.sender}: in lock-step everybody pushes")
+
+    @override
+    def on_leave(self, worker: int) -> tuple[LockstepBucket, tuple[Action, ...]]:
+        raise DlrmError(f"rank {worker} has left: in lock-step nobody goes on without it")
+
     def _check_due(self, push: Push, due: int) -> None:
         what = f"push {push.number} of rank {push.sender}"
-        if push.number < due:
-            raise DlrmError(f"{what}: it came before; push {due} is due")
-        if push.number > due:
-            raise DlrmError(f"{what}: too early, push {due} is due")
+        check_due(what, push.number, due)
         needed = self.policy.needs(push.number).version
         if needed > self.version:
             raise DlrmError(

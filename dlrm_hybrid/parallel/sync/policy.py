@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from dlrm_hybrid.types import Version
+from dlrm_hybrid.types import DlrmError, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,23 @@ class BucketState(Protocol):
         ...
 
     def on_push(self, push: Push) -> tuple[BucketState, tuple[Action, ...]]:
-        """The state after a push, and what to do now, in this order: at most one `Average`.
+        """The state after a push, and what to do now, in this order: at most one `Average`, first.
 
         Raises:
             DlrmError: the push is not due; names rank and number.
         """
+        ...
+
+    def on_pass(self, push: Push) -> tuple[BucketState, tuple[Action, ...]]:
+        """The state after a worker has said that it has nothing to push; as `on_push`.
+
+        Raises:
+            DlrmError: it is not due, or nobody waits for it under this policy; names the rank.
+        """
+        ...
+
+    def on_leave(self, worker: int) -> tuple[BucketState, tuple[Action, ...]]:
+        """The state after a worker is gone, and what to do now; what has come from it counts."""
         ...
 
     def on_pull(self, pull: Pull) -> BucketState:
@@ -102,17 +114,20 @@ class BucketState(Protocol):
 
 
 class SyncPolicy(Protocol):
-    """Which version of the weights a push is computed with, and when versions are made."""
+    """Which version of the weights a push is computed with, and when versions are made.
+
+    What most policies have in common is here: no history, versions of each worker's own.
+    """
 
     @property
     def history(self) -> int:
         """Versions before the newest one with which a worker may still have to compute."""
-        ...
+        return 0
 
     @property
     def shares_versions(self) -> bool:
         """Whether all workers are sent the same; else each has versions of its own, and pulls."""
-        ...
+        return False
 
     def needs(self, pushed: int) -> Needs:
         """What a worker computes with after so many pushes of its own.
@@ -126,7 +141,7 @@ class SyncPolicy(Protocol):
 
         Where versions are not shared: of whoever counts the pushes, a worker its own, a server all.
         """
-        ...
+        return Version(pushed)
 
     def bucket(self, workers: Sequence[int], pushed: int) -> BucketState:
         """A server's state of one bucket, settled after so many pushes of each worker.
@@ -134,6 +149,23 @@ class SyncPolicy(Protocol):
         Where versions are not shared: after so many pushes of all workers together.
         """
         ...
+
+
+def check_due(what: str, number: int, due: int) -> None:
+    """Refuse what a worker sends unless it is numbered as is due.
+
+    Args:
+        what: for the message.
+        number: of what came.
+        due: number that must come next.
+
+    Raises:
+        DlrmError: another is due; names both.
+    """
+    if number < due:
+        raise DlrmError(f"{what}: it came before; push {due} is due")
+    if number > due:
+        raise DlrmError(f"{what}: too early, push {due} is due")
 
 
 def resumed_version(policy: SyncPolicy, pushed: int) -> Version:

@@ -9,12 +9,17 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
-from dlrm_hybrid.config.rules import raw_files
+from dlrm_hybrid.config.rules import raw_files, server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.kernels import needed
+from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
+from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
+from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.sync.rounds import Rounds
 from dlrm_hybrid.parallel.topology import TableServerRole, Topology
 
 RAW_FOLDER = Path("data/raw")
@@ -129,13 +134,28 @@ def topology(config: Config) -> Topology:
     )
 
 
+def policy(config: Config) -> SyncPolicy:
+    """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
+    if config.sync.name == "async":
+        return Asynchronous(config.parallel.trainers)
+    if config.parallel.elastic:
+        return Rounds(config.parallel.trainers)
+    return Lockstep(config.sync.staleness)
+
+
+def pipeline(config: Config) -> Pipeline:
+    """What all stages do in a step."""
+    stages = len(config.parallel.cuts) + 1
+    return Pipeline.of(SCHEDULES[config.schedule.name], stages, config.schedule.microbatches)
+
+
 def leader(config: Config) -> int:
     """The rank that decides when all do something together, and keeps the record.
 
-    Where trainers do not wait for each other, none of them leads: server 0 does.
+    Where trainers do not wait for each other, or for one that is lost, server 0 leads.
     """
     world = topology(config)
-    return world.server(0) if config.sync.name == "async" else world.interaction_group[0]
+    return world.server(0) if server_leads(config) else world.interaction_group[0]
 
 
 def profile() -> Profile:

@@ -13,6 +13,7 @@ from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers import Precision
@@ -30,11 +31,7 @@ from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Port, Send
-from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
 from dlrm_hybrid.parallel.stage import Stage
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.cached import CachedTables
@@ -97,13 +94,6 @@ def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int
     )
 
 
-def policy(config: Config) -> SyncPolicy:
-    """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
-    if config.sync.name == "async":
-        return Asynchronous(config.parallel.trainers)
-    return Lockstep(config.sync.staleness)
-
-
 def membership(config: Config, topology: Topology, rank: int, incarnation: int) -> Membership:
     """Whose end a rank survives: servers all trainers', a worker that of the other trainers."""
     if not config.parallel.elastic:
@@ -118,7 +108,7 @@ def membership(config: Config, topology: Topology, rank: int, incarnation: int) 
 
 def pushes(config: Config, step: int) -> int:
     """How many a server counts after so many steps: of each worker, or of all that push alone."""
-    return step * config.parallel.trainers if config.sync.name == "async" else step
+    return step * config.parallel.trainers if server_leads(config) else step
 
 
 def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:
@@ -205,7 +195,7 @@ def _client(
     if own.gradients is None:
         return LocalClient(weights, optimizer, clock)
     options = ClientOptions(
-        policy=policy(config),
+        policy=build.policy(config),
         optimizer=optimizer if build_compress.publishes_means(config) else None,
     )
     return ServerClient(port, plan.tensors, weights, options, own.gradients, clock)
@@ -219,11 +209,10 @@ def _worker(
     tables: Tables | None,
     client: Client,
 ) -> Worker:
-    stages, microbatches = plan.topology.stages, config.schedule.microbatches
     return Worker(
         rank=boundaries.port.rank,
-        stage=Stage(model, microbatches),
-        pipeline=Pipeline.of(SCHEDULES[config.schedule.name], stages, microbatches),
+        stage=Stage(model, config.schedule.microbatches),
+        pipeline=build.pipeline(config),
         boundaries=boundaries,
         tables=tables,
         embedding_schedule=build_model.embedding_schedule(config, plan.steps),
@@ -239,7 +228,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         if tensor.server == index
     }
     draw_dense(values, config.train.seed)
-    sync = policy(config)
+    sync = build.policy(config)
     options = ServerOptions(
         policy=sync,
         bucket=BucketOptions(
@@ -259,9 +248,8 @@ def table_server(
     config: Config, layout: Layout, index: int, storage: RowStorage, clock: SpanClock
 ) -> TableServer:
     """A table server with the initial values of the rows it owns."""
-    is_async = config.sync.name == "async"
     options = TableOptions(
-        order=ArrivalOrder() if is_async else BatchOrder(config.embedding.staleness),
+        order=(ArrivalOrder() if server_leads(config) else BatchOrder(config.embedding.staleness)),
         precision=CommPrecision(config.embedding.comm_precision),
         schedule=build_model.embedding_schedule(config, layout.steps),
         attempt=layout.attempt,

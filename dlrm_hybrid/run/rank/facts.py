@@ -23,6 +23,7 @@ from dlrm_hybrid.config.identity import (
     same_lookups,
     same_versions,
 )
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import saved_values
 from dlrm_hybrid.data.format import NUM_CATEGORICAL
@@ -162,7 +163,7 @@ def lookups_ahead(
         DataError: the checkpoint does not hold them.
     """
     saved = facts["config"]
-    rests, keeps = config.sync.name == "async", config.embedding.cache_rows > 0
+    rests, keeps = server_leads(config), config.embedding.cache_rows > 0
     if config.embedding.name != "served" or (rests and not keeps):
         return {}
     if not trainers or not facts["step"]:

@@ -1,16 +1,19 @@
-"""Worlds whose trainers do not wait for each other: server 0 leads, workers follow."""
+"""Worlds whose trainers do not wait for each other, or for one that is lost: server 0 leads."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.dense.answering import Answering
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
@@ -27,9 +30,11 @@ from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.follower import Follower
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
+from dlrm_hybrid.train.asynchronous.leases import Leases
+from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.wire.frame import Kind
+from dlrm_hybrid.wire.frame import Frame, Kind
 
 
 def lead(
@@ -57,7 +62,7 @@ def lead(
                 patience_seconds=config.network.patience_seconds,
             ),
             log=log,
-            ahead=config.sync.ahead,
+            begin=partial(_begin, config),
             stop=stop,
             elastic=config.parallel.elastic,
             missed=partial(_report_missed, report, meter),
@@ -70,9 +75,12 @@ def lead(
             switch=_ignore,  # the loop says which phase it is
             writer=job.writer,
         )
-        handlers |= timed(
-            job, {**answering.handlers(), Kind.REPORT: leader.report, Kind.LEFT: leader.left}, log
-        )
+        own = answering.handlers()
+
+        def left(frame: Frame) -> Iterable[Outgoing]:
+            return [*own[Kind.LEFT](frame), *leader.left(frame)]
+
+        handlers |= timed(job, {**own, Kind.REPORT: leader.report, Kind.LEFT: left}, log)
         for asked in (Kind.SAVE, Kind.SHARD):  # it is the one that asks
             del handlers[asked]
 
@@ -83,6 +91,13 @@ def lead(
 
         with at_end(end):
             train_to_the_end(job, leader, meter, report, stop)
+
+
+def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
+    """Who learns from which batches, at rest after so many of each trainer."""
+    if config.sync.name == "sync":
+        return Turns.begin(done)
+    return Leases.begin(done, config.sync.ahead)
 
 
 def _report_missed(report: Report, meter: RankMeter, rank: int, incarnation: int) -> None:

@@ -16,6 +16,7 @@ from dlrm_hybrid.comm.rendezvous import Rendezvous, share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
@@ -119,7 +120,7 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)
         with _telling(job, report, meter, inner.unknown_peers):
-            follows = job.config.sync.name == "async"
+            follows = server_leads(job.config)
             if follows and job.task.rank == build.leader(job.config):
                 lead(job, channel, meter, report, stop)
                 return

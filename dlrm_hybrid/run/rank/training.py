@@ -12,6 +12,7 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.rank.evaluate import checking, evaluating
@@ -115,7 +116,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = job.facts(folder)
     progress = resumed(job.task, facts)
-    if job.config.sync.name != "async" or len(progress.batches) != job.config.parallel.trainers:
+    if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have learned from as many
     saved = open_checkpoint(folder, checking(live))
     held = piece_groups(trainer.pieces())

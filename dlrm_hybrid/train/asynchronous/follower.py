@@ -1,7 +1,7 @@
 """A worker that does what the leader says, and waits for no other trainer.
 
 it says:       how many orders it has done, and what it has learned REPORT
-it is told:    batches to learn, to settle, to evaluate,            DECISION
+it is told:    batches to learn, to pass, to settle, to evaluate,   DECISION
                to leave after a signal to its trainer, to end
                first, if it has been started again, where it goes on
 while it waits it also copies what a checkpoint must hold, and says whether that is written
@@ -110,8 +110,10 @@ class Follower:
                 name = rank.topology.name(rank.messenger.rank)
                 self.say(f"{name} has been started again and goes on at batch {order['at']}")
             elif order["do"] == "leave":
-                self._leave()
+                self._leave(order)
                 return
+            elif order["do"] == "pass":
+                rank.runner.run(self.client.skip())
             elif order["do"] == "end":
                 obey(order["severity"])
                 return
@@ -208,16 +210,17 @@ class Follower:
         if tables is not None:
             runner.run(tables.settle())
 
-    def _leave(self) -> None:
-        """Hand over what compression has held back of the weights' gradients.
+    def _leave(self, order: Order) -> None:
+        """Hand over what compression has held back of the weights' gradients, where that can be.
 
-        What is held back of activations goes: it would be added to those of later batches.
+        In turns others would have to wait for it as for a batch. What is held back of activations
+        goes: it would be added to those of later batches.
         """
         rank = self.rank
         if rank.worker.tables is not None:
             rank.runner.run(rank.worker.tables.flush())
             rank.runner.run(rank.worker.tables.settle())
-        rank.runner.run(self.client.flush())
+        rank.runner.run(self.client.flush() if order["hands_over"] else self.client.pull())
         self.has_left = True
         self.say(f"{rank.topology.name(rank.messenger.rank)} leaves after SIGTERM to its trainer")
 

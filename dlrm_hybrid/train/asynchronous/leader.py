@@ -1,7 +1,7 @@
-"""Server 0 leads where trainers do not wait for each other: it gives out batches, and keeps count.
+"""Server 0 leads where trainers do not wait for each other, or not for one that is lost.
 
-A step is as many batches as there are trainers. Between two steps at which something is due they
-learn at their own pace; there they come to rest.
+It gives out batches, and keeps count. A step is as many batches as there are trainers. Between two
+steps at which something is due they learn at their own pace, or in turns; there they come to rest.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
+from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
 from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
@@ -53,8 +54,8 @@ class LeaderRank:
         schedule: learning rate of the dense parameters, to report it.
         test: the rows to evaluate.
         messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
-        log: gets the batches that are given out; None keeps no record.
-        ahead: batches by which a trainer may be ahead of the slowest; None: any number.
+        log: gets the batches that are given out, but not turns; None keeps no record.
+        begin: gives who learns from which batches, from how many each trainer has learned from.
         stop: stop request of signals to this rank.
         elastic: trainers may come and go.
         missed: told the rank and the incarnation of a worker that went without a goodbye.
@@ -69,12 +70,12 @@ class LeaderRank:
     test: TestPart
     messenger: Messenger
     log: OrderLog | None
-    ahead: int | None
+    begin: Callable[[tuple[int, ...]], Leases | Turns]
     stop: StopRequest
     elastic: bool
     missed: Callable[[int, int], None]
     roll: Roll = field(init=False)
-    _leases: Leases = field(init=False)
+    _leases: Leases | Turns = field(init=False)
     _dispatch: Dispatch = field(init=False)
     _orders: list[Orders] = field(init=False)
     _positions: Positions = field(init=False)
@@ -87,7 +88,7 @@ class LeaderRank:
     def __post_init__(self) -> None:
         trainers = self.topology.trainers
         self.roll = Roll(trainers, self.topology.stages)
-        self._leases = Leases.begin((0,) * trainers, self.ahead)
+        self._leases = self.begin((0,) * trainers)
         self._positions = Positions(self.after)
         self._dispatch = Dispatch(self.topology, self.messenger, self.roll)
         self._orders = self._dispatch.orders
@@ -212,7 +213,7 @@ class LeaderRank:
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         """Go on from the tensors of a checkpoint."""
         trainers = range(self.topology.trainers)
-        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers), self.ahead)
+        self._leases = self.begin(tuple(progress.batches_of(one) for one in trainers))
         self._met_step = progress.step
         self.server.restart(self._leases.given, values)
 
@@ -247,19 +248,42 @@ class LeaderRank:
         orders = self._orders[trainer]
         while orders.can_have(self.topology.stages, ahead):
             if trainer in self.roll.away:
+                if not orders.told:
+                    return [*given, *self._let_join(trainer)]
                 self.roll.away.discard(trainer)
                 self._leases = self._leases.join(trainer)
             if self._may_leave(trainer):
-                return [*given, *self._dispatch.tell(trainer, {"do": "leave"})]
+                hands_over = not isinstance(self._leases, Turns)
+                order = {"do": "leave", "hands_over": hands_over}
+                return [*given, *self._dispatch.tell(trainer, order)]
             self._leases, batches = self._leases.take(trainer)
             if not batches:
                 break
-            if self.log is not None:
+            if batches == (PASS,):
+                given += self._dispatch.tell(trainer, {"do": "pass"})
+                continue
+            if self.log is not None and isinstance(self._leases, Leases):
                 self.log.add(Taken(Kind.DECISION, trainer, batches[0], len(batches)))
             of = [divmod(batch, self.topology.trainers) for batch in batches]
             parts = [(*astuple(self._positions.of(step)), part) for step, part in of]
             given += self._dispatch.tell(trainer, {"do": "learn", "batches": parts})
         return given
+
+    def _let_join(self, trainer: int) -> list[Outgoing]:
+        """Who joins at a rest has come: now, if nobody learns; else there is one soon."""
+        if not self.roll.present and not any(self._orders[one].told for one in self.roll.away):
+            return self._dispatch.tell(trainer, self._orders[trainer].join)
+        if (soon := self._leases.soon()).limit > self._leases.learned:
+            self._leases = soon
+        return []
+
+    def _join(self) -> None:
+        """At rest: take in all that have come, unless they are lost meanwhile."""
+        orders, away, stages = self._orders, self.roll.away, self.topology.stages
+        joining = [one for one in away if not orders[one].told and orders[one].can_have(stages, 0)]
+        for trainer in joining:
+            self._dispatch.send(self._dispatch.tell(trainer, self._orders[trainer].join))
+        self._dispatch.wait(lambda: not any(one in away and orders[one].told for one in joining))
 
     def _give_all(self) -> list[Outgoing]:
         return [one for trainer in range(self.topology.trainers) for one in self._give(trainer)]
@@ -269,16 +293,17 @@ class LeaderRank:
 
         Servers have seen no larger number of it than those of the batches that it had under way,
         or the next, of what it had held back. So it goes on a batch after these: to table
-        servers a gap says that it is another.
+        servers a gap says that it is another. At the end of the run it is only sent home.
         """
         under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
         at = done + self._orders[trainer].skipped + len(under_way) + 1
         self._leases = self._leases.lose(trainer)
         self.roll.lose(trainer, incarnation, len(under_way), has_left=has_left)
-        told: list[Order] = [{"do": "join", "at": at}]
+        orders = self._orders[trainer] = Orders(skipped=at - done, join={"do": "join", "at": at})
         if self._end is not None:
-            told.append(self._end)
-        self._orders[trainer] = Orders(told=told, skipped=at - done)
+            orders.told.append(self._end)
+        elif not isinstance(self._leases, Turns):  # nobody will wait for it
+            orders.told.append(self._orders[trainer].join)
         return self._give_all()
 
     def _rest(self, step: int) -> None:
@@ -293,6 +318,7 @@ class LeaderRank:
     def _go_on(self, step: int, at: LoaderState) -> None:
         """Give out batches up to the next step at which something is due."""
         self._positions.begin(step, at)
+        self._join()
         self._leases = self._leases.until(self.plan.next_rest(step) * self.topology.trainers)
         for ahead in range(AHEAD + 1):  # what can be had first goes to all alike
             for trainer in range(self.topology.trainers):

@@ -27,6 +27,7 @@ class Orders:
         sent: of each of these, how many it has been sent.
         learned: of each of them, batches since the run began.
         skipped: by how much they count more than these.
+        join: says where its workers begin if they have been started again; `told` when that can be.
         writing: those whose part of a checkpoint has not been asked for yet.
         metrics: with the number of batches after which they were told, which not all have learned.
     """
@@ -37,6 +38,7 @@ class Orders:
     sent: dict[int, int] = field(default_factory=dict[int, int])
     learned: dict[int, int] = field(default_factory=dict[int, int])
     skipped: int = 0
+    join: Order = field(default_factory=dict[str, Any])
     writing: set[int] = field(default_factory=set[int])
     metrics: list[tuple[int, StepMetrics]] = field(default_factory=list[tuple[int, StepMetrics]])
 
