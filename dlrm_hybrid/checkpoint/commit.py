@@ -176,6 +176,10 @@ def commit(
     try:
         for rank, shard in prepared.shards.items():
             _await_files(partial, rank, shard)
+        known = {file for shard in prepared.shards.values() for file in shard.files}
+        for path in partial.iterdir():
+            if path.name not in known:  # half written by a rank that is gone
+                path.unlink()
         text = manifest_text({"step": prepared.step, **prepared.contents(), **facts})
         replace_text(partial / MANIFEST_FILE, text)
         # Left by an attempt that ended before `latest` moved, or while removing it.

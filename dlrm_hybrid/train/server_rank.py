@@ -29,6 +29,7 @@ class ServerRank:
         attempt: how often the run has been restarted.
         switch: told the phase that the next answers are for.
         writer: of its part of checkpoints.
+        elastic: trainers may be lost, and with one the last push that was counted.
     """
 
     server: ParameterServer
@@ -37,6 +38,7 @@ class ServerRank:
     attempt: int
     switch: Callable[[Phase], None]
     writer: ShardWriter
+    elastic: bool = False
     _first: dict[int, int] = field(default_factory=dict[int, int])
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
@@ -86,6 +88,8 @@ class ServerRank:
         return [self._answer(frame) for frame in ready]
 
     def _is_ready(self, frame: Frame) -> bool:
+        if frame.kind is Kind.SAVE and self.elastic:
+            return True  # all that are there have had an answer behind their last pushes
         stage = values_of(frame)["stage"] if frame.kind is Kind.FETCH else None
         return self.server.has_version(stage, frame.number)
 

@@ -63,6 +63,22 @@ def test_parts_of_ranks_make_whole_tensors(first: Shard, second: Shard, fault: s
         preparing.contents()
 
 
+def test_what_a_rank_that_is_gone_has_written_is_in_no_checkpoint(tmp_path: Path) -> None:
+    writers = [ShardWriter(root=tmp_path, rank=f"worker-{one}.0", attempt=0) for one in (0, 1)]
+    for rank, writer in enumerate(writers):
+        view = torch.full((6, 3), float(rank))
+        writer.begin(4, {"dense": [Piece(name=f"t{rank}", shape=(6, 3), begin=(0, 0), view=view)]})
+    there, gone = (writer.take(9.0) for writer in writers)
+    assert there is not None and gone is not None
+    prepared = Preparing(step=4, owed={0: "a", 1: "b"}, shards={}).took(0, there).without(1)
+    keep = RetentionPolicy(newest=1, best=False)
+    folder, num_bytes = commit(tmp_path, 0, prepared, {"test_loss": None}, keep)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {*there.files, "manifest.json"} and not names & set(gone.files)
+    assert num_bytes == sum(path.stat().st_size for path in folder.iterdir())
+    assert open_checkpoint(folder).names("dense") == ["t0"]
+
+
 class KilledError(BaseException):
     """The leader is gone."""
 

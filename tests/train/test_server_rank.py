@@ -57,3 +57,23 @@ def test_so_are_its_lookups_and_updates(starts: tuple[int, int], ahead: int) -> 
             serve(frame(Kind.LOOKUP, sender, start + batch + ahead))
             serve(frame(Kind.UPDATE, sender, start + batch))
     assert phases == [Phase.WARMUP] * 4 * WARMUP_STEPS + [Phase.TRAIN] * 4 * 3
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_checkpoint_waits_for_no_push_that_was_lost_with_its_trainer(elastic: bool) -> None:
+    from dlrm_hybrid.parallel.messages import message
+    from dlrm_hybrid.train.server_rank import ServerRank
+
+    begun: list[int] = []
+    rank = ServerRank(
+        server=SimpleNamespace(has_version=lambda stage, version: False, tensors=dict),
+        collect=None,
+        rank=2,
+        attempt=0,
+        switch=lambda phase: None,
+        writer=SimpleNamespace(begin=lambda step, groups: begun.append(step)),
+        elastic=elastic,
+    )
+    answers = rank.handlers()[Kind.SAVE](message(Kind.SAVE, 0, 0, 40, {"step": 20}))
+    assert [one.frame.kind for one in answers] == [Kind.COPIED] * elastic
+    assert begun == [20] * elastic

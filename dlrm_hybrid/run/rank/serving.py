@@ -54,6 +54,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         attempt=job.task.attempt,
         switch=meter.switch,
         writer=job.writer,
+        elastic=job.config.parallel.elastic,
     )
     with order_log(job) as log:
         meter.step = answer(job, channel, timed(job, answering.handlers(), log))
