@@ -158,7 +158,7 @@ def _parse(
 
 
 def _day_rows(ingested: Ingested, raw: Sequence[Path], semantics: Semantics) -> list[int]:
-    """Rows of each day.
+    """How many rows each day of the data has.
 
     Raises:
         DataError: a day would have none.

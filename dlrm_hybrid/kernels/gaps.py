@@ -230,7 +230,7 @@ def encode_ids(
 def decode_ids(
     given: Bytes, rows_L: Int64s, count_bits_L: Int64s, ids_K: Int64s, counts_L: Int64s
 ) -> int:
-    """Read what `encode_ids` wrote.
+    """Read the distinct ids of each table that `encode_ids` wrote.
 
     Args:
         given: the bytes.

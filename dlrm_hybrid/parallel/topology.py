@@ -19,7 +19,7 @@ class WorkerRole:
 
     @property
     def name(self) -> str:
-        """`worker-<trainer>.<stage>`."""
+        """Of logs and messages: `worker-<trainer>.<stage>`."""
         return f"worker-{self.trainer}.{self.stage}"
 
 

@@ -64,7 +64,7 @@ class Call:
         self.function(event)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: a function needs no end."""
 
 
 class JsonLines:
@@ -80,7 +80,7 @@ class JsonLines:
             self._file = path.open("ab", buffering=0)
 
     def write(self, event: Event) -> None:
-        """Append one line."""
+        """Append the event as one line, which is in the file when this returns."""
         with writing(self._path, RUN_FOLDER_KEY):
             append(self._file.fileno(), f"{event.to_json()}\n".encode())
 
