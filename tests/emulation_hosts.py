@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 
 from dlrm_hybrid.comm.netem.namespaces import enter
@@ -49,16 +50,32 @@ def links() -> str:
     return json.dumps(json.loads(done.stdout))
 
 
-def network_namespaces() -> set[str]:
-    """All that a process is in, or has a descriptor of."""
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started, directly or not."""
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
+
+
+def are_gone(processes: Sequence[psutil.Process], seconds: float) -> bool:
+    """Whether all have ended within so long; who has not been waited for has."""
+    _, alive = psutil.wait_procs(processes, seconds)
+    return all(one.status() == psutil.STATUS_ZOMBIE for one in alive)
+
+
+def network_namespaces(processes: Sequence[psutil.Process]) -> set[str]:
+    """All but this process's own that one of them is in, or has a descriptor of.
+
+    The kernel gives the name of one that is gone to the next: so never those of other programs.
+    """
     found: set[str] = set()
-    for path in Path("/proc").glob("[0-9]*"):
+    for path in (Path(f"/proc/{process.pid}") for process in processes):
         with suppress(OSError):
             descriptors = [one for one in (path / "fd").iterdir() if one.is_symlink()]
             for one in [path / "ns" / "net", *descriptors]:
                 with suppress(OSError):
                     found.add(str(one.readlink()))
-    return {name for name in found if name.startswith("net:")}
+    own = str(Path("/proc/self/ns/net").readlink())
+    return {name for name in found if name.startswith("net:")} - {own}
 
 
 def inside(network: Network, host: int, work: Callable[[], None]) -> Thread:

@@ -132,6 +132,7 @@ print(learned(500_000, InFiles(Path(sys.argv[1])) if sys.argv[1] else IN_MEMORY)
 """
 
 
+@pytest.mark.slow
 def test_a_table_in_a_file_needs_little_memory(tmp_path: Path) -> None:
     """128 MB of rows where a process may allocate 64 MB more than it has."""
 

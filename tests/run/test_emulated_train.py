@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from emulation_hosts import has_netem, links, needs_namespaces, network_namespaces
+from emulation_hosts import are_gone, family, has_netem, links, needs_namespaces, network_namespaces
 from launched_runs import assert_same, environment, program, summary
 
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
@@ -120,7 +119,7 @@ def test_with_latency_it_learns_the_same_and_the_cost_is_on_record(
     assert 0 < relay["packets"] < relay["bytes"] / 66
 
 
-@pytest.mark.parametrize("latency", ["null", "20ms"])
+@pytest.mark.parametrize("latency", [pytest.param("null", marks=pytest.mark.slow), "20ms"])
 def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
     latency: str,
     small_rows: list[str],
@@ -129,39 +128,35 @@ def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TMPDIR", short_folder)  # what a killed program cannot remove stays here
-    folder, links_before, namespaces_before = tmp_path / "run", links(), network_namespaces()
+    folder, links_before = tmp_path / "run", links()
     long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
     process = start((), *small_rows, *EMULATED, f"network.latency={latency}", *long)
     try:
         pids = started(process, folder)
-        assert len({inside_of(pid) for pid in pids.values()} - namespaces_before) == SIZE
+        ours = family(process.pid)
+        assert len({inside_of(pid) for pid in pids.values()}) == SIZE
         hub = 1
-        assert len(network_namespaces() - namespaces_before) == SIZE + hub
+        assert len(network_namespaces(ours)) == SIZE + hub
         assert links() == links_before
     finally:
         process.kill()
         process.communicate()
-    until = time.monotonic() + GONE_SECONDS
-    while network_namespaces() - namespaces_before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert network_namespaces() <= namespaces_before
-    for pid in pids.values():
-        with suppress(FileNotFoundError):
-            assert "zombie" in Path(f"/proc/{pid}/status").read_text()
+    assert are_gone(ours, GONE_SECONDS)
     assert links() == links_before
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_running(small_rows: list[str], tmp_path: Path) -> None:
-    folder, namespaces_before = tmp_path / "run", network_namespaces()
+    folder = tmp_path / "run"
     long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
     process = start((), *small_rows, *EMULATED, *long)
     started(process, folder)
+    ours = family(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     text, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130, text
     assert (folder / "checkpoints" / "latest").exists()
-    assert network_namespaces() <= namespaces_before
+    assert are_gone(ours, GONE_SECONDS)
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from emulation_hosts import needs_namespaces
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmarks" / "latency.py"
 SHORT = ("--repeats", "1", "--rates", "50mbit", "--latencies", "0ms", "5ms", "--seconds", "0.2")
 
-pytestmark = needs_namespaces
+pytestmark = [needs_namespaces, pytest.mark.slow]
 
 
 def test_round_trips_and_rates_are_measured() -> None:

@@ -61,13 +61,19 @@ def test_one_trainer_learns_the_bits_of_lock_step(method: tuple[str, ...], train
 @pytest.mark.parametrize(
     "options",
     [
-        (
-            *("embedding.staleness=2", "optimizer.schedule=warmup_decay"),
-            *("optimizer.warmup_steps=60", "optimizer.decay_start_step=60"),
-            "optimizer.decay_steps=60",
+        pytest.param(
+            (
+                *("embedding.staleness=2", "optimizer.schedule=warmup_decay"),
+                *("optimizer.warmup_steps=60", "optimizer.decay_start_step=60"),
+                "optimizer.decay_steps=60",
+            ),
+            marks=pytest.mark.slow,
         ),
         ("gradient=dct", "gradient.sparsity=0.9", "pull.precision=bfloat16", *CACHED),
-        ("optimizer=adagrad", "sync.lr_scale=one", "embedding.optimizer=rowwise_adagrad"),
+        pytest.param(
+            ("optimizer=adagrad", "sync.lr_scale=one", "embedding.optimizer=rowwise_adagrad"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_simulated_trainers_can_be_resumed_bit_for_bit(
@@ -218,6 +224,7 @@ def test_a_signal_stops_all_at_rest_and_the_run_goes_on(
     assert summary(folder)["samples"] == 400 * 2 * 16
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_restarts_the_run(train: Train, tmp_path: Path) -> None:
     options = (*ASYNC, *layout(2), "train.steps=400")
     watcher = Watcher(

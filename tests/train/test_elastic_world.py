@@ -42,6 +42,7 @@ def test_a_trainer_killed_while_evaluating(role: str, train: Train, tmp_path: Pa
     assert [one.step for one in told if one.kind is Kind.EVALUATED] == [50, 100]
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_while_a_checkpoint_is_saved(train: Train, tmp_path: Path) -> None:
     def saving(folder: Path) -> bool:
         return bool(list((folder / "checkpoints").glob("*partial*"))) and reached(20)(folder)

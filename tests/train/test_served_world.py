@@ -195,6 +195,7 @@ def test_a_checkpoint_is_scored_as_the_run_scored_it(train: Train, small_rows: l
     assert json.loads(output.read_text())["log_loss"] == summary(folder)["test"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_killed_table_server_restarts_the_run(train: Train, tmp_path: Path) -> None:
     options = (*SERVED, *layout(2, 2, 4), "train.steps=400", "telemetry.every=120")
     watcher = Watcher(tmp_path / "run", 7, lambda ranks: os.kill(ranks["tables-1"], signal.SIGKILL))

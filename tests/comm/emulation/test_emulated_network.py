@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from emulation_hosts import (
+    family,
     has_netem,
     inside,
     links,
@@ -86,14 +87,14 @@ def test_a_host_has_its_own_interfaces_only(network: Network) -> None:
 
 
 def test_nothing_is_left_and_the_machines_own_links_are_untouched() -> None:
-    links_before, namespaces_before = links(), network_namespaces()
+    links_before, before = links(), network_namespaces(family(os.getpid()))
     with open_network(plan()):
-        assert len(network_namespaces() - namespaces_before) == 1 + 3
+        assert len(network_namespaces(family(os.getpid())) - before) == 1 + 3
         assert links() == links_before
     until = time.monotonic() + GONE_SECONDS
-    while network_namespaces() - namespaces_before and time.monotonic() < until:
+    while network_namespaces(family(os.getpid())) - before and time.monotonic() < until:
         time.sleep(0.01)
-    assert network_namespaces() <= namespaces_before
+    assert network_namespaces(family(os.getpid())) <= before
     assert links() == links_before
 
 
