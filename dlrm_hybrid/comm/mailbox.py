@@ -38,14 +38,15 @@ class Receive(NamedTuple):
     waits: bool = True
 
 
-_Key = tuple[Kind, int, int, int, int, int]
+Key = tuple[Kind, int, int, int, int, int]
 
 
-def _key(one: Frame | Receive) -> _Key:
+def key_of(one: Frame | Receive) -> Key:
+    """What a frame and a request for it have in common."""
     return one.kind, one.sender, one.number, one.boundary, one.round, one.microbatch
 
 
-def _described(key: _Key) -> str:
+def _described(key: Key) -> str:
     kind, sender, number, boundary, round_, microbatch = key
     parts = {"boundary": boundary, "round": round_, "microbatch": microbatch}
     named = [f"{name} {value}" for name, value in parts.items() if value]
@@ -73,7 +74,7 @@ class Mailbox:
     attempt: int
     capacity: int
     answer: Callable[[Frame], bool] = _answers_none
-    _kept: dict[_Key, Frame] = field(default_factory=dict[_Key, Frame], repr=False)
+    _kept: dict[Key, Frame] = field(default_factory=dict[Key, Frame], repr=False)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -87,18 +88,25 @@ class Mailbox:
                 more than may wait.
             PeerLostError: from the channel.
         """
-        key = _key(wanted)
         until = time.monotonic() + deadline_seconds
-        while key not in self._kept:
+        while (frame := self.pop(wanted)) is None:
             try:
                 self._take_in(max(0.0, until - time.monotonic()))
             except DeadlineError:
-                raise DeadlineError(
-                    f"rank {self.channel.rank}: {_described(key)} did not come within "
-                    f"{deadline_seconds:g} s; {len(self._kept)} other frames wait",
-                    [wanted.sender],
-                ) from None
-        return self._kept.pop(key)
+                raise self.late(wanted, deadline_seconds) from None
+        return frame
+
+    def late(self, wanted: Receive, deadline_seconds: float) -> DeadlineError:
+        """What is raised where a frame did not come in time."""
+        return DeadlineError(
+            f"rank {self.channel.rank}: {_described(key_of(wanted))} did not come within "
+            f"{deadline_seconds:g} s; {len(self._kept)} other frames wait",
+            [wanted.sender],
+        )
+
+    def pop(self, wanted: Receive) -> Frame | None:
+        """The frame if it is here; looks for no other."""
+        return self._kept.pop(key_of(wanted), None)
 
     def take_now(self, wanted: Receive) -> Frame | None:
         """The frame if it has come, without waiting.
@@ -107,13 +115,12 @@ class Mailbox:
             UnexpectedFrameError: as `take`.
             PeerLostError: from the channel.
         """
-        key = _key(wanted)
-        while key not in self._kept:
+        while (frame := self.pop(wanted)) is None:
             try:
                 self._take_in(0.0)
             except DeadlineError:
                 return None
-        return self._kept.pop(key)
+        return frame
 
     def take_unless(
         self, wanted: Receive, is_off: Callable[[], bool], deadline_seconds: float
@@ -123,13 +130,18 @@ class Mailbox:
         Args:
             wanted: the frame.
             is_off: asked before each frame that comes.
-            deadline_seconds: longest silence.
+            deadline_seconds: how long to wait.
 
         Raises:
-            DlrmError: as `wait_until`.
+            DlrmError: as `take`, and what `answer` raises.
         """
-        key = _key(wanted)
-        self.wait_until(lambda: key in self._kept or is_off(), deadline_seconds)
+        key = key_of(wanted)
+        until = time.monotonic() + deadline_seconds
+        while not (key in self._kept or is_off()):
+            try:
+                self._take_in(max(0.0, until - time.monotonic()))
+            except DeadlineError:
+                raise self.late(wanted, deadline_seconds) from None
         return self._kept.pop(key, None)
 
     def forget(self, sender: int) -> None:
@@ -151,7 +163,10 @@ class Mailbox:
             self._take_in(deadline_seconds)
 
     def _take_in(self, deadline_seconds: float) -> None:
-        frame = self.channel.receive(deadline_seconds)
+        self.accept(self.channel.receive(deadline_seconds))
+
+    def accept(self, frame: Frame) -> None:
+        """Answer a frame that came, or keep it; raises as `take`, and what `answer` raises."""
         if not self.answer(frame):
             self.put(frame)
 
@@ -161,7 +176,7 @@ class Mailbox:
         Raises:
             UnexpectedFrameError: as `take`.
         """
-        key = _key(frame)
+        key = key_of(frame)
         if frame.attempt != self.attempt:
             fault = f"is of attempt {frame.attempt}; this is attempt {self.attempt}"
         elif key in self._kept:

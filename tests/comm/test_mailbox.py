@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.comm.mailbox import Mailbox, UnexpectedFrameError
+from dlrm_hybrid.comm.mailbox import Mailbox, Receive, UnexpectedFrameError
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Kind
 
@@ -70,6 +70,20 @@ def test_every_frame_is_handed_out_once_when_it_is_wanted(data: st.DataObject) -
         assert Key(got.kind, got.sender, got.number, got.boundary, got.round, got.microbatch) == key
         assert box.take_now(key) is None
     assert len(box) == 0
+
+
+def test_who_is_waited_for_in_vain_is_named_unless_known_to_be_gone() -> None:
+    ends = in_process_channels(3)
+    box = Mailbox(ends[0], ATTEMPT, capacity=9)
+    key = Receive(Kind.SHARD, 2, 4)
+    sent(ends, FIRST)
+    with pytest.raises(DeadlineError, match="shard 4 from rank 2 did not come within 0 s") as late:
+        box.take_unless(key, lambda: False, 0.0)
+    assert late.value.ranks == (2,)
+    assert box.take_unless(key, lambda: True, 0.0) is None
+    ends[2].send(0, frame(2, 4, kind=Kind.SHARD), 0)
+    found = box.take_unless(key, lambda: False, 0.0)
+    assert found is not None and found.sender == 2
 
 
 def test_what_does_not_come_is_named() -> None:
