@@ -2,6 +2,7 @@
 
     python scripts/faults/links.py FOLDER --while 5 --patience 60 --last 10
     python scripts/faults/links.py FOLDER --roles server-0 --while 30
+    python scripts/faults/links.py FOLDER embedding=served parallel.table_servers=1 --roles tables-0
 
 Each rank has a host of its own in an emulated network (root; iproute2), whose link is taken down in
 the middle of training. For each role there are four runs: its link is down for `--while` seconds,
@@ -9,7 +10,7 @@ then up; the same with SIGSTOP and SIGCONT; its link stays down; it stays stoppe
 the run must end with the weights of the one that nobody has harmed, and without a restart. In the
 others a rank is lost after `--last` seconds of silence and nothing is restarted: the run must end
 with exit code 1 and a message that names who was not heard any more, and leave nobody. Prints a
-Markdown table; the exit code is 1 if something was not as it must be.
+Markdown table; the exit code is 1 if something was not as it must be. Overrides go to every run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +33,14 @@ from dlrm_hybrid.types import ExitCode
 
 ROLES = ("worker-0.0", "worker-0.1", "worker-1.1", "server-0")
 STEPS, STRUCK_STEP = 150, 30
-GIVEN = (
+WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.1]", "gradient=dct"),
-    *("network=emulated", "network.rate=100mbit"),
     *(f"train.steps={STEPS}", "train.epochs=100", "checkpoint.every=40"),
 )
+EMULATED = ("network=emulated", "network.rate=100mbit")
 GONE_SECONDS = 5.0
 NAMED = re.compile(
-    r"(worker|server)-[\d.]+ \(rank \d+\) (is gone|has been stopped|does not answer)"
+    r"(worker|server|tables)-[\d.]+ \(rank \d+\) (is gone|has been stopped|does not answer)"
 )
 SLACK_SECONDS = 30.0  # of a busy machine, until all have ended
 
@@ -59,6 +60,23 @@ class Fault:
     end: Callable[[int], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A run with one fault.
+
+    Attributes:
+        folder: of the run.
+        role: the rank that is harmed, by name.
+        injected: what is done to it.
+        overrides: of the run.
+    """
+
+    folder: Path
+    role: str
+    injected: Fault
+    overrides: Sequence[str]
+
+
 def _set_link(pid: int, state: str) -> None:
     inside = ["nsenter", f"--target={pid}", "--net"]
     subprocess.run([*inside, "ip", "link", "set", "eth0", state], check=True)
@@ -76,14 +94,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
-    parser.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES)
+    parser.add_argument("--roles", nargs="+", default=ROLES, help="ranks by name")
     parser.add_argument("--faults", nargs="+", choices=[one.name for one in FAULTS])
     parser.add_argument("--while", type=float, default=5.0, dest="seconds")
     parser.add_argument("--patience", type=float, default=60.0, help="where the fault ends")
     parser.add_argument("--last", type=float, default=10.0, help="patience where it does not")
-    options = parser.parse_args()
+    options, overrides = parser.parse_known_args()
     whole = options.folder / "whole"
-    in_process = (*GIVEN[:3], *GIVEN[5:], "parallel.world=in_process")
+    in_process = (*WORLD, *overrides, "parallel.world=in_process")
     if start(whole, in_process).end():
         raise SystemExit(f"{whole}: the run that nobody has harmed failed")
     rows: list[list[str]] = []
@@ -92,8 +110,14 @@ def main() -> None:
             if options.faults and injected.name not in options.faults:
                 continue
             kind = f"{role}-{injected.name}".replace(" ", "-").replace(".", "-")
-            passing = _passing(options.folder / f"{kind}-passing", role, injected, options, whole)
-            lasting = _lasting(options.folder / f"{kind}-lasting", role, injected, options)
+            passing = _passing(
+                Strike(options.folder / f"{kind}-passing", role, injected, overrides),
+                options,
+                whole,
+            )
+            lasting = _lasting(
+                Strike(options.folder / f"{kind}-lasting", role, injected, overrides), options
+            )
             rows += [[role, *passing], [role, *lasting]]
             print(f"{rows[-2]}\n{rows[-1]}", file=sys.stderr)
     columns = ("rank", "injected fault", "for", "exit code", "seconds", "said", "faults")
@@ -102,15 +126,14 @@ def main() -> None:
     sys.exit(any(row[-1] != "none" for row in rows))
 
 
-def _passing(
-    folder: Path, role: str, injected: Fault, options: argparse.Namespace, whole: Path
-) -> list[str]:
+def _passing(strike: Strike, options: argparse.Namespace, whole: Path) -> list[str]:
     """A fault that is taken back: nobody notices."""
+    folder, injected = strike.folder, strike.injected
     seconds: float = options.seconds
     faults: list[str] = []
     struck = time.monotonic()
     try:
-        program, pid = _struck(folder, role, injected, options.patience)
+        program, pid = _struck(strike, options.patience)
         time.sleep(seconds)
         injected.end(pid)
         struck = time.monotonic()
@@ -135,12 +158,13 @@ def _passing(
     ]
 
 
-def _lasting(folder: Path, role: str, injected: Fault, options: argparse.Namespace) -> list[str]:
+def _lasting(strike: Strike, options: argparse.Namespace) -> list[str]:
     """A fault that stays: the run ends, and says who it was."""
+    folder, injected = strike.folder, strike.injected
     patience: float = options.last
     struck = time.monotonic()
     try:
-        program, _ = _struck(folder, role, injected, patience, "checkpoint.max_restarts=0")
+        program, _ = _struck(strike, patience, "checkpoint.max_restarts=0")
         struck = time.monotonic()
         code = program.end()
     except HangError as error:
@@ -157,14 +181,13 @@ def _lasting(folder: Path, role: str, injected: Fault, options: argparse.Namespa
     return [injected.name, "good", str(code), f"{took:.0f}", shown, "; ".join(faults) or "none"]
 
 
-def _struck(
-    folder: Path, role: str, injected: Fault, patience: float, *more: str
-) -> tuple[Program, int]:
+def _struck(strike: Strike, patience: float, *more: str) -> tuple[Program, int]:
     """A run that has come so far, and the rank that is harmed now."""
-    program = start(folder, [*GIVEN, f"network.patience_seconds={patience}", *more])
+    given = (*WORLD, *EMULATED, *strike.overrides, f"network.patience_seconds={patience}")
+    program = start(strike.folder, [*given, *more])
     program.wait_for(1, STRUCK_STEP)
-    pid = program.pids()[role]
-    injected.begin(pid)
+    pid = program.pids()[strike.role]
+    strike.injected.begin(pid)
     return program, pid
 
 
