@@ -10,8 +10,8 @@ from dlrm_hybrid.wire.frame import Frame
 class Channel(Protocol):
     """One rank's end of the network.
 
-    Frames of one sender arrive in the order in which they were sent, each once. An end belongs to
-    one thread.
+    Frames of one sender arrive in the order in which they were sent, each once. Of several threads
+    one at a time may send, and one at a time receive; to close and to abandon it, one is left.
     """
 
     @property

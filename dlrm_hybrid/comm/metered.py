@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import final
 
 from typing_extensions import override
@@ -36,6 +37,8 @@ def traffic_of(kind: Kind) -> Traffic:
 class MeteredChannel(Channel):
     """A channel that counts whole frames: what is below them, TCP and ZeroMQ, is not counted.
 
+    Any number of threads may send.
+
     Args:
         inner: the channel that does the work.
         counters: get what is sent and received.
@@ -48,6 +51,7 @@ class MeteredChannel(Channel):
     def __init__(self, inner: Channel, counters: Counters, clock: SpanClock) -> None:
         self.counters = counters
         self._inner = inner
+        self._turn = Lock()
         self._sending = clock.within(Span.SEND)
         self._waiting = clock.within(Span.WAIT)
 
@@ -58,10 +62,10 @@ class MeteredChannel(Channel):
 
     @override
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        with self._sending:
+        with self._sending, self._turn:
             self._inner.send(to, frame, dense_equivalent_bytes)
-        sent = self.counters.sent
-        sent.add(traffic_of(frame.kind), encoded_bytes(frame), dense_equivalent_bytes)
+            sent = self.counters.sent
+            sent.add(traffic_of(frame.kind), encoded_bytes(frame), dense_equivalent_bytes)
 
     @override
     def receive(self, deadline_seconds: float) -> Frame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import final
 
 import numpy as np
@@ -41,6 +42,8 @@ class SentReport:
 class Tally:
     """Sums up the tensors that a codec of activations has sent until they are reported.
 
+    Several threads may add.
+
     Each tensor's mean threshold is rounded to float32, so that their sum is exact: it is the same
     however steps are gathered into reports.
     """
@@ -50,27 +53,30 @@ class Tally:
     threshold_sum: float = 0.0
     thresholds: int = 0
     _waiting: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    _turn: Lock = field(default_factory=Lock, repr=False)
 
     def add(self, elements: int, sent: int, thresholds_R: NDArray[np.float32]) -> None:
         """Count one tensor; its thresholds are float32, any number of them, and are kept."""
-        self.elements += elements
-        self.sent += sent
-        if thresholds_R.size:
-            self._waiting.append(thresholds_R)
-        if len(self._waiting) == MAX_WAITING:
-            self._sum_means()
+        with self._turn:
+            self.elements += elements
+            self.sent += sent
+            if thresholds_R.size:
+                self._waiting.append(thresholds_R)
+            if len(self._waiting) == MAX_WAITING:
+                self._sum_means()
 
     def take(self) -> SentReport | None:
         """The sums, which begin anew; None if nothing was sent."""
-        self._sum_means()
-        report = SentReport(
-            elements=self.elements,
-            sent=self.sent,
-            threshold_sum=self.threshold_sum,
-            thresholds=self.thresholds,
-        )
-        self.elements = self.sent = self.thresholds = 0
-        self.threshold_sum = 0.0
+        with self._turn:
+            self._sum_means()
+            report = SentReport(
+                elements=self.elements,
+                sent=self.sent,
+                threshold_sum=self.threshold_sum,
+                thresholds=self.thresholds,
+            )
+            self.elements = self.sent = self.thresholds = 0
+            self.threshold_sum = 0.0
         return report if report.elements else None
 
     def _sum_means(self) -> None:

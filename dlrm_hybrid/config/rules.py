@@ -38,7 +38,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
     "sync=async": {
-        **{"sync.lr_scale": None, "sync.ahead": None},
+        **{"sync.lr_scale": None, "sync.ahead": None, "parallel.threads": 1},
         **{"sync.record": False, "sync.replay": None},
     },
     "network=emulated": {
@@ -219,6 +219,35 @@ def _led(config: Config) -> Iterator[str]:
             f"sync.replay = {config.sync.replay!r}: the recorded order is played back by "
             f"parallel.world=in_process, not {parallel.world}"
         )
+    if parallel.threads > 1:
+        yield from _threads(config)
+
+
+def _threads(config: Config) -> Iterator[str]:
+    """Faults of what threads of one worker cannot share."""
+    given = f"parallel.threads = {config.parallel.threads}"
+    if config.parallel.world != "processes":
+        yield f"{given}: parallel.world=in_process lets workers take turns in one thread"
+    if config.sync.ahead is not None and config.sync.ahead < 4 * config.parallel.threads:
+        yield (
+            f"{given}: leases are a quarter of sync.ahead = {config.sync.ahead}, less than a batch "
+            f"for each thread; needs {4 * config.parallel.threads} or more"
+        )
+    if config.sync.record:
+        yield (
+            f"{given}: threads read weights while answers change them, which no order of messages "
+            "tells; needs sync.record=false"
+        )
+    if config.embedding.name != "served":
+        yield f"{given}: threads cannot share tables of their own; needs embedding=served"
+    if config.embedding.staleness:
+        yield (
+            f"{given}: while one thread waits for rows others compute; needs embedding.staleness=0"
+        )
+    if config.embedding.cache_rows:
+        yield f"{given}: threads have no common cache of rows; needs embedding.cache_rows=0"
+    if METHODS.get(config.activation.name) is METHODS["gradient_topk"]:
+        yield f"{given}: activation={config.activation.name} has one residual for each row"
 
 
 def _tables(config: Config) -> Iterator[str]:

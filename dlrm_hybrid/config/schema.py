@@ -78,6 +78,7 @@ class ParallelConfig:
     table_servers: Annotated[int, Field(ge=0, le=1024)]
     world: Literal["processes", "in_process"]
     elastic: bool
+    threads: Annotated[int, Field(ge=1, le=1024)]
 
 
 def _with_choices() -> Any:

@@ -26,7 +26,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"storage": "memory", "folder": None},
     },
     "network": {"colocate_tables": False},
-    "parallel": {"table_servers": 0, "elastic": False},
+    "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
     "pull": {"sparsity": None},
     "sync": {
         **{"lr_scale": None, "ahead": None},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import final
 
 from torch import Tensor
@@ -26,11 +27,13 @@ class Compression:
         trainer: whose worker it is.
         gradients: None where no server is pushed to.
         activations: of both its boundaries, by number.
+        turn: held by the one of several threads that compresses gradients or counts.
     """
 
     trainer: int
     gradients: Compressor | None
     activations: Mapping[int, ActivationCodec]
+    turn: Lock = field(default_factory=Lock, repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of what a checkpoint must hold; no two workers use the same name."""
@@ -53,7 +56,8 @@ class Compression:
             f"{ACTIVATION}{boundary}": codec.report()
             for boundary, codec in self.activations.items()
         }
-        gradients = self.gradients.report() if self.gradients is not None else {}
+        with self.turn:
+            gradients = self.gradients.report() if self.gradients is not None else {}
         reports = activations | {f"{GRADIENT}{name}": one for name, one in gradients.items()}
         return {
             name: counted(one.elements, one.sent, one.threshold_sum, one.thresholds)

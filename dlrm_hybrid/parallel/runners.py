@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive
+from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
 from dlrm_hybrid.parallel.effects import Effect, Outgoing, Program, Result, Together
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError
@@ -20,12 +22,12 @@ class ProcessRunner:
     """Carries out every effect of one worker at once.
 
     Attributes:
-        mailbox: of its frames.
+        mailbox: of its frames; a shared one lets several threads run programs.
         patience_seconds: how long to wait for a frame.
         clock: measures when the program computes.
     """
 
-    mailbox: Mailbox
+    mailbox: Mailbox | SharedMailbox
     patience_seconds: float
     clock: SpanClock
 
@@ -35,19 +37,22 @@ class ProcessRunner:
         Raises:
             DlrmError: what the program, the mailbox and the channel raise.
         """
-        computing = self.clock.within(Span.COMPUTE)
+        computing, waiting = self.clock.within(Span.COMPUTE), self.clock.within(Span.WAIT)
         answer: Any = None
-        while True:
-            try:
-                with computing:
-                    effect = program.send(answer)
-            except StopIteration as end:
-                return end.value
-            assert isinstance(effect, Receive), "the others of a group live in other processes"
-            if effect.waits:
-                answer = self.mailbox.take(effect, self.patience_seconds)
-            else:
-                answer = self.mailbox.take_now(effect)
+        with closing(program):  # what it holds is given back, also where waiting for it has failed
+            while True:
+                try:
+                    with computing:
+                        effect = program.send(answer)
+                except StopIteration as end:
+                    return end.value
+                assert isinstance(effect, Receive), "the others of a group live in other processes"
+                # Also for another thread that receives.
+                with waiting:
+                    if effect.waits:
+                        answer = self.mailbox.take(effect, self.patience_seconds)
+                    else:
+                        answer = self.mailbox.take_now(effect)
 
 
 @final

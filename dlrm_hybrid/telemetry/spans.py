@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import get_ident
 from typing import ParamSpec, TypeVar, final
 
 Given = ParamSpec("Given")
@@ -45,27 +46,29 @@ class _Running:
         since: when `spans` last changed, while the clock counts.
         counts: whether it does.
         spans: that are open, innermost last.
+        thread: whose time it is.
     """
 
     now: Callable[[], float]
     since: float
     counts: bool
     spans: list[Within]
+    thread: int
 
 
 @final
 class SpanClock:
-    """Wall seconds by span, of the times in which it counts; not for use by two threads.
+    """Wall seconds by span of the thread that makes it, in the times in which it counts.
 
-    The time of a span within another belongs to the inner one only, so the spans add up to the
-    time that passed.
+    What other threads do in its spans is not counted. The time of a span within another belongs to
+    the inner one only, so the spans add up to the time that passed.
 
     Args:
         now: in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._running = _Running(now, now(), counts=False, spans=[])
+        self._running = _Running(now, now(), counts=False, spans=[], thread=get_ident())
         self._spans = {span: Within(self._running) for span in Span}
         self._running.spans.append(self._spans[Span.REST])
 
@@ -113,6 +116,8 @@ class Within:
 
     def __enter__(self) -> None:
         running = self._running
+        if get_ident() != running.thread:
+            return
         if running.counts:
             now = running.now()
             running.spans[-1].seconds += now - running.since
@@ -121,6 +126,8 @@ class Within:
 
     def __exit__(self, *_: object) -> None:
         running = self._running
+        if get_ident() != running.thread:
+            return
         running.spans.pop()
         if running.counts:
             now = running.now()

@@ -90,6 +90,8 @@ LINK_WORLDS: Mapping[str, Sequence[str]] = {
     "served 4, bounded 1": (*SERVED, "embedding.staleness=4", BOUNDED),
     "served 0, async": (*SERVED, "sync=async"),
     "served 4, async": (*SERVED, "embedding.staleness=4", "sync=async"),
+    "served 0, async, 2 threads": (*SERVED, "sync=async", "parallel.threads=2"),
+    "served 0, async, 4 threads": (*SERVED, "sync=async", "parallel.threads=4"),
     "served 4, bounded 2": (*SERVED, "embedding.staleness=4", BOUNDED, "sync.staleness=2"),
 }
 LINKS: Mapping[str, Sequence[str]] = {

@@ -324,6 +324,42 @@ def test_the_configuration_is_shown() -> None:
             "needs sync.record=false",
         ),
         (
+            ["parallel=hybrid", "parallel.threads=2"],
+            "parallel.threads = 2: only applies to sync=async, not sync",
+        ),
+        (
+            [*ASYNC, "parallel.threads=0"],
+            "parallel.threads = 0: must be greater than or equal to 1",
+        ),
+        (
+            [*ASYNC, "parallel.threads=2", "parallel.world=in_process"],
+            "parallel.threads = 2: parallel.world=in_process lets workers take turns in one thread",
+        ),
+        (
+            [*ASYNC, "parallel.threads=2", "sync.ahead=7"],
+            "parallel.threads = 2: leases are a quarter of sync.ahead = 7, less than a batch for "
+            "each thread; needs 8 or more",
+        ),
+        (
+            [*ASYNC, "parallel.threads=2", "sync.record=true"],
+            "parallel.threads = 2: threads read weights while answers change them, which no order "
+            "of messages tells; needs sync.record=false",
+        ),
+        (
+            ["parallel=hybrid", "sync=async", "parallel.trainers=1", "parallel.threads=2"],
+            "parallel.threads = 2: threads cannot share tables of their own; needs "
+            "embedding=served",
+        ),
+        (
+            [*ASYNC, "parallel.threads=2", "embedding.staleness=3"],
+            "parallel.threads = 2: while one thread waits for rows others compute; needs "
+            "embedding.staleness=0",
+        ),
+        (
+            [*ASYNC, "parallel.threads=2", "activation=gradient_topk", "activation.sparsity=0.9"],
+            "parallel.threads = 2: activation=gradient_topk has one residual for each row",
+        ),
+        (
             ["parallel=hybrid", "parallel.elastic=true"],
             "embedding = 'fused': trainers that share tables wait for each other; "
             "parallel.elastic=true needs embedding=served",

@@ -47,6 +47,10 @@ def test_what_can_be_is_accepted() -> None:
             "embedding.cache_rows = 9: needs embedding.cache_batches of 1 or more",
         ),
         (
+            (*SERVED, *CACHED, "sync=async", "parallel.threads=2"),
+            "parallel.threads = 2: threads have no common cache of rows; needs embedding.cache_ro",
+        ),
+        (
             (*SERVED, "embedding.cache_batches=9"),
             "embedding.cache_batches = 9: needs embedding.cache_rows of 1 or more",
         ),
@@ -83,7 +87,7 @@ def test_a_configuration_of_before_has_fused_tables() -> None:
         "parallel": {
             key: value
             for key, value in values["parallel"].items()
-            if key not in ("table_servers", "elastic")
+            if key not in ("table_servers", "elastic", "threads")
         },
         "network": {
             key: value for key, value in values["network"].items() if key != "colocate_tables"

@@ -173,9 +173,13 @@ def test_after_a_pull_no_answer_from_before_counts():
 
 
 @pytest.mark.parametrize(
-    ("trainers", "in_flight", "message"),
-    [(0, 1, r"parallel\.trainers: 0"), (1, 0, r"in_flight: 0 must be at least 1")],
+    ("counts", "message"),
+    [
+        ((0, 1, 1), r"parallel\.trainers: 0"),
+        ((1, 0, 1), r"in_flight: 0 must be at least 1"),
+        ((1, 1, 0), r"parallel\.threads: 0"),
+    ],
 )
-def test_counts_below_one_are_refused(trainers: int, in_flight: int, message: str):
+def test_counts_below_one_are_refused(counts: tuple[int, int, int], message: str):
     with pytest.raises(ConfigError, match=message):
-        Asynchronous(trainers, in_flight)
+        Asynchronous(*counts)

@@ -30,6 +30,7 @@ POLICIES: list[SyncPolicy] = [
         Asynchronous(trainers, in_flight)
         for trainers, in_flight in [(1, 1), (3, 1), (2, 2), (4, 3)]
     ),
+    Asynchronous(2, threads=3),
 ]
 
 

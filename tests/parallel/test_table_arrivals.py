@@ -90,6 +90,36 @@ def test_every_update_makes_one_version_whatever_comes_twice(
     assert len(set(applied)) == len(applied)
 
 
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 9), SEEDS)
+def test_each_thread_of_a_trainer_is_in_order_by_itself(
+    trainers: int, threads: int, first: int, seed: int
+) -> None:
+    """Batch n of a trainer is of its thread n mod H; one thread may be far ahead of another."""
+    state = ArrivalOrder(threads).begin(trainers, Version(0))
+    assert state.version_at(5) == 5 * trainers
+    left = [
+        [
+            (kind, batch_of(trainer, number))
+            for number in range(first + thread, first + thread + 5 * threads, threads)
+            for kind in ("lookup", "update")
+        ]
+        for trainer in range(trainers)
+        for thread in range(threads)
+    ]
+    rng = np.random.default_rng(seed)
+    while any(left):
+        kind, of = left[rng.choice([n for n, one in enumerate(left) if one])].pop(0)
+        before = state.version
+        state, actions = (state.on_question if kind == "lookup" else state.on_update)(of)
+        if kind == "lookup":
+            assert actions == (Answer((of,), is_kept=False),)
+        else:
+            assert actions == (Apply((of,), before // trainers),)
+    assert state.version == trainers * threads * 5
+    with pytest.raises(DlrmError, match=f"update of batch {of.batch + threads} by trainer"):
+        state.on_update(of._replace(batch=BatchNumber(of.batch + threads)))
+
+
 def test_predictions_are_answered_at_once() -> None:
     state = ArrivalOrder().begin(2, Version(4))
     asked = Prediction(1, Version(17))

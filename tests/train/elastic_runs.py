@@ -86,7 +86,9 @@ def assert_nobody_left() -> None:
     assert [child.children() for child in psutil.Process().children() if child.children()] == []
 
 
-def assert_all_learned(folder: Path, told: list[Event], lost: int, left: int = 0) -> int:
+def assert_all_learned(
+    folder: Path, told: list[Event], lost: int, left: int = 0, threads: int = 1
+) -> int:
     """By the leader's counts each batch was told of once; how many were given out again."""
     steps = summary(folder)["steps"]
     last = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
@@ -98,5 +100,5 @@ def assert_all_learned(folder: Path, told: list[Event], lost: int, left: int = 0
     counts = ("lost_trainers", "left_trainers", "redone_batches")
     assert all(finished.values[name] == found[name] for name in counts)
     assert (found["lost_trainers"], found["left_trainers"]) == (lost, left)
-    assert 0 <= found["redone_batches"] <= 2 * MOST_AT_ONCE * lost
+    assert 0 <= found["redone_batches"] <= 2 * MOST_AT_ONCE * threads * lost
     return found["redone_batches"]

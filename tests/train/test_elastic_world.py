@@ -27,6 +27,13 @@ def test_others_go_on_without_a_killed_trainer(train: Train, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_others_go_on_without_a_killed_trainer_of_threads(train: Train, tmp_path: Path) -> None:
+    kills = [Fault("worker-1.1", reached(20)), Fault("worker-0.0", reached(30))]
+    folder, told = run(train, tmp_path, kills, "train.steps=400", "parallel.threads=2")
+    assert_all_learned(folder, told, 2, threads=2)
+
+
+@pytest.mark.slow
 def test_a_trainer_may_be_killed_twice(train: Train, tmp_path: Path) -> None:
     kills = [Fault("worker-0.0", reached(20)), Fault("worker-0.0", reached(30))]
     folder, told = run(train, tmp_path, kills, "train.steps=300")

@@ -85,6 +85,9 @@ class ServerClient(Client):
         options: how it follows the servers.
         compressor: made for those of `tensors` that are of this stage.
         clock: measures encoding of gradients, decoding and applying of versions.
+
+    Attributes:
+        pushed: how often, also before it joined; the number of the next push.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class ServerClient(Client):
         )
         self._applied = dict.fromkeys(self._buckets, Version(0))
         self._first = Version(0)  # what it began with, here or when it was last made equal
-        self._pushed = 0
+        self.pushed = 0
         self._skipped = 0
 
     @override
@@ -132,18 +135,22 @@ class ServerClient(Client):
         """
         for receive in self.wanted():
             self.apply((yield receive))
-        if isinstance(self._policy.needs(self._pushed), AtLeast):
+        if isinstance(self._policy.needs(self.pushed), AtLeast):
             for owner in self._buckets:
                 while (frame := (yield self._newer(owner))) is not None:
                     self.apply(frame)
 
-    def wanted(self) -> list[Receive]:
-        """The frames without which the next push cannot be computed, in the order of `apply`."""
-        needs = self._policy.needs(self._pushed)
+    def wanted(self, until: int | None = None) -> list[Receive]:
+        """The frames of versions that have not been applied, in the order of `apply`.
+
+        Args:
+            until: the last of them; None for that without which the next push cannot be computed.
+        """
+        until = self._policy.needs(self.pushed).version if until is None else until
         return [
             Receive(Kind.PARAMETERS, owner, version)
             for owner, applied in self._applied.items()
-            for version in range(applied + 1, needs.version + 1)
+            for version in range(applied + 1, until + 1)
         ]
 
     @override
@@ -154,7 +161,7 @@ class ServerClient(Client):
             DlrmError: the replica is not of a version that the policy allows.
             DivergedError: a gradient is not finite.
         """
-        number = self._pushed
+        number = self.pushed
         needs = self._policy.needs(number)
         needed = max(needs.version, self._first)
         for version in self._applied.values():
@@ -164,7 +171,7 @@ class ServerClient(Client):
                     f"{self._port}: push {number} with versions {self._applied} by server rank; "
                     f"it needs version {needed}"
                 )
-        self._pushed += 1
+        self.pushed += 1
         own = {name: gradients[name].contiguous() for name in self._replica}
         encoding = self._compressor.encode(own, number)
         sections = yield from run_rounds(self._port, number, encoding, self._encoding)
@@ -181,7 +188,7 @@ class ServerClient(Client):
         with self._encoding:
             held = self._compressor.flush()
         if held:
-            number, self._pushed = self._pushed, self._pushed + 1
+            number, self.pushed = self.pushed, self.pushed + 1
             ids = {spec.name: spec.id for spec in self._compressor.layout.specs}
             self._send(number, {name: dense(ids[name], one.numpy()) for name, one in held.items()})
         yield from self._receive_answers()
@@ -200,8 +207,8 @@ class ServerClient(Client):
         """Take a turn without a push; raises DlrmError as `apply`."""
         yield from self.pull()
         for owner in self._buckets:
-            self._port.send(owner, Kind.PUSH, self._pushed, ())
-        self._pushed += 1
+            self._port.send(owner, Kind.PUSH, self.pushed, ())
+        self.pushed += 1
 
     def apply(self, frame: Frame) -> None:
         """Take over a version: overwrite what has changed, or apply the means it holds.
@@ -229,16 +236,16 @@ class ServerClient(Client):
         yield from self._receive_answers()
         round_ = EVERYTHING if whole else DIFFERENCES
         for owner in self._buckets:
-            self._port.send(owner, Kind.PULL, self._pushed, (), round_=round_)
+            self._port.send(owner, Kind.PULL, self.pushed, (), round_=round_)
         for owner in self._buckets:
-            frame: Frame = yield Receive(Kind.PARAMETERS, owner, self._pushed, round=round_)
-            self._take(frame, Version(self._pushed))
-        self._first = Version(self._pushed)
+            frame: Frame = yield Receive(Kind.PARAMETERS, owner, self.pushed, round=round_)
+            self._take(frame, Version(self.pushed))
+        self._first = Version(self.pushed)
 
     def _receive_answers(self) -> Program[None]:
         """Take those that are still under way."""
         for owner, applied in self._applied.items():
-            for version in range(applied + 1, self._pushed + 1):
+            for version in range(applied + 1, self.pushed + 1):
                 self.apply((yield Receive(Kind.PARAMETERS, owner, version)))
 
     def _take(self, frame: Frame, due: Version) -> None:
@@ -295,7 +302,7 @@ class ServerClient(Client):
         copy_into(self._replica, older)
         self._applied = dict.fromkeys(self._buckets, version)
         self._first = version
-        self._pushed = pushed
+        self.pushed = pushed
 
     def join(self, pushed: int) -> None:
         """Count pushes from here on, in place of a worker that is gone; `refresh` the whole next.
@@ -304,12 +311,12 @@ class ServerClient(Client):
             pushed: more than the servers have seen of that one.
         """
         self._applied = dict.fromkeys(self._buckets, Version(pushed))
-        self._pushed = self._skipped = pushed
+        self.pushed = self._skipped = pushed
 
     @override
     def settled(self) -> Version:
         # Servers count pushes that were made: of one that has joined only those since.
-        return self._policy.settled(self._pushed - self._skipped)
+        return self._policy.settled(self.pushed - self._skipped)
 
     def _newer(self, owner: int) -> Receive:
         return Receive(Kind.PARAMETERS, owner, self._applied[owner] + 1, waits=False)

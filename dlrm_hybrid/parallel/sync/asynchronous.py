@@ -6,6 +6,9 @@ which pushes arrive, and on nothing else: the same order gives the same bits.
 
 A worker begins with a pull, which says how often it has pushed before. It may pull again, also with
 another number: whoever joins anew begins where it says.
+
+Threads of a worker share its count. Each waits for the answer to its own push; the staleness of
+pushes is counted as if threads took turns.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from typing_extensions import override
 
 from dlrm_hybrid.parallel.sync.policy import (
     Action,
+    AtLeast,
     Average,
     BucketState,
     Exactly,
+    Needs,
     Publish,
     Pull,
     Push,
@@ -37,7 +42,8 @@ class Asynchronous(SyncPolicy):
 
     Attributes:
         trainers: that the run is configured for; so many pushes are one step of the schedule.
-        in_flight: pushes of a worker that may be without an answer while it computes on.
+        in_flight: pushes of a thread that may be without an answer while it computes on.
+        threads: of a worker.
 
     Raises:
         ConfigError: one of them is not positive.
@@ -45,18 +51,26 @@ class Asynchronous(SyncPolicy):
 
     trainers: int
     in_flight: int = 1
+    threads: int = 1
 
     def __post_init__(self) -> None:
         for key, value in (
             ("parallel.trainers", self.trainers),
             ("in_flight", self.in_flight),
+            ("parallel.threads", self.threads),
         ):
             if value < 1:
                 raise ConfigError(f"{key}: {value} must be at least 1")
 
     @override
-    def needs(self, pushed: int) -> Exactly:
-        return Exactly(Version(max(0, pushed - self.in_flight + 1)))
+    def needs(self, pushed: int) -> Needs:
+        version = Version(max(0, pushed - self.most_in_flight + 1))
+        return Exactly(version) if self.threads == 1 else AtLeast(version)
+
+    @property
+    def most_in_flight(self) -> int:
+        """Pushes of a worker that may be without an answer when it pushes again."""
+        return self.threads * self.in_flight
 
     @override
     def bucket(self, workers: Sequence[int], pushed: int) -> AsynchronousBucket:
@@ -111,7 +125,7 @@ class AsynchronousBucket(BucketState):
         after = replace(self, applied=Version(self.applied + 1))
         # An answer to be sent again would have to be kept for each worker, and nobody waits for
         # it: channels lose and repeat nothing, and who has lost its connection pulls.
-        sent = (*before.sent, after.applied)[-self.policy.in_flight :]
+        sent = (*before.sent, after.applied)[-self.policy.most_in_flight :]
         after = after._with(push.sender, Progress(push.number + 1, sent))
         average = Average(
             (push,),

@@ -25,7 +25,7 @@ from dlrm_hybrid.types import DlrmError, Version
 
 
 class Due(NamedTuple):
-    """Batches of a trainer that were looked up, but not updated: `begin` to `end - 1`."""
+    """Turns of a thread that were looked up, but not updated: `begin` to `end - 1`."""
 
     begin: int
     end: int
@@ -36,16 +36,19 @@ class Due(NamedTuple):
 class TableArrivals(TableState):
     """What a table server knows of trainers that do not wait for each other; immutable.
 
-    A trainer counts its own batches, and its first lookup says where it begins. So does one that
-    leaves a gap: a trainer that was lost and has joined again.
+    A trainer counts its own batches, of which each of its threads has every H-th, and is in order
+    by itself. The first lookup of a thread says where it begins. So does one that leaves a gap: a
+    trainer that was lost and has joined again.
 
     Attributes:
         applied: updates since the run began.
-        due: of each trainer; None before its first lookup.
+        due: of each trainer's threads, one trainer after the other; None before the first lookup.
+        threads: H, of each trainer.
     """
 
     applied: int
     due: tuple[Due | None, ...]
+    threads: int = 1
 
     @property
     @override
@@ -54,47 +57,64 @@ class TableArrivals(TableState):
 
     @override
     def version_at(self, step: int) -> Version:
-        return Version(step * len(self.due))
+        return Version(step * self._trainers)
 
     @override
     def on_question(self, question: Question) -> tuple[TableArrivals, tuple[Action, ...]]:
         answer = Answer((question,), is_kept=False)
         if isinstance(question, Prediction):
             return self, (answer,)
-        trainer, batch = question
-        due = self.due[trainer]
-        if due is None or batch > due.end:
-            return self._with(trainer, Due(batch, batch + 1)), (answer,)
-        if batch < due.begin:
+        thread, turn = self._turn(question)
+        due = self.due[thread]
+        if due is None or turn > due.end:
+            return self._with(thread, Due(turn, turn + 1)), (answer,)
+        if turn < due.begin:
             return self, ()  # it comes again, and nobody waits for the rows any more
-        if batch < due.end:
+        if turn < due.end:
             return self, (answer,)  # it comes again, after a rest or a lost answer
-        return self._with(trainer, Due(due.begin, batch + 1)), (answer,)
+        return self._with(thread, Due(due.begin, turn + 1)), (answer,)
 
     @override
     def on_update(self, update: BatchOf) -> tuple[TableArrivals, tuple[Action, ...]]:
-        trainer, batch = update
-        due = self.due[trainer]
-        if due is not None and batch < due.begin:
+        thread, turn = self._turn(update)
+        due = self.due[thread]
+        if due is not None and turn < due.begin:
             return self, ()
-        if due is None or batch >= due.end:
-            looked_up = "none" if due is None or due.begin == due.end else f"{due.begin}"
+        if due is None or turn >= due.end:
+            looked_up = "none"
+            if due is not None and due.begin < due.end:
+                looked_up = str(due.begin * self.threads + thread % self.threads)
             raise DlrmError(
-                f"update of batch {batch} by trainer {trainer}: too early, its rows were not "
-                f"looked up; the batch that is due: {looked_up}"
+                f"update of batch {update.batch} by trainer {update.trainer}: too early, its rows "
+                f"were not looked up; the batch that is due: {looked_up}"
             )
-        after = replace(self._with(trainer, Due(batch + 1, due.end)), applied=self.applied + 1)
-        return after, (Apply((update,), self.applied // len(self.due)),)
+        after = replace(self._with(thread, Due(turn + 1, due.end)), applied=self.applied + 1)
+        return after, (Apply((update,), self.applied // self._trainers),)
 
-    def _with(self, trainer: int, due: Due) -> TableArrivals:
-        return replace(self, due=(*self.due[:trainer], due, *self.due[trainer + 1 :]))
+    @property
+    def _trainers(self) -> int:
+        return len(self.due) // self.threads
+
+    def _turn(self, of: BatchOf) -> tuple[int, int]:
+        """Whose batch it is, and how many that thread had before."""
+        turn, thread = divmod(of.batch, self.threads)
+        return of.trainer * self.threads + thread, turn
+
+    def _with(self, thread: int, due: Due) -> TableArrivals:
+        return replace(self, due=(*self.due[:thread], due, *self.due[thread + 1 :]))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder(TableOrder):
-    """As messages come; the same number of updates of all trainers is a step of the schedule."""
+    """As messages come; as many updates as there are trainers are a step of the schedule.
+
+    Attributes:
+        threads: of each trainer.
+    """
+
+    threads: int = 1
 
     @override
     def begin(self, trainers: int, version: Version) -> TableArrivals:
-        return TableArrivals(version, (None,) * trainers)
+        return TableArrivals(version, (None,) * (trainers * self.threads), self.threads)

@@ -137,7 +137,7 @@ def topology(config: Config) -> Topology:
 def policy(config: Config) -> SyncPolicy:
     """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
     if config.sync.name == "async":
-        return Asynchronous(config.parallel.trainers)
+        return Asynchronous(config.parallel.trainers, threads=config.parallel.threads)
     if config.parallel.elastic:
         return Rounds(config.parallel.trainers)
     return Lockstep(config.sync.staleness)

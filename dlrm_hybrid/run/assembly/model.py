@@ -101,7 +101,8 @@ def embedding_schedule(config: Config, steps: int) -> Schedule:
 
 def pushes_averaged(config: Config) -> int:
     """By what learning rates are divided where pushes are applied one by one: 1 for nothing."""
-    return config.parallel.trainers if config.sync.lr_scale == "trainers" else 1
+    parallel = config.parallel
+    return parallel.trainers * parallel.threads if config.sync.lr_scale == "trainers" else 1
 
 
 def dense_schedule(config: Config, steps: int) -> Schedule:

@@ -12,6 +12,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
+from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
@@ -30,6 +31,7 @@ from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.worker_rank import WorkerRank
 
@@ -137,6 +139,20 @@ def _worker(
         schedule=build_model.dense_schedule(config, layout.steps),
         evaluation=evaluation,
         leader=build.leader(config),
+    )
+
+
+def crew(config: Config, layout: Layout, rank: WorkerRank, clock: SpanClock) -> Crew:
+    """The threads of a worker; what it holds itself is for when they are at rest."""
+    messenger = rank.messenger
+    parts = build_world.WorkerParts(
+        worker=rank.worker, client=rank.client, compression=rank.compression
+    )
+    mailbox = SharedMailbox(messenger.mailbox)
+    return Crew(
+        build_world.thread_workers(config, layout, parts, messenger.channel.send, clock),
+        ProcessRunner(mailbox=mailbox, patience_seconds=messenger.patience_seconds, clock=clock),
+        mailbox,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -30,6 +31,7 @@ from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClien
 from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
@@ -177,6 +179,33 @@ def worker(
     return WorkerParts(worker=made, client=client, compression=own)
 
 
+def thread_workers(
+    config: Config, plan: Layout, parts: WorkerParts, send: Send, clock: SpanClock
+) -> Sequence[Worker]:
+    """A worker for each thread: with its own batches and lookups, and all else of one worker.
+
+    Args:
+        config: of the run.
+        plan: of the world.
+        parts: of the worker.
+        send: to any rank, by any thread.
+        clock: of its process.
+    """
+    one, client, own = parts.worker, parts.client, parts.compression
+    assert isinstance(client, ServerClient), "sync=async needs servers"
+    clients = thread_clients(client, config.parallel.threads, own.turn, clock)
+    return [
+        replace(
+            one,
+            stage=Stage(one.stage.model, one.stage.microbatches),
+            boundaries=Boundaries(one.boundaries.port, one.part, own.activations, clock),
+            tables=one.tables and served_tables(config, plan, one.rank, send, clock),
+            client=client,
+        )
+        for client in clients
+    ]
+
+
 def evaluator(
     config: Config, plan: Layout, owner: Worker, send: Send, tables: Tables | None
 ) -> Worker:
@@ -249,7 +278,11 @@ def table_server(
 ) -> TableServer:
     """A table server with the initial values of the rows it owns."""
     options = TableOptions(
-        order=(ArrivalOrder() if server_leads(config) else BatchOrder(config.embedding.staleness)),
+        order=(
+            ArrivalOrder(config.parallel.threads)
+            if server_leads(config)
+            else BatchOrder(config.embedding.staleness)
+        ),
         precision=CommPrecision(config.embedding.comm_precision),
         schedule=build_model.embedding_schedule(config, layout.steps),
         attempt=layout.attempt,

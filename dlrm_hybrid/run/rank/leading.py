@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 
 from dlrm_hybrid.comm.mailbox import Mailbox
@@ -53,6 +54,7 @@ def lead(
             after=build_model.loader(config, job.shards).after,
             schedule=build_model.dense_schedule(config, layout.steps),
             test=test_part(config, job.shards),
+            threads=config.parallel.threads,
             messenger=Messenger(
                 attempt=layout.attempt,
                 channel=channel,
@@ -121,14 +123,19 @@ def follow(
         build_worker.worker_rank(
             config, layout, job.shards, channel, answers, group, meter
         ) as worker,
+        ExitStack() as stack,
     ):
         assert isinstance(worker.client, ServerClient), "sync=async needs servers"
         if not job.task.incarnation:
             resume(job, worker, say_nothing)
         meter.step = worker.step
         loader = build_model.loader(config, job.shards)
+        crew = None
+        if config.parallel.threads > 1:
+            crew = stack.enter_context(build_worker.crew(config, layout, worker, meter.clock))
         follower = Follower(
             rank=worker,
+            mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,
             client=worker.client,
             read=job.clock.timed(Span.READ, loader.part),
             ahead=config.embedding.staleness if worker.worker.tables is not None else 0,
@@ -138,6 +145,7 @@ def follow(
             show=lambda rows: None,
             say=partial(print, flush=True),
             incarnation=job.task.incarnation,
+            crew=crew,
         )
         handlers |= follower.handlers()
 

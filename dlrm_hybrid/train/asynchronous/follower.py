@@ -7,7 +7,8 @@ it is told:    batches to learn, to pass, to settle, to evaluate,   DECISION
 while it waits it also copies what a checkpoint must hold, and says whether that is written
                                                                     SAVE, COPIED; SHARD
 
-It is told which batches come next before it has learned from the last ones.
+It is told which batches come next before it has learned from the last ones. Its threads, if it has
+several, learn from them at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.comm.mailbox import Mailbox, Receive
+from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
 from dlrm_hybrid.data.loader import Batch, LoaderState
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle
@@ -26,7 +28,9 @@ from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -53,6 +57,7 @@ class Follower:
 
     Attributes:
         rank: the worker.
+        mailbox: of orders; that of the rank, shared where there is a crew.
         client: of its weights.
         read: the rows of a batch.
         ahead: batches whose rows its tables ask for before they are due.
@@ -63,9 +68,11 @@ class Follower:
         show: called now and then during an evaluation with the rows done.
         incarnation: how often this worker had been started before in this attempt.
         has_left: it goes before the run ends.
+        crew: its threads; None where it has one.
     """
 
     rank: WorkerRank
+    mailbox: Mailbox | SharedMailbox
     client: ServerClient
     read: ReadPart
     ahead: int
@@ -76,6 +83,7 @@ class Follower:
     say: Callable[[str], None]
     incarnation: int = 0
     has_left: bool = False
+    crew: Crew | None = None
     _reading: Iterator[_Due] = field(default_factory=lambda: iter(()))
     _ends: deque[bool] = field(default_factory=deque[bool])
     _metrics: StepMetrics = StepMetrics()
@@ -129,6 +137,9 @@ class Follower:
         """
         rank, window = self.rank, deque[Batch]()
         self._reading = self._read(order)
+        if self.crew is not None:
+            self.crew.learn(rank.step, self._next_batch, self._learned)
+            return
         while True:
             while len(window) <= self.ahead and (batch := self._next_batch()) is not None:
                 window.append(batch)
@@ -178,15 +189,15 @@ class Follower:
         order, self._held = self._held, None
         if order is None:
             # However long a rest takes: the channel notices when the leader is gone.
-            mailbox = self.rank.messenger.mailbox
-            order = values_of(mailbox.take(self._due_order(), IDLE_SECONDS))
+            with self.meter.clock.within(Span.WAIT):
+                order = values_of(self.mailbox.take(self._due_order(), IDLE_SECONDS))
             self._taken += 1
         return order
 
     def _next_lease(self) -> Order | None:
         """The next order if it is to learn and has come."""
         if self._held is None:
-            frame = self.rank.messenger.mailbox.take_now(self._due_order())
+            frame = self.mailbox.take_now(self._due_order())
             if frame is None:
                 return None
             self._held = values_of(frame)

@@ -25,7 +25,7 @@ from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.asynchronous.dispatch import Dispatch
-from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
+from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases, Positions
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
@@ -59,6 +59,7 @@ class LeaderRank:
         stop: stop request of signals to this rank.
         elastic: trainers may come and go.
         missed: told the rank and the incarnation of a worker that went without a goodbye.
+        threads: of each worker; a lease has as many batches for each as for a worker with one.
         roll: which trainers are there.
     """
 
@@ -74,6 +75,7 @@ class LeaderRank:
     stop: StopRequest
     elastic: bool
     missed: Callable[[int, int], None]
+    threads: int = 1
     roll: Roll = field(init=False)
     _leases: Leases | Turns = field(init=False)
     _dispatch: Dispatch = field(init=False)
@@ -256,7 +258,7 @@ class LeaderRank:
                 hands_over = not isinstance(self._leases, Turns)
                 order = {"do": "leave", "hands_over": hands_over}
                 return [*given, *self._dispatch.tell(trainer, order)]
-            self._leases, batches = self._leases.take(trainer)
+            self._leases, batches = self._leases.take(trainer, MOST_AT_ONCE * self.threads)
             if not batches:
                 break
             if batches == (PASS,):
@@ -292,11 +294,11 @@ class LeaderRank:
         """A trainer begins anew, with this incarnation; what can be given to others instead.
 
         Servers have seen no larger number of it than those of the batches that it had under way,
-        or the next, of what it had held back. So it goes on a batch after these: to table
-        servers a gap says that it is another. At the end of the run it is only sent home.
+        or the next, of what it had held back. So it goes on a batch of each thread after these: to
+        table servers a gap says that it is another. At the end of the run it is only sent home.
         """
         under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
-        at = done + self._orders[trainer].skipped + len(under_way) + 1
+        at = done + self._orders[trainer].skipped + len(under_way) + 2 * self.threads - 1
         self._leases = self._leases.lose(trainer)
         self.roll.lose(trainer, incarnation, len(under_way), has_left=has_left)
         orders = self._orders[trainer] = Orders(skipped=at - done, join={"do": "join", "at": at})

@@ -1,0 +1,170 @@
+"""The threads of one worker, which learn at the same time, each from batches of its own.
+
+Batch n of a trainer is of thread n mod H in each of its workers: so each thread has its own way
+through all stages, on which batches keep their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from threading import Condition
+from typing import final
+
+import torch
+
+from dlrm_hybrid.comm.shared_mailbox import GivenUpError, SharedMailbox
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.parallel.runners import ProcessRunner
+from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.worker import Worker, stage_inputs
+from dlrm_hybrid.types import Tick
+
+ReadNext = Callable[[], Batch | None]
+"""The next batch of the worker; None where none has come yet."""
+Learned = Callable[[StepMetrics], None]
+"""Is told of batches in their order."""
+
+
+@final
+class Crew:
+    """Learns with all threads; use it in a `with`.
+
+    Args:
+        workers: one for each thread; they share parameters and a client.
+        runner: of their programs.
+        mailbox: of the runner.
+
+    Attributes:
+        mailbox: as given.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        runner: ProcessRunner,
+        mailbox: SharedMailbox,
+    ) -> None:
+        self.mailbox = mailbox
+        self._workers, self._runner = workers, runner
+        # Of OpenMP every thread has its own settings.
+        settings = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(
+            len(workers), initializer=torch.set_num_threads, initargs=(settings,)
+        )
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def learn(self, first: int, read: ReadNext, learned: Learned) -> None:
+        """Learn from batches until all that have come are learned.
+
+        Args:
+            first: number of the first one.
+            read: called by one thread at a time.
+            learned: called by one thread at a time, and with none of these in `read`.
+
+        Raises:
+            DlrmError: the first that one of the threads has raised; the others have ended.
+        """
+        shares = Shares(first, len(self._workers), read, learned)
+        others = [
+            self._pool.submit(self._work, thread, shares) for thread in range(1, len(self._workers))
+        ]
+        failures: list[Exception] = []
+        for work in (partial(self._work, 0, shares), *(other.result for other in others)):
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+        failures.sort(key=lambda one: isinstance(one, GivenUpError))  # causes before effects
+        if failures:
+            raise failures[0]
+
+    def _work(self, thread: int, shares: Shares) -> None:
+        worker = self._workers[thread]
+        try:
+            while (share := shares.next(thread)) is not None:
+                number, batch = share
+                program = train_step(worker, Tick(number), stage_inputs(worker, batch))
+                metrics = self._runner.run(program)
+                is_told = worker.part.is_last
+                shares.finish(number, metrics if is_told else replace(metrics, rows=0))
+        except BaseException:
+            shares.stop()
+            self.mailbox.give_up()
+            raise
+
+
+@final
+class Shares:
+    """Deals out batches to threads, and tells in their order of those that are learned.
+
+    Args:
+        first: number of the first one; batch n is of thread n mod H.
+        threads: H.
+        read: gives the batches.
+        learned: is told of each.
+    """
+
+    def __init__(self, first: int, threads: int, read: ReadNext, learned: Learned) -> None:
+        self._read, self._learned = read, learned
+        self._ready = [deque[tuple[int, Batch]]() for _ in range(threads)]
+        self._next, self._told = first, first
+        self._finished: dict[int, StepMetrics] = {}
+        self._turn = Condition()
+        self._under_way = 0
+        self._is_stopped = False
+
+    def next(self, thread: int) -> tuple[int, Batch] | None:
+        """The next batch of a thread with its number, which it will `finish`.
+
+        Waits while others have some under way, since more may come until these are learned.
+
+        Returns:
+            None where all that came are learned, or `stop` was called.
+        """
+        ready = self._ready[thread]
+        with self._turn:
+            while not self._is_stopped:
+                if ready:
+                    self._under_way += 1
+                    return ready.popleft()
+                if self._read_on():
+                    continue
+                if self._under_way or any(self._ready):
+                    self._turn.wait()
+                else:
+                    self.stop()  # who is told so now must not read on alone
+            return None
+
+    def finish(self, number: int, metrics: StepMetrics) -> None:
+        """A batch is learned."""
+        with self._turn:
+            self._under_way -= 1
+            self._finished[number] = metrics
+            while (told := self._finished.pop(self._told, None)) is not None:
+                self._told += 1
+                self._learned(told)
+
+    def stop(self) -> None:
+        """Give out no more."""
+        with self._turn:
+            self._is_stopped = True
+            self._turn.notify_all()
+
+    def _read_on(self) -> bool:
+        """Read the next batch, whosever it is; whether there was one."""
+        batch = self._read()
+        if batch is None:
+            return False
+        self._ready[self._next % len(self._ready)].append((self._next, batch))
+        self._next += 1
+        self._turn.notify_all()
+        return True
