@@ -288,6 +288,15 @@ def test_the_configuration_is_shown() -> None:
             ["parallel=hybrid", "sync.ahead=8"],
             "sync.ahead = 8: only applies to sync=async, not sync",
         ),
+        (
+            ["parallel=hybrid", "sync.in_flight=2"],
+            "sync.in_flight = 2: only applies to sync=async, not sync",
+        ),
+        ([*ASYNC, "sync.in_flight=65"], "sync.in_flight = 65: must be less than or equal to 64"),
+        (
+            [*ASYNC, "parallel.threads=2", "sync.in_flight=2"],
+            "parallel.threads = 2: others compute while one waits already; needs sync.in_flight=1",
+        ),
         ([*ASYNC, "sync.ahead=0"], "sync.ahead = 0: must be greater than or equal to 1"),
         ([*ASYNC, "sync.lr_scale=null"], "sync.lr_scale = null: sync=async needs trainers or one"),
         (

@@ -176,7 +176,7 @@ def test_after_a_pull_no_answer_from_before_counts():
     ("counts", "message"),
     [
         ((0, 1, 1), r"parallel\.trainers: 0"),
-        ((1, 0, 1), r"in_flight: 0 must be at least 1"),
+        ((1, 0, 1), r"sync\.in_flight: 0 must be at least 1"),
         ((1, 1, 0), r"parallel\.threads: 0"),
     ],
 )

@@ -90,6 +90,21 @@ def test_nobody_gets_further_ahead_of_a_slow_trainer_than_it_may(small_rows: lis
     assert told(engine.staleness())["max"] <= (TRAINERS - 1) * 2 * ahead
 
 
+def test_a_push_misses_as_many_updates_more_as_are_in_flight(small_rows: list[str]) -> None:
+    in_flight, rests, engine = 3, 2, opened(small_rows, {}, "sync.in_flight=3")
+    learn(engine)
+    values = told(engine.staleness())
+    # Between a push and the answer it was computed with all others push in_flight times, and its
+    # own trainer once less; from a rest on, where all are equal to the servers, that begins anew.
+    mean = TRAINERS * in_flight - 1
+    assert mean - rests * TRAINERS * in_flight**2 / STEPS < values["mean"] < mean
+    alone = opened(small_rows, {}, "sync.in_flight=3", "parallel.trainers=1")
+    learn(alone)
+    values = told(alone.staleness())
+    assert values["max"] == 2
+    assert values["mean"] == (2 * STEPS - rests * (2 + 1)) / STEPS
+
+
 def test_the_rate_that_is_reported_is_the_one_that_is_applied(small_rows: list[str]) -> None:
     for options, rate in (((), 0.1 / TRAINERS), (("sync.lr_scale=one",), 0.1)):
         engine = opened(small_rows, {}, "optimizer.lr=0.1", *options)

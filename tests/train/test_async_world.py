@@ -63,7 +63,7 @@ def test_one_trainer_learns_the_bits_of_lock_step(method: tuple[str, ...], train
     [
         pytest.param(
             (
-                *("embedding.staleness=2", "optimizer.schedule=warmup_decay"),
+                *("embedding.staleness=2", "sync.in_flight=2", "optimizer.schedule=warmup_decay"),
                 *("optimizer.warmup_steps=60", "optimizer.decay_start_step=60"),
                 "optimizer.decay_steps=60",
             ),
@@ -114,7 +114,10 @@ def test_a_push_moves_rows_by_its_own_rate(scale: str, rate: float, train: Train
         ),
         pytest.param(
             layout(3, 2, 2),
-            ("gradient=dct", "gradient.sparsity=0.9", "schedule=gpipe", "schedule.microbatches=4"),
+            (
+                *("gradient=dct", "gradient.sparsity=0.9", "sync.in_flight=2"),
+                *("schedule=gpipe", "schedule.microbatches=4"),
+            ),
             marks=pytest.mark.slow,
         ),
     ],

@@ -56,7 +56,7 @@ class Asynchronous(SyncPolicy):
     def __post_init__(self) -> None:
         for key, value in (
             ("parallel.trainers", self.trainers),
-            ("in_flight", self.in_flight),
+            ("sync.in_flight", self.in_flight),
             ("parallel.threads", self.threads),
         ):
             if value < 1:

@@ -137,7 +137,9 @@ def topology(config: Config) -> Topology:
 def policy(config: Config) -> SyncPolicy:
     """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
     if config.sync.name == "async":
-        return Asynchronous(config.parallel.trainers, threads=config.parallel.threads)
+        return Asynchronous(
+            config.parallel.trainers, config.sync.in_flight, config.parallel.threads
+        )
     if config.parallel.elastic:
         return Rounds(config.parallel.trainers)
     return Lockstep(config.sync.staleness)
