@@ -114,13 +114,14 @@ class PullConfig:
 class SyncConfig:
     """How old the weights may be that a step is computed with.
 
-    `staleness` belongs to `bounded`, the last five keys to `async`.
+    `staleness` belongs to `bounded`, the last six keys to `async`.
     """
 
     name: Literal["sync", "bounded", "async"]
     staleness: Annotated[int, Field(ge=0, le=1024)]
     check_every: Positive
     lr_scale: Literal["trainers", "one"] | None
+    warmup_steps: Count
     in_flight: Annotated[int, Field(ge=1, le=64)]
     ahead: Positive | None
     record: bool

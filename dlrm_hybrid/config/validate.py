@@ -29,7 +29,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
     "pull": {"sparsity": None},
     "sync": {
-        **{"lr_scale": None, "in_flight": 1, "ahead": None},
+        **{"lr_scale": None, "warmup_steps": 0, "in_flight": 1, "ahead": None},
         **{"record": False, "replay": None},
     },
 }

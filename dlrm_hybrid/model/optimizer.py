@@ -114,6 +114,20 @@ class Constant(Schedule):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(Schedule):
+    """One schedule for the first `steps`, then another, which counts from 0 as well."""
+
+    first: Schedule
+    steps: int
+    then: Schedule
+
+    @override
+    def lr(self, step: int) -> float:
+        return (self.first if step < self.steps else self.then).lr(step)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Schedule):
     """From the base rate at step 0 on a line to 0 at `steps`, the end of the run.
 

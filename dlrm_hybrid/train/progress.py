@@ -90,6 +90,7 @@ class Plan:
         samples_per_step: rows of all trainers.
         checkpoint_minutes: at most between checkpoints, up to the next step at which processes
             meet; the leader's clock decides.
+        warmup_steps: made together by trainers that do not wait for each other later.
     """
 
     steps: int
@@ -98,6 +99,7 @@ class Plan:
     evaluate_every: int
     checkpoint_every: int
     checkpoint_minutes: float
+    warmup_steps: int = 0
 
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""
@@ -106,10 +108,17 @@ class Plan:
     def next_rest(self, step: int) -> int:
         """The first step after this one with an evaluation or a checkpoint, or the end of the run.
 
-        There trainers that do not wait for each other come to rest.
+        There trainers that do not wait for each other come to rest; also after the last step that
+        they make together.
         """
         periods = [every for every in (self.evaluate_every, self.checkpoint_every) if every]
+        if step < self.warmup_steps:
+            periods.append(self.warmup_steps)
         return min([self.steps, *((step // every + 1) * every for every in periods)])
+
+    def is_alone(self, step: int) -> bool:
+        """Whether each trainer makes this step alone, where they do not make all together."""
+        return step >= self.warmup_steps
 
     def anything_due(self, step: int) -> bool:
         """Whether anything falls due at this step, the end of the run included."""

@@ -372,8 +372,8 @@ def test_what_is_out_of_turn_is_refused_and_changes_nothing():
     with pytest.raises(DlrmError, match="push 0 of rank 0: it came before; push 1 is due"):
         server.handle(travel(push))
     assert_same(world.held(), after)
-    with pytest.raises(DlrmError, match=r"pull 0 of worker-0.0 \(rank 0\): round 2 with 0 sect"):
-        server.handle(pull_frame(world, 0, 2))
+    with pytest.raises(DlrmError, match=r"pull 0 of worker-0.0 \(rank 0\): round 4 with 0 sect"):
+        server.handle(pull_frame(world, 0, 4))
     with pytest.raises(DlrmError, match=r"pull 0 of nobody \(rank 9\): this server owns nothing"):
         server.handle(pull_frame(world, 9))
 

@@ -38,10 +38,17 @@ class Push(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """A worker asks for the newest weights of a bucket; `number` is that of its next push."""
+    """A worker asks for the newest weights of a bucket.
+
+    Attributes:
+        sender: its rank.
+        number: of its next push.
+        alone: no push of others belongs to that one; policies that begin otherwise change here.
+    """
 
     sender: int
     number: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,10 @@ class SyncPolicy(Protocol):
         Where the versions are its own it never needs one from before its last pull.
         """
         ...
+
+    def alone(self) -> SyncPolicy:
+        """What holds for a worker from a pull on that says it pushes alone."""
+        return self
 
     def settled(self, pushed: int) -> Version:
         """The version there is once every worker has pushed so often and all has arrived.

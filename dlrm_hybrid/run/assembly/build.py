@@ -20,6 +20,7 @@ from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.sync.rounds import Rounds
+from dlrm_hybrid.parallel.sync.warmup import Warmup
 from dlrm_hybrid.parallel.topology import TableServerRole, Topology
 
 RAW_FOLDER = Path("data/raw")
@@ -137,9 +138,10 @@ def topology(config: Config) -> Topology:
 def policy(config: Config) -> SyncPolicy:
     """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
     if config.sync.name == "async":
-        return Asynchronous(
+        alone = Asynchronous(
             config.parallel.trainers, config.sync.in_flight, config.parallel.threads
         )
+        return Warmup(steps, alone) if (steps := config.sync.warmup_steps) else alone
     if config.parallel.elastic:
         return Rounds(config.parallel.trainers)
     return Lockstep(config.sync.staleness)

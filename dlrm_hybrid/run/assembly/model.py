@@ -15,6 +15,7 @@ from dlrm_hybrid.model.optimizer import (
     Adagrad,
     Constant,
     DenseOptimizer,
+    Joined,
     Linear,
     Momentum,
     Schedule,
@@ -107,7 +108,11 @@ def pushes_averaged(config: Config) -> int:
 
 def dense_schedule(config: Config, steps: int) -> Schedule:
     """The learning rate that gradients of the MLPs are applied with, over a run of `steps`."""
-    return schedule(config, config.optimizer.lr / pushes_averaged(config), steps)
+    alone = schedule(config, config.optimizer.lr / pushes_averaged(config), steps)
+    if not config.sync.warmup_steps:
+        return alone
+    together = schedule(config, config.optimizer.lr, steps)
+    return Joined(first=together, steps=config.sync.warmup_steps, then=alone)
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:
@@ -161,4 +166,5 @@ def plan(config: Config, steps_per_epoch: int) -> Plan:
         evaluate_every=config.train.evaluate_every,
         checkpoint_every=config.checkpoint.every,
         checkpoint_minutes=config.checkpoint.minutes,
+        warmup_steps=config.sync.warmup_steps,
     )

@@ -97,7 +97,8 @@ def lead(
 
 def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
     """Who learns from which batches, at rest after so many of each trainer."""
-    if config.sync.name == "sync":
+    together = config.sync.warmup_steps * config.parallel.trainers
+    if config.sync.name == "sync" or sum(done) < together:
         return Turns.begin(done)
     return Leases.begin(done, config.sync.ahead)
 
