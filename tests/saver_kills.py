@@ -15,6 +15,7 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import CheckpointWriter, Committer, piece_groups
 from dlrm_hybrid.types import Version
@@ -35,7 +36,11 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
     (channel,) = in_process_channels(1)
     return CheckpointWriter(
         messenger=Messenger(
-            attempt=0, channel=channel, mailbox=Mailbox(channel, 0, 1), patience_seconds=0.0
+            attempt=0,
+            channel=channel,
+            mailbox=Mailbox(channel, 0, 1),
+            patience_seconds=0.0,
+            clock=SpanClock(),
         ),
         leader=0,
         names={0: "worker-0"},

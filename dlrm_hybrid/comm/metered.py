@@ -42,7 +42,7 @@ class MeteredChannel(Channel):
     Args:
         inner: the channel that does the work.
         counters: get what is sent and received.
-        clock: measures sending and waiting.
+        clock: measures sending, and waiting by the kind of frame.
 
     Attributes:
         counters: put others in their place when the phase changes.
@@ -53,7 +53,7 @@ class MeteredChannel(Channel):
         self._inner = inner
         self._turn = Lock()
         self._sending = clock.within(Span.SEND)
-        self._waiting = clock.within(Span.WAIT)
+        self._arrival = clock.arrival()
 
     @property
     @override
@@ -69,8 +69,9 @@ class MeteredChannel(Channel):
 
     @override
     def receive(self, deadline_seconds: float) -> Frame:
-        with self._waiting:
+        with self._arrival:
             frame = self._inner.receive(deadline_seconds)
+            self._arrival.of(frame.kind.name.lower())
         if frame.kind is Kind.LEFT:
             return frame  # nobody has sent it
         dense_bytes = 0

@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from dlrm_hybrid.comm.counted_group import Count, CountedGroup
 from dlrm_hybrid.comm.rendezvous import Rendezvous
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import COLLECTIVE, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
 BACKEND = "counted_gloo"
@@ -76,7 +76,7 @@ def process_group(
         gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
         create_gloo: Any = dist.ProcessGroupGloo
         gloo = create_gloo(given.store, place, size, gloo_options)
-        return CountedGroup(gloo, count, explain, clock.within(Span.WAIT))
+        return CountedGroup(gloo, count, explain, clock.waiting(COLLECTIVE))
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
     store = options.rendezvous.store("embeddings")

@@ -18,6 +18,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive
 from dlrm_hybrid.compress.host import require_cpu
+from dlrm_hybrid.telemetry.spans import SpanClock, Within
 from dlrm_hybrid.types import Version
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -77,12 +78,14 @@ class Messenger:
         channel: to the others.
         mailbox: of what they send.
         patience_seconds: how long to wait for a message.
+        clock: measures that, by the kind of the message.
     """
 
     attempt: int
     channel: Channel
     mailbox: Mailbox
     patience_seconds: float
+    clock: SpanClock
 
     @property
     def rank(self) -> int:
@@ -111,7 +114,8 @@ class Messenger:
     ) -> Frame | None:
         """Wait for what a rank sends; None as soon as it is known that it does not come."""
         wanted = Receive(kind, sender, number)
-        return self.mailbox.take_unless(wanted, is_off, self.patience_seconds)
+        with self._waiting(kind):
+            return self.mailbox.take_unless(wanted, is_off, self.patience_seconds)
 
     def fetch(self, servers: Sequence[int], version: Version, stage: int) -> dict[str, Tensor]:
         """The weights of a stage that servers own, once `version` of them is made."""
@@ -123,4 +127,8 @@ class Messenger:
         return tensors
 
     def _take(self, sender: int, kind: Kind, number: int) -> Frame:
-        return self.mailbox.take(Receive(kind, sender, number), self.patience_seconds)
+        with self._waiting(kind):
+            return self.mailbox.take(Receive(kind, sender, number), self.patience_seconds)
+
+    def _waiting(self, kind: Kind) -> Within:
+        return self.clock.waiting(kind.name.lower())

@@ -37,7 +37,7 @@ class ProcessRunner:
         Raises:
             DlrmError: what the program, the mailbox and the channel raise.
         """
-        computing, waiting = self.clock.within(Span.COMPUTE), self.clock.within(Span.WAIT)
+        computing = self.clock.within(Span.COMPUTE)
         answer: Any = None
         with closing(program):  # what it holds is given back, also where waiting for it has failed
             while True:
@@ -48,7 +48,7 @@ class ProcessRunner:
                     return end.value
                 assert isinstance(effect, Receive), "the others of a group live in other processes"
                 # Also for another thread that receives.
-                with waiting:
+                with self.clock.waiting(effect.kind.name.lower()):
                     if effect.waits:
                         answer = self.mailbox.take(effect, self.patience_seconds)
                     else:

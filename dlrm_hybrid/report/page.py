@@ -34,6 +34,11 @@ SPANS = (
     "What the ranks of a role do, on average: the model and its tables, making and reading "
     "messages, the servers' optimizer, sending, reading rows; the rest of the time they wait."
 )
+WAITS = (
+    "The wait of the section Time, by what it was for. Workers wait for a frame of this kind, for "
+    "a collective of the trainers, or for their turn among threads; servers until this kind comes. "
+    "A dash: never."
+)
 STALENESS = (
     "How many updates the weights of a push had missed when it was applied itself. The mean of all "
     "hides a slow trainer; means and batches of trainers are from the least to the most."
@@ -97,6 +102,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
         _section("Loss", _uncounted(runs), None, pictures.losses(runs, names)),
         _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
         _section("Time", SPANS, tables.spans(runs, names), pictures.time_by_span(runs, names)),
+        _section("Waiting", WAITS, tables.waits(runs, names), ()),
         _section(
             "Network and CPU",
             "",

@@ -113,6 +113,7 @@ def _role(value: Any) -> dict[str, Any] | None:
         **given,
         **{name: _number(given.get(name)) for name in figures},
         "seconds_by_span": spans if all(span in spans for span in Span) else {},
+        "seconds_by_wait": _entries(given.get("seconds_by_wait"), _number),
         "seconds_by_phase": phases if "train" in phases else None,
     }
 

@@ -177,30 +177,52 @@ def microseconds_by_role(summary: Summary) -> pd.DataFrame:
 
     The ranks of a role are averaged, so each role's spans add up to the time of the run.
     """
+    return _by_role(summary, "seconds_by_span").reindex(columns=SPANS)
+
+
+def waits_by_role(summary: Summary) -> pd.DataFrame:
+    """The `wait` of `microseconds_by_role` by what was waited for; empty if not measured."""
+    return _by_role(summary, "seconds_by_wait")
+
+
+def _by_role(summary: Summary, key: str) -> pd.DataFrame:
+    """Times of each role in µs per sample, the mean of its ranks; roles without any have no row."""
     samples = (summary["samples_per_second"] or 0.0) * (summary["seconds"] or 0.0)
-    ranks = [
-        {"role": role_of(rank["role"]), **rank["seconds_by_span"]}
-        for rank in summary["roles"].values()
-        if samples and SPANS[0] in (rank["seconds_by_span"] or ())  # older runs have phases there
-    ]
-    if not ranks:
-        return pd.DataFrame(columns=SPANS, dtype=float)
-    spent = pd.DataFrame(ranks).pivot_table(index="role", values=SPANS) * 1e6 / samples
-    return spent.reindex(sorted(spent.index, key=role_order), columns=SPANS)
+    ranks: dict[str, list[Mapping[str, float]]] = {}
+    for rank in summary["roles"].values():
+        # Older runs have phases among their spans.
+        if samples and SPANS[0] in (rank["seconds_by_span"] or ()):
+            ranks.setdefault(role_of(rank["role"]), []).append(rank.get(key) or {})
+    names = sorted({name for several in ranks.values() for one in several for name in one})
+    means = {
+        role: [sum(one.get(name, 0.0) for one in several) / len(several) for name in names]
+        for role, several in ranks.items()
+        if any(several)
+    }
+    roles = sorted(means, key=role_order)
+    spent = pd.DataFrame([means[role] for role in roles], roles, names, dtype=float)
+    return spent * 1e6 / (samples or 1.0)
 
 
 def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> pd.DataFrame:
     """What each role of each run spent; where there are too many, the mean of each run's roles."""
+    found = _of_all(runs, labels, microseconds_by_role)
+    return pd.concat([pd.DataFrame(columns=SPANS, dtype=float), found])
+
+
+def _of_all(
+    runs: Sequence[Run], labels: Sequence[str], by_role: Callable[[Summary], pd.DataFrame]
+) -> pd.DataFrame:
     found = {
         label: spent
         for label, run in zip(labels, runs, strict=True)
-        if len(spent := microseconds_by_role(run.summary))
+        if len(spent := by_role(run.summary))
     }
     if sum(map(len, found.values())) > MAX_BARS:
         return pd.DataFrame({label: spent.mean() for label, spent in found.items()}).T
-    if len(found) > 1:
+    if len(runs) > 1:
         found = {one: spent.set_axis(f"{one} · " + spent.index) for one, spent in found.items()}
-    return pd.concat([pd.DataFrame(columns=SPANS, dtype=float), *found.values()])
+    return pd.concat([pd.DataFrame(dtype=float), *found.values()])
 
 
 def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
@@ -208,6 +230,17 @@ def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     spent = span_bars(runs, labels)
     sums = spent.sum(axis="columns").map(digits)
     return _table("µs per sample", nonzero(spent), "all", list(sums))
+
+
+def waits(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """What each role waits for; None where no rank has measured it."""
+    spent = _of_all(runs, labels, waits_by_role)
+    sums: dict[str, float] = {str(name): total for name, total in spent.sum().items()}
+    names = sorted(sums, key=lambda name: -sums[name])
+    shown = spent.where(spent > 0).reindex(columns=names)
+    shown.columns = [name.replace("_", " ") for name in names]
+    totals = spent.sum(axis="columns").map(digits)
+    return _table("µs per sample", shown, "all", list(totals))
 
 
 def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) -> Table | None:

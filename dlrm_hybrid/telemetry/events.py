@@ -197,9 +197,8 @@ def _record(**fields: Any) -> Any:
     return create_model("Record", __config__=_OPEN, **kinds)
 
 
-@functools.cache
-def _schemas() -> Mapping[str, type[BaseModel]]:
-    """What a line of each kind must hold to be read back, beside what `EVERY` line holds."""
+def _rank() -> Any:
+    """What a rank says at its end."""
     sent = _record(messages=Count, bytes=Count, dense_equivalent_bytes=Count)
     interface = _record(
         address=str,
@@ -211,6 +210,27 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
         series=list[Window],
     )
     stale = _record(counts=dict[Number, Positive], total=Count, largest=Count)
+    return _record(
+        rank=Count,
+        role=str,
+        timed_steps=Count,
+        seconds=_with_phases(Amount),
+        cpu_seconds=_with_phases(Amount),
+        seconds_by_span=dict[str, Amount],
+        seconds_by_wait=(dict[str, Amount] | None, None),
+        traffic=_with_phases(dict[str, sent]) | None,
+        received=_with_phases(dict[str, _record(bytes=Count)]) | None,
+        cpu_series=(list[Annotated[Window, Field(max_length=3)]], []),
+        versions=(_record(told=Count, elements=Count) | None, None),
+        staleness=(dict[Number, stale] | None, None),
+        strangers=(_record(foreign_messages=Count, refused_connections=Count) | None, None),
+        interface=(interface | None, None),
+    )
+
+
+@functools.cache
+def _schemas() -> Mapping[str, type[BaseModel]]:
+    """What a line of each kind must hold to be read back, beside what `EVERY` line holds."""
     return {
         EVERY: _record(
             kind=str, step=Count, time_seconds=Amount, samples=(Count, 0), batches=(list[Count], [])
@@ -239,21 +259,7 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
             base_rate=Figure,
         ),
         Kind.SAVED: _record(seconds=Amount),
-        Kind.RANK: _record(
-            rank=Count,
-            role=str,
-            timed_steps=Count,
-            seconds=_with_phases(Amount),
-            cpu_seconds=_with_phases(Amount),
-            seconds_by_span=dict[str, Amount],
-            traffic=_with_phases(dict[str, sent]) | None,
-            received=_with_phases(dict[str, _record(bytes=Count)]) | None,
-            cpu_series=(list[Annotated[Window, Field(max_length=3)]], []),
-            versions=(_record(told=Count, elements=Count) | None, None),
-            staleness=(dict[Number, stale] | None, None),
-            strangers=(_record(foreign_messages=Count, refused_connections=Count) | None, None),
-            interface=(interface | None, None),
-        ),
+        Kind.RANK: _rank(),
     }
 
 

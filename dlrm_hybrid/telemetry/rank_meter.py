@@ -193,6 +193,7 @@ class RankMeter:
             "seconds": dict(self._seconds),
             "cpu_seconds": dict(self._cpu_seconds),
             "seconds_by_span": self.clock.seconds(self._wall),
+            "seconds_by_wait": self.clock.wait_seconds(),
             "cpu_series": self._cpu_series.since(since_1970),
             "versions": None if self.versions is None else asdict(self.versions()),
             "staleness": None if self.staleness is None else to_json(self.staleness()) or None,

@@ -41,6 +41,7 @@ def world_roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
             "bytes_received": all_bytes(rank["received"], Phase.TRAIN),
             **_interface_bytes(rank),
             "seconds_by_span": dict(rank["seconds_by_span"]),
+            "seconds_by_wait": rank.get("seconds_by_wait"),
             "seconds_by_phase": dict(rank["seconds"]),
         }
         for rank in sorted(ranks, key=lambda one: one["rank"])

@@ -50,7 +50,7 @@ def draw_all(run: Run) -> None:
     """All that a report is made of but its pictures."""
     runs, names = [run], labels([run])
     made = (tables.comparison, tables.traffic, tables.roles, tables.origins, tables.spans)
-    for make in (*made, tables.staleness):
+    for make in (*made, tables.staleness, tables.waits):
         make(runs, names)
     tables.differences([run, run], ["one", "two"])
     for axis in curves.Axis:

@@ -65,3 +65,25 @@ def test_the_table_leaves_out_what_takes_no_time() -> None:
 def test_runs_without_spans_have_none(roles: dict[str, dict[str, float] | None]) -> None:
     assert tables.span_bars([run_of(roles)], ["old"]).empty
     assert tables.spans([run_of(roles)], ["old"]) is None
+
+
+def test_waiting_is_shown_by_reason_the_longest_first() -> None:
+    roles = {rank["role"]: rank["seconds_by_span"] for rank in WORLD.summary["roles"].values()}
+    world = run_of(roles)
+    waits = [{"push": 1.5}, {"activation_gradient": 0.25, "parameters": 0.75}, {"activation": 0.25}]
+    for rank, by_wait in enumerate([*waits, {"parameters": 0.5}, {"activation": 0.75}]):
+        world.summary["roles"][str(rank)]["seconds_by_wait"] = by_wait
+    table = tables.waits([world], ["world"])
+    assert table is not None
+    columns = ("µs per sample", "push", "parameters", "activation", "activation gradient", "all")
+    assert table.columns == columns
+    assert table.rows == (
+        ("stage 0", "–", "625", "–", "125", "750"),
+        ("stage 1", "–", "–", "500", "–", "500"),
+        ("servers", "1,500", "–", "–", "–", "1,500"),
+    )
+    older = run_of({"worker": spent(1.0, 1.0)})
+    assert tables.waits([older], ["older"]) is None
+    both = tables.waits([world, older], ["new", "old"])
+    assert both is not None
+    assert [row[0] for row in both.rows] == ["new · stage 0", "new · stage 1", "new · servers"]

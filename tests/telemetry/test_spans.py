@@ -1,6 +1,8 @@
 """Every moment belongs to one span, and only training counts."""
 
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import COLLECTIVE, NOTHING, Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Phase
 
 
@@ -27,6 +29,15 @@ MOVES = st.lists(
         st.integers(0, 1000),
         st.sampled_from(Span),
         st.sampled_from(["leave", "count", "stop", "look"]),
+    )
+)
+FRAMES = ("parameters", "rows")
+WAITS = st.lists(
+    st.one_of(
+        st.integers(0, 1000),
+        st.sampled_from([Span.COMPUTE, Span.SEND, COLLECTIVE, *FRAMES]),
+        st.tuples(st.integers(0, 1000), st.sampled_from([None, *FRAMES])),
+        st.sampled_from(["leave"]),
     )
 )
 
@@ -52,6 +63,61 @@ def test_the_spans_are_the_time_in_which_the_clock_counts(moves: list[int | Span
             counts = move == "count"
             clock.switch(counts, passing.now())
     assert clock.seconds() == expected
+
+
+@given(WAITS)
+def test_waiting_is_for_what_is_wanted_or_else_for_what_came(
+    moves: list[int | str | tuple[int, str | None]],
+) -> None:
+    """Numbers pass, names are entered; a pair is a wait for anything, and what came in the end."""
+    passing = Time()
+    clock = SpanClock(passing.now)
+    clock.switch(True, passing.now())
+    arrival = clock.arrival()
+    doing: list[str] = [Span.REST]
+    expected: Counter[str] = Counter()
+    for move in moves:
+        if isinstance(move, int):
+            passing.ticks += move
+            expected[doing[-1]] += move
+        elif isinstance(move, tuple):
+            ticks, came = move
+            wanted = None if isinstance(doing[-1], Span) else doing[-1]
+            with arrival:
+                passing.ticks += ticks
+                if came is not None:
+                    arrival.of(came)
+            expected[wanted or came or NOTHING] += ticks
+        elif move != "leave":
+            (clock.within if isinstance(move, Span) else clock.waiting)(move).__enter__()
+            doing.append(move)
+        elif len(doing) > 1:
+            left = doing.pop()
+            (clock.within if isinstance(left, Span) else clock.waiting)(left).__exit__()
+    spans, waits = clock.seconds(), clock.wait_seconds()
+    assert waits == {name: ticks for name, ticks in expected.items() if ticks and name in waits}
+    assert spans.pop(Span.WAIT) == sum(waits.values())
+    assert {**spans, **waits} == {**dict.fromkeys(spans, 0.0), **(+expected)}
+
+
+def test_what_another_thread_waits_for_is_not_counted() -> None:
+    passing = Time()
+    clock = SpanClock(passing.now)
+    clock.switch(True, passing.now())
+    arrival = clock.arrival()
+
+    def receive() -> None:
+        with clock.waiting("parameters"), arrival:
+            passing.ticks += 3
+            arrival.of("rows")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(receive).result()
+    assert clock.seconds()[Span.REST] == 3
+    assert clock.wait_seconds() == {}
+    receive()
+    clock.seconds()
+    assert clock.wait_seconds() == {"parameters": 3}
 
 
 def test_a_timed_function_is_the_function() -> None:

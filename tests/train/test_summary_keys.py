@@ -37,6 +37,8 @@ CLASS_KEYS = {
     for traffic in Traffic
     for name in ("bytes", "dense_equivalent_bytes", "messages")
 }
+# By what is waited for; only what took time has a key.
+WAITS = "seconds_by_wait"
 ROLE_KEYS = {
     *("role", "cpu_utilization", "bytes_sent", "bytes_received"),
     *("interface_bytes_sent", "interface_bytes_received"),
@@ -59,6 +61,14 @@ def roles_keys(size: int) -> set[str]:
     return {f"roles.{rank}.{key}" for rank in range(size) for key in ROLE_KEYS}
 
 
+def assert_waits_are(told: Mapping[str, Any], reasons: Mapping[str, set[str]]) -> None:
+    """Of each rank these take time, and together all its waiting."""
+    for rank, role in told["roles"].items():
+        waits = role.pop(WAITS)
+        assert sum(waits.values()) == pytest.approx(role["seconds_by_span"]["wait"])
+        assert reasons[rank] <= {name for name, seconds in waits.items() if seconds > 0}, waits
+
+
 def assert_spans_add_up(told: Mapping[str, Any], leader: str) -> None:
     for role in told["roles"].values():
         trained = role["seconds_by_phase"]["train"]
@@ -74,6 +84,8 @@ def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: T
     code, folder = train("run", *world, *SHORT)
     assert code == 0
     told = summary(folder)
+    # Servers in one process never wait, but take what comes.
+    assert_waits_are(told, {"0": {"push", "parameters"} if world else set()})
     # A world of one process sees its frames, but not what trainers exchange for the tables.
     seen = {key for key in CLASS_KEYS if ".embedding." not in key} if world else set[str]()
     assert set(keys(told)) == KEYS | BEST | roles_keys(1) | (seen or {"network.by_class"})
@@ -89,6 +101,12 @@ def test_processes_measure_everything_and_each_byte_twice(train: Train) -> None:
     assert code == 0
     told = summary(folder)
     roles, network = told["roles"], told["network"]
+    first = {"parameters", "activation_gradient", "decision"}
+    last = {"parameters", "activation", "collective", "decision"}
+    assert_waits_are(
+        told,
+        {"0": first, "1": last - {"decision"}, "2": first, "3": last, "4": {"push"}},
+    )
     assert set(keys(told)) == KEYS | BEST | CLASS_KEYS | roles_keys(len(roles))
     assert list(roles) == [str(rank) for rank in range(2 * TRAINERS + 1)]
     assert_spans_add_up(told, "1")

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.parallel.dense.client import Client, ServerClient
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
+from dlrm_hybrid.telemetry.spans import TURN, SpanClock, Within
 from dlrm_hybrid.types import Version
 
 
@@ -93,4 +93,4 @@ def thread_clients(
         clock: measures waiting for each other.
     """
     turns = _Turns(pushing, Lock())
-    return [ThreadClient(client, turns, clock.within(Span.WAIT)) for _ in range(threads)]
+    return [ThreadClient(client, turns, clock.waiting(TURN)) for _ in range(threads)]

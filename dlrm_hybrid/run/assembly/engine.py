@@ -91,6 +91,7 @@ def engine(
             channel=channels[0],
             mailbox=mailboxes[0],
             patience_seconds=config.network.patience_seconds,
+            clock=clock,
         ),
         runner=runner,
         reads=[

@@ -93,6 +93,7 @@ def worker_rank(
             channel=channel,
             mailbox=mailbox,
             patience_seconds=patience_seconds,
+            clock=meter.clock,
         )
         yield _worker(config, layout, shards, messenger, tables, pieces, meter)
 

@@ -62,6 +62,7 @@ def lead(
                     channel, layout.attempt, mailbox_capacity(config), Answering(channel, handlers)
                 ),
                 patience_seconds=config.network.patience_seconds,
+                clock=job.clock,
             ),
             log=log,
             begin=partial(_begin, config),

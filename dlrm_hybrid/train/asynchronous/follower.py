@@ -28,7 +28,6 @@ from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.saver import piece_groups
@@ -189,7 +188,7 @@ class Follower:
         order, self._held = self._held, None
         if order is None:
             # However long a rest takes: the channel notices when the leader is gone.
-            with self.meter.clock.within(Span.WAIT):
+            with self.meter.clock.waiting(Kind.DECISION.name.lower()):
                 order = values_of(self.mailbox.take(self._due_order(), IDLE_SECONDS))
             self._taken += 1
         return order
