@@ -14,6 +14,7 @@ from dlrm_hybrid.report.axes import save, style, svg
 from dlrm_hybrid.report.labels import labels, trained
 from dlrm_hybrid.report.measures import BYTES
 from dlrm_hybrid.report.pictures import Picture
+from dlrm_hybrid.report.ranks import ranks
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
 
@@ -38,6 +39,11 @@ WAITS = (
     "The wait of the section Time, by what it was for. Workers wait for a frame of this kind, for "
     "a collective of the trainers, or for their turn among threads; servers until this kind comes. "
     "A dash: never."
+)
+RANKS = (
+    "CPU seconds of training steps, of all ranks of a role, and how much of them is in the thread "
+    "that learns, or in those of parallel.threads; the rest is in threads of the network and of "
+    "libraries. Peak memory: the largest rank's, with what all ranks share of the program."
 )
 STALENESS = (
     "How many updates the weights of a push had missed when it was applied itself. The mean of all "
@@ -109,6 +115,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
             tables.roles(runs, names),
             [*pictures.usage(runs, names), *pictures.cpu(runs, names)],
         ),
+        _section("Ranks", RANKS, ranks(runs, names), ()),
         _section("Compression", "", None, pictures.compressed(runs, names)),
         _section("Staleness", STALENESS, tables.staleness(runs, names), ()),
         _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),

@@ -108,7 +108,10 @@ def _role(value: Any) -> dict[str, Any] | None:
         return None
     spans = _entries(given.get("seconds_by_span"), _number)
     phases = _entries(given.get("seconds_by_phase"), _number)
-    figures = ("cpu_utilization", "bytes_sent", "bytes_received")
+    figures = (
+        *("cpu_utilization", "cpu_seconds", "thread_cpu_seconds", "threads", "peak_rss_bytes"),
+        *("bytes_sent", "bytes_received"),
+    )
     return {
         **given,
         **{name: _number(given.get(name)) for name in figures},

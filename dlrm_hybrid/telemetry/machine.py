@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,15 @@ def describe() -> Machine:
         },
         git_sha=_git_sha(Path(__file__).parent),
     )
+
+
+def peak_rss_bytes() -> int:
+    """The most memory of this process that has been resident at once, all its pages included.
+
+    Linux counts in KiB. A process that was forked starts with the pages it shares with its parent,
+    and one that was executed with the peak of what it was before.
+    """
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def cpu_model() -> str:

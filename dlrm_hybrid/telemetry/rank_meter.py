@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
+from threading import get_ident
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer, to_json
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
+from dlrm_hybrid.telemetry.machine import peak_rss_bytes
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import (
     Counters,
@@ -81,8 +83,25 @@ class _Timed(NamedTuple):
 
 @final
 @dataclass(slots=True)
+class _ThreadCpu:
+    """CPU time of one thread since it was last asked for, by any thread."""
+
+    clock: int = field(default_factory=lambda: time.pthread_getcpuclockid(get_ident()))
+    _seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.take()
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        before, self._seconds = self._seconds, time.clock_gettime(self.clock)
+        return self._seconds - before
+
+
+@final
+@dataclass(slots=True)
 class RankMeter:
-    """Clock and counters of one rank.
+    """Clock and counters of one rank; its main thread makes it.
 
     Attributes:
         on_phase: gets the counters of every phase that begins; None where nothing is sent.
@@ -108,9 +127,22 @@ class RankMeter:
     _cpu: float = field(default_factory=time.process_time)
     _seconds: dict[Phase, float] = field(default_factory=_zeros)
     _cpu_seconds: dict[Phase, float] = field(default_factory=_zeros)
+    _threads: list[_ThreadCpu] = field(default_factory=lambda: [_ThreadCpu()])
+    _most_threads: int = 1
+    _thread_seconds: dict[Phase, float] = field(default_factory=_zeros)
     _counters: dict[Phase, Counters] = field(default_factory=_counters)
     _cpu_series: Series = field(default_factory=Series)
     _taken: _Timed = field(default_factory=lambda: _Timed(0, 0.0, 0.0, {}))
+
+    def add_thread(self) -> None:
+        """The calling thread learns, too: its CPU time is part of `thread_cpu_seconds`."""
+        self._threads.append(_ThreadCpu())
+        self._most_threads = max(self._most_threads, len(self._threads))
+
+    def drop_threads(self) -> None:
+        """All threads but the main one are about to end."""
+        self._end_window()
+        del self._threads[1:]
 
     def begin(self, step: int) -> None:
         """What comes now is warm-up, after so many steps."""
@@ -192,6 +224,9 @@ class RankMeter:
             "timed_steps": self._timed_steps,
             "seconds": dict(self._seconds),
             "cpu_seconds": dict(self._cpu_seconds),
+            "thread_cpu_seconds": dict(self._thread_seconds),
+            "threads": self._most_threads,
+            "peak_rss_bytes": peak_rss_bytes(),
             "seconds_by_span": self.clock.seconds(self._wall),
             "seconds_by_wait": self.clock.wait_seconds(),
             "cpu_series": self._cpu_series.since(since_1970),
@@ -236,6 +271,8 @@ class RankMeter:
         seconds, cpu_seconds = wall - self._wall, cpu - self._cpu
         self._seconds[self._phase] += seconds
         self._cpu_seconds[self._phase] += cpu_seconds
+        # A copy: another thread may be added meanwhile.
+        self._thread_seconds[self._phase] += sum(one.take() for one in tuple(self._threads))
         if self._phase is Phase.TRAIN:
             self._cpu_series.add(self._wall, seconds, cpu_seconds)
         self._wall, self._cpu = wall, cpu

@@ -37,6 +37,10 @@ def world_roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
             "cpu_utilization": ratio(
                 rank["cpu_seconds"][Phase.TRAIN], rank["seconds"][Phase.TRAIN]
             ),
+            "cpu_seconds": rank["cpu_seconds"][Phase.TRAIN],
+            "thread_cpu_seconds": (rank.get("thread_cpu_seconds") or {}).get(Phase.TRAIN),
+            "threads": rank.get("threads"),
+            "peak_rss_bytes": rank.get("peak_rss_bytes"),
             "bytes_sent": all_bytes(rank["traffic"], Phase.TRAIN),
             "bytes_received": all_bytes(rank["received"], Phase.TRAIN),
             **_interface_bytes(rank),

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -191,3 +192,44 @@ def test_cpu_time_over_time_adds_up_and_is_of_training_only() -> None:
         total = sum(point[column] for point in points)
         assert total == pytest.approx(values[name][Phase.TRAIN])
     assert len(points) >= 1
+
+
+def burn(seconds: float) -> None:
+    """Use that much CPU time in this thread."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(1_000))
+
+
+def test_cpu_time_of_threads_that_learn_is_part_of_that_of_the_process() -> None:
+    meter = RankMeter(None, SpanClock())
+    meter.begin(0)
+    meter.switch(Phase.TRAIN)
+
+    def seconds() -> tuple[float, float]:
+        values = meter.values()
+        return values["thread_cpu_seconds"][Phase.TRAIN], values["cpu_seconds"][Phase.TRAIN]
+
+    burn(0.02)
+    own, all_of_them = seconds()
+    assert 0.02 <= own <= all_of_them + 0.01
+    with ThreadPoolExecutor(1) as other:
+        other.submit(burn, 0.05).result()  # the network, say
+    after, all_of_them = seconds()
+    assert after < own + 0.04
+    assert all_of_them > 0.07
+    with ThreadPoolExecutor(1, initializer=meter.add_thread) as learning:
+        learning.submit(burn, 0.05).result()
+        meter.drop_threads()
+        learning.submit(burn, 0.05).result()
+    own, all_of_them = seconds()
+    assert after + 0.05 <= own < after + 0.09
+    assert all_of_them > own + 0.08
+    assert meter.values()["threads"] == 2
+
+
+def test_the_peak_of_memory_is_in_bytes() -> None:
+    peak_bytes = RankMeter(None, SpanClock()).values()["peak_rss_bytes"]
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (peak_kib,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    assert peak_bytes == pytest.approx(1024 * peak_kib, rel=0.05)

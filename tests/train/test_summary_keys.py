@@ -40,7 +40,8 @@ CLASS_KEYS = {
 # By what is waited for; only what took time has a key.
 WAITS = "seconds_by_wait"
 ROLE_KEYS = {
-    *("role", "cpu_utilization", "bytes_sent", "bytes_received"),
+    *("role", "cpu_utilization", "cpu_seconds", "thread_cpu_seconds", "threads"),
+    *("peak_rss_bytes", "bytes_sent", "bytes_received"),
     *("interface_bytes_sent", "interface_bytes_received"),
     *(f"seconds_by_span.{span}" for span in Span),
     *(f"seconds_by_phase.{phase}" for phase in Phase),
@@ -79,6 +80,16 @@ def assert_spans_add_up(told: Mapping[str, Any], leader: str) -> None:
     assert phases["train"] <= told["seconds"] + 1.0  # its last words included
 
 
+def assert_the_main_thread_has_its_share(told: Mapping[str, Any]) -> None:
+    """Of the CPU time of each rank; and it has torch in memory, but no more than a test may."""
+    for role in told["roles"].values():
+        assert 0 < role["thread_cpu_seconds"] <= role["cpu_seconds"] + 0.01
+        assert role["threads"] == 1
+        assert 10**8 < role["peak_rss_bytes"] < 2 * 10**9
+    total = sum(role["cpu_seconds"] for role in told["roles"].values())
+    assert total == pytest.approx(told["cpu"]["seconds"])
+
+
 @pytest.mark.parametrize("world", [(), IN_PROCESS])
 def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: Train) -> None:
     code, folder = train("run", *world, *SHORT)
@@ -90,6 +101,7 @@ def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: T
     seen = {key for key in CLASS_KEYS if ".embedding." not in key} if world else set[str]()
     assert set(keys(told)) == KEYS | BEST | roles_keys(1) | (seen or {"network.by_class"})
     assert_spans_add_up(told, "0")
+    assert_the_main_thread_has_its_share(told)
     spans = told["roles"]["0"]["seconds_by_span"]
     assert min(spans[name] for name in ("compute", "embedding", "apply", "read", "rest")) > 0
     assert (spans["encode"] > 0) == bool(world)
@@ -110,6 +122,7 @@ def test_processes_measure_everything_and_each_byte_twice(train: Train) -> None:
     assert set(keys(told)) == KEYS | BEST | CLASS_KEYS | roles_keys(len(roles))
     assert list(roles) == [str(rank) for rank in range(2 * TRAINERS + 1)]
     assert_spans_add_up(told, "1")
+    assert_the_main_thread_has_its_share(told)
     does = {"0": "encode", "1": "embedding", "4": "apply"}
     for rank, span in does.items():
         assert roles[rank]["seconds_by_span"][span] > 0

@@ -45,6 +45,9 @@ def test_threads_learn_each_batch_once_and_go_on_from_a_checkpoint(train: Train)
     pushes = [one["pushes"] for one in told["sync"]["staleness"]["by_trainer"].values()]
     assert pushes == [2 * count for count in progress(folder, 100)["batches"]]  # of both stages
     assert 1.0 < told["sync"]["staleness"]["mean"] < 2 * THREADS
+    for role in told["roles"].values():
+        assert role["threads"] == (THREADS if role["role"].startswith("worker") else 1)
+        assert 0 < role["thread_cpu_seconds"] <= role["cpu_seconds"] + 0.01
     assert 0.05 < told["compression"]["gradient_density"] < 0.2
 
     code, resumed = train(

@@ -143,17 +143,18 @@ def _worker(
     )
 
 
-def crew(config: Config, layout: Layout, rank: WorkerRank, clock: SpanClock) -> Crew:
+def crew(config: Config, layout: Layout, rank: WorkerRank, meter: RankMeter) -> Crew:
     """The threads of a worker; what it holds itself is for when they are at rest."""
     messenger = rank.messenger
     parts = build_world.WorkerParts(
         worker=rank.worker, client=rank.client, compression=rank.compression
     )
-    mailbox = SharedMailbox(messenger.mailbox)
+    mailbox, clock = SharedMailbox(messenger.mailbox), meter.clock
     return Crew(
         build_world.thread_workers(config, layout, parts, messenger.channel.send, clock),
         ProcessRunner(mailbox=mailbox, patience_seconds=messenger.patience_seconds, clock=clock),
         mailbox,
+        meter,
     )
 
 

@@ -134,7 +134,7 @@ def follow(
         loader = build_model.loader(config, job.shards)
         crew = None
         if config.parallel.threads > 1:
-            crew = stack.enter_context(build_worker.crew(config, layout, worker, meter.clock))
+            crew = stack.enter_context(build_worker.crew(config, layout, worker, meter))
         follower = Follower(
             rank=worker,
             mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,

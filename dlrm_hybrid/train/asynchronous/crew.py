@@ -21,6 +21,7 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.parallel.worker import Worker, stage_inputs
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.types import Tick
 
 ReadNext = Callable[[], Batch | None]
@@ -37,6 +38,7 @@ class Crew:
         workers: one for each thread; they share parameters and a client.
         runner: of their programs.
         mailbox: of the runner.
+        meter: counts the CPU time of the threads.
 
     Attributes:
         mailbox: as given.
@@ -47,19 +49,24 @@ class Crew:
         workers: Sequence[Worker],
         runner: ProcessRunner,
         mailbox: SharedMailbox,
+        meter: RankMeter,
     ) -> None:
         self.mailbox = mailbox
-        self._workers, self._runner = workers, runner
+        self._workers, self._runner, self._meter = workers, runner, meter
         # Of OpenMP every thread has its own settings.
         settings = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(
-            len(workers), initializer=torch.set_num_threads, initargs=(settings,)
-        )
+
+        def begin() -> None:
+            torch.set_num_threads(settings)
+            meter.add_thread()
+
+        self._pool = ThreadPoolExecutor(len(workers), initializer=begin)
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._meter.drop_threads()
         self._pool.shutdown()
 
     def learn(self, first: int, read: ReadNext, learned: Learned) -> None:
