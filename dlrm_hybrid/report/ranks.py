@@ -1,4 +1,4 @@
-"""What the ranks of a role took: CPU time and memory."""
+"""Tables of how long steps take, and what ranks take: CPU time and memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dlrm_hybrid.report.measures import Summary, digits, integer, percent
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.report.tables import MAX_BARS
+from dlrm_hybrid.report.tables import MAX_BARS, span_of
 from dlrm_hybrid.telemetry.ranks import ratio, role_of, role_order
 
 MEGABYTE = 1e6
 ALL = "all"
+STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 
 
 def ranks(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
@@ -30,6 +31,28 @@ def ranks(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     ]
     columns = ("role", "ranks", "CPU s", "in threads that learn", "peak MB of a rank")
     return Table(columns, rows) if rows else None
+
+
+def steps(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """How long the steps of each run took; None where no rank has reported."""
+    rows = [
+        (label, *_step_cells(run.summary))
+        for label, run in zip(labels, runs, strict=True)
+        if run.summary["step_milliseconds"]["steps"]
+    ]
+    figures = (f"{name}, ms" for name in STEP_FIGURES)
+    columns = ("run", "steps", *figures, "p95 of trainers")
+    return Table(columns, rows) if rows else None
+
+
+def _step_cells(summary: Summary) -> list[str]:
+    found = summary["step_milliseconds"]
+    slow = [one["p95"] for one in found["by_trainer"].values()]
+    return [
+        span_of([found["steps"]], integer),
+        *(span_of([found[name]], digits) for name in STEP_FIGURES),
+        span_of(slow, digits),
+    ]
 
 
 def _by_role(summary: Summary) -> dict[str, list[Summary]]:

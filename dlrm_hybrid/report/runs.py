@@ -55,6 +55,11 @@ def read_summary(given: Mapping[str, Any]) -> dict[str, Any]:
     network["utilization_by_rank"] = shares or None
     summary["roles"] = _entries(given.get("roles"), _role)
     summary["sync"] = _sync(given.get("sync"))
+    steps, steps_given = summary["step_milliseconds"], _mapping(given.get("step_milliseconds"))
+    figures = {name: None for name in steps if name != "by_trainer"}
+    steps["by_trainer"] = _entries(
+        steps_given.get("by_trainer"), lambda trainer: _like(trainer, figures)
+    )
     return summary
 
 

@@ -113,15 +113,15 @@ def _staleness(sync: Summary) -> list[str]:
     found = sync["staleness"]
     means = [one["mean"] for one in found["by_trainer"].values()]
     return [
-        _range([sync["pushes"]], integer),
-        _range([found["mean"]], digits),
-        *(_range([found[name]], integer) for name in ("p50", "p95", "max")),
-        _range(means, digits),
-        _range(sync["batches_by_trainer"].values(), integer),
+        span_of([sync["pushes"]], integer),
+        span_of([found["mean"]], digits),
+        *(span_of([found[name]], integer) for name in ("p50", "p95", "max")),
+        span_of(means, digits),
+        span_of(sync["batches_by_trainer"].values(), integer),
     ]
 
 
-def _range(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+def span_of(values: Iterable[float | None], show: Callable[[float], str]) -> str:
     """From the least to the most of those that were measured."""
     known = [value for value in values if value is not None]
     ends = dict.fromkeys(show(end) for end in (min(known), max(known))) if known else [MISSING]

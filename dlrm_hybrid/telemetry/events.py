@@ -209,11 +209,14 @@ def _rank() -> Any:
         received_bytes=Amount,
         series=list[Window],
     )
-    stale = _record(counts=dict[Number, Positive], total=Count, largest=Count)
+    counts = dict[Number, Positive]
+    times = _record(counts=counts, total_seconds=Amount, largest_seconds=Amount)
+    stale = _record(counts=counts, total=Count, largest=Count)
     return _record(
         rank=Count,
         role=str,
         timed_steps=Count,
+        step_times=(times | None, None),
         seconds=_with_phases(Amount),
         cpu_seconds=_with_phases(Amount),
         thread_cpu_seconds=(_with_phases(Amount) | None, None),

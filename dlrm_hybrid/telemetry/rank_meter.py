@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.telemetry.compression import Counts, merged
+from dlrm_hybrid.telemetry.distributions.durations import DurationCounter
 from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer, to_json
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
 from dlrm_hybrid.telemetry.machine import peak_rss_bytes
@@ -131,6 +132,8 @@ class RankMeter:
     _most_threads: int = 1
     _thread_seconds: dict[Phase, float] = field(default_factory=_zeros)
     _counters: dict[Phase, Counters] = field(default_factory=_counters)
+    _step_times: DurationCounter = field(default_factory=DurationCounter)
+    _step_ended: float = 0.0  # of the seconds of training
     _cpu_series: Series = field(default_factory=Series)
     _taken: _Timed = field(default_factory=lambda: _Timed(0, 0.0, 0.0, {}))
 
@@ -152,7 +155,7 @@ class RankMeter:
     def switch(self, phase: Phase) -> None:
         """What comes now belongs to `phase`."""
         if phase is self._phase:
-            self._end_long_window()
+            self._end_long_window(time.perf_counter())
             return
         self._end_window()
         self._phase = phase
@@ -163,7 +166,11 @@ class RankMeter:
         self.step += 1
         if self._phase is Phase.TRAIN:
             self._timed_steps += 1
-            self._end_long_window()
+            now = time.perf_counter()
+            trained = self._seconds[Phase.TRAIN] + now - self._wall
+            self._step_times.add(trained - self._step_ended)
+            self._step_ended = trained
+            self._end_long_window(now)
             return
         self._warm_steps += 1
         if self._warm_steps == WARMUP_STEPS:
@@ -222,6 +229,7 @@ class RankMeter:
         counters = None if self.on_phase is None else self._counters
         return {
             "timed_steps": self._timed_steps,
+            "step_times": self._step_times.snapshot().to_json() if self._timed_steps else None,
             "seconds": dict(self._seconds),
             "cpu_seconds": dict(self._cpu_seconds),
             "thread_cpu_seconds": dict(self._thread_seconds),
@@ -261,8 +269,8 @@ class RankMeter:
         if self.interface is not None:
             self.interface.switch(training)
 
-    def _end_long_window(self) -> None:
-        if time.perf_counter() - self._wall >= CPU_WINDOW_SECONDS:
+    def _end_long_window(self, now: float) -> None:
+        if now - self._wall >= CPU_WINDOW_SECONDS:
             self._end_window()
 
     def _end_window(self) -> None:

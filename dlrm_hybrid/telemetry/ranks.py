@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlrm_hybrid.telemetry.distributions.durations import Durations, from_json, merged
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
+WORKER = re.compile(r"worker(?:-(\d{1,9})\.(\d{1,9}))?")  # trainer and stage
 SERVERS, TABLE_SERVERS = "servers", "table servers"
 
 RankValues = Mapping[str, Any]
@@ -50,6 +53,35 @@ def world_roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
         }
         for rank in sorted(ranks, key=lambda one: one["rank"])
     }
+
+
+def world_steps(ranks: Sequence[RankValues]) -> dict[str, Any]:
+    """How long steps took, by the clock of each trainer's last stage, or of the only process.
+
+    Args:
+        ranks: their reports; those of several attempts, or incarnations, are added up.
+    """
+    by_worker: dict[tuple[int, int], list[Durations]] = {}
+    for rank in ranks:
+        found = WORKER.fullmatch(rank["role"])
+        if found is not None and rank.get("step_times") is not None:
+            trainer, stage = found.groups(default="-1")
+            key = int(stage), int(trainer)
+            by_worker.setdefault(key, []).append(from_json(rank["step_times"]))
+    last = max((stage for stage, _ in by_worker), default=-1)
+    by_trainer = {
+        trainer: merged(times)
+        for (stage, trainer), times in sorted(by_worker.items())
+        if stage == last
+    }
+    return {
+        **_steps(merged(by_trainer.values())),
+        "by_trainer": {str(one): _steps(times) for one, times in by_trainer.items() if one >= 0},
+    }
+
+
+def _steps(times: Durations) -> dict[str, float | None]:
+    return {"steps": times.count or None, **times.milliseconds()}
 
 
 def role_of(name: str) -> str:

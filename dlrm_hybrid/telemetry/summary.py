@@ -8,7 +8,14 @@ from typing import Any
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.distributions.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.events import PHASES, Event, Kind
-from dlrm_hybrid.telemetry.ranks import RankValues, all_bytes, ratio, world_cpu, world_roles
+from dlrm_hybrid.telemetry.ranks import (
+    RankValues,
+    all_bytes,
+    ratio,
+    world_cpu,
+    world_roles,
+    world_steps,
+)
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
@@ -71,6 +78,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "test": _test_scores(record),
         "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
         "sync": world_sync(ranks, _batches(record), _losses(record)),
+        "step_milliseconds": world_steps(ranks),
         "cpu": world_cpu(ranks, cores),
         "roles": world_roles(ranks),
         "compression": {

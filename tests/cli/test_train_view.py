@@ -30,6 +30,7 @@ SUMMARY = {
     "samples_per_second": 12_345.6,
     "sync": None,
     "cpu": {"utilization": 0.5},
+    "step_milliseconds": {"steps": 1_000, "p50": 12_345.67, "p95": 23_456.78, "p99": 9e6},
     "roles": {
         "0": role("worker-0.0", 0.2, 1_000_000),
         "1": role("worker-1.0", 0.6, 2_000_000),
@@ -95,6 +96,13 @@ def test_what_was_not_measured_is_left_out() -> None:
     file = StringIO()
     show_roles(Terminal(Console(file=file)), [{"role": "worker", "cpu_utilization": None}])
     assert file.getvalue() == ""
+
+
+def test_a_line_says_how_long_steps_took_if_that_is_known() -> None:
+    told = "milliseconds a step: p50 12,345.7, p95 23,456.8, p99 9,000,000.0"
+    assert told in shown(80)
+    unknown = shown(80, {**SUMMARY, "step_milliseconds": {"steps": None}})
+    assert not any("a step" in line for line in unknown)
 
 
 def test_a_slow_trainer_is_named_where_none_waits_for_it() -> None:

@@ -15,7 +15,7 @@ from dlrm_hybrid.report import curves, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.measures import frame
 from dlrm_hybrid.report.page import build_report, html, markdown
-from dlrm_hybrid.report.ranks import ranks
+from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import fault_of
@@ -51,7 +51,7 @@ def draw_all(run: Run) -> None:
     """All that a report is made of but its pictures."""
     runs, names = [run], labels([run])
     made = (tables.comparison, tables.traffic, tables.roles, tables.origins, tables.spans)
-    for make in (*made, tables.staleness, tables.waits, ranks):
+    for make in (*made, tables.staleness, tables.waits, ranks, steps):
         make(runs, names)
     tables.differences([run, run], ["one", "two"])
     for axis in curves.Axis:

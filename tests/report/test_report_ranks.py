@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from made_runs import make_run, plain_events, world_events
 
-from dlrm_hybrid.report.ranks import ranks
+from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.telemetry.distributions.durations import DurationCounter
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.traffic import Phase
 
@@ -45,3 +46,18 @@ def test_a_row_for_each_run_where_there_would_be_too_many(world: Run) -> None:
     assert table is not None
     assert len(table.rows) == 6
     assert table.rows[0] == ("a · all", "3", "6.00", "40.0%", "1,200")
+
+
+def test_steps_are_told_of_runs_that_have_timed_them(world: Run, tmp_path: Path) -> None:
+    assert steps([world], ["world"]) is None
+    record = world_events()
+    for event in record:
+        counter = DurationCounter()
+        for number in range(100):
+            counter.add(0.001 if number < 90 else 0.01)
+        if event.values.get("role") in ("worker-0.1", "worker-0.0"):
+            event.values["step_times"] = counter.snapshot().to_json()
+    make_run(tmp_path / "timed", ["name=timed"], record)
+    table = steps([world, read_run(tmp_path / "timed")], ["world", "timed"])
+    assert table is not None
+    assert table.rows == [("timed", "100", "1.90", "0.993", "10.0", "10.0", "10.0", "10.0")]

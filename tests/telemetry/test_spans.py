@@ -148,9 +148,12 @@ def test_phases_decide_what_counts_and_spans_add_up_to_training(
     meter = RankMeter(None, SpanClock(passing.now))
     computing = meter.clock.within(Span.COMPUTE)
     meter.begin(7)
-    for _ in range(25):
+    for step in range(25):
         with computing:
             passing.ticks += 3
+        if step == 15:  # counts as nobody's time
+            with meter.within(Phase.CHECKPOINT):
+                passing.ticks += 50
         passing.ticks += 1
         meter.step_done()
     with meter.within(Phase.EVALUATE), computing:
@@ -160,6 +163,9 @@ def test_phases_decide_what_counts_and_spans_add_up_to_training(
     assert (meter.step, values["timed_steps"]) == (32, 20)
     assert (spans["compute"], spans["rest"], sum(spans.values())) == (60, 20, 80)
     assert (phases[Phase.TRAIN], phases[Phase.EVALUATE]) == (80, 1_000)
+    times = values["step_times"]
+    assert (sum(times["counts"].values()), times["total_seconds"]) == (20, 80)
+    assert times["largest_seconds"] == 4
     assert values["traffic"] is values["received"] is values["interface"] is None
 
 

@@ -1,7 +1,8 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
+from dlrm_hybrid.telemetry.distributions.durations import DurationCounter
 from dlrm_hybrid.telemetry.distributions.staleness import StalenessCounter, to_json
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
@@ -198,6 +199,7 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "seconds",
         "samples_per_second",
         "wall_seconds",
+        "step_milliseconds",
         "train",
         "test",
         "network",
@@ -222,3 +224,31 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "refused_connections",
         "by_phase",
     }
+
+
+def test_steps_are_timed_by_the_last_stage_of_each_trainer() -> None:
+    """Of all attempts and incarnations that came to their end."""
+    ranks: list[Event] = []
+    for role, seconds in {
+        "worker-0.0": [9.0],
+        "worker-0.1": [1.0, 1.0, 2.0],
+        "worker-10.1": [4.0],
+        "worker-2.1": [8.0],
+        "server-0": [7.0],
+    }.items():
+        counter = DurationCounter()
+        for one in seconds:
+            counter.add(one)
+        event, times = told(len(ranks), role, 0), counter.snapshot().to_json()
+        ranks.append(replace(event, values={**event.values, "step_times": times}))
+    again = ranks[1]
+    found = summarise([started(0, 1.0), *ranks, again], "complete", cores=2)["step_milliseconds"]
+    assert found.pop("by_trainer").keys() == {"0", "2", "10"}
+    assert found["steps"] == 8
+    assert found["mean"] == pytest.approx(2_500)
+    assert found["max"] == 8_000
+    alone = replace(again, values={**again.values, "role": "worker"})
+    found = summarise([started(0, 1.0), alone], "complete", cores=2)["step_milliseconds"]
+    assert (found["steps"], found["by_trainer"]) == (3, {})
+    unfinished = summarise([started(0, 1.0), point(10, 2.0, 0.5)], "failed", cores=2)
+    assert unfinished["step_milliseconds"]["p50"] is None

@@ -201,6 +201,8 @@ def assert_told_as_learned(folder: Path) -> None:
     # All leave out their first steps or batches: the leader's are as many as those of workers.
     timed = [one["timed_steps"] for one in ranks if one["role"].endswith(".0")]
     assert sum(timed) == len(saved) * leader["timed_steps"] > 0
+    by_trainer = summary(folder)["step_milliseconds"]["by_trainer"]
+    assert sorted(one["steps"] for one in by_trainer.values()) == sorted(timed)
 
 
 def test_a_record_of_another_run_is_refused(

@@ -19,6 +19,7 @@ IN_PROCESS = ("parallel=hybrid", "parallel.world=in_process")
 PROCESSES = ("parallel=hybrid", "parallel.cuts=[bottom.2]", "gradient=dct")
 TRAINERS = 2
 
+STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 KEYS = {
     *("status", "steps", "samples", "seconds", "samples_per_second", "wall_seconds", "restarts"),
     *("steps_planned", "steps_saved", "first_step", "arithmetic_changes"),
@@ -29,9 +30,16 @@ KEYS = {
     *("network.pull_density", "network.rate_bits_per_second", "network.interface_bytes"),
     *("network.foreign_messages", "network.refused_connections", "network.latency"),
     *(f"network.by_phase.{phase}.bytes" for phase in ("train", "evaluate", "checkpoint")),
+    *(f"step_milliseconds.{name}" for name in ("steps", *STEP_FIGURES)),
     *("cpu.utilization", "cpu.seconds", "sync"),
     *("compression.gradient_density", "compression.activation_density"),
 }
+TRAINER_KEYS = {
+    f"step_milliseconds.by_trainer.{trainer}.{name}"
+    for trainer in range(TRAINERS)
+    for name in ("steps", *STEP_FIGURES)
+}
+NO_TRAINERS = {"step_milliseconds.by_trainer"}
 CLASS_KEYS = {
     f"network.by_class.{traffic}.{name}"
     for traffic in Traffic
@@ -90,6 +98,16 @@ def assert_the_main_thread_has_its_share(told: Mapping[str, Any]) -> None:
     assert total == pytest.approx(told["cpu"]["seconds"])
 
 
+def assert_steps_add_up(told: Mapping[str, Any], clocks: int) -> None:
+    """Those after the warm-up, to the time that was trained, by so many clocks."""
+    steps = told["step_milliseconds"]
+    assert steps["steps"] == clocks * (STEPS - WARMUP_STEPS)
+    assert 0 < steps["p50"] <= steps["p95"] <= steps["p99"] <= steps["max"]
+    trained = 1e-3 * steps["mean"] * (STEPS - WARMUP_STEPS)
+    assert trained <= told["seconds"] + 1.0
+    assert trained >= 0.5 * told["seconds"]
+
+
 @pytest.mark.parametrize("world", [(), IN_PROCESS])
 def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: Train) -> None:
     code, folder = train("run", *world, *SHORT)
@@ -99,7 +117,10 @@ def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: T
     assert_waits_are(told, {"0": {"push", "parameters"} if world else set()})
     # A world of one process sees its frames, but not what trainers exchange for the tables.
     seen = {key for key in CLASS_KEYS if ".embedding." not in key} if world else set[str]()
-    assert set(keys(told)) == KEYS | BEST | roles_keys(1) | (seen or {"network.by_class"})
+    assert set(keys(told)) == KEYS | BEST | roles_keys(1) | NO_TRAINERS | (
+        seen or {"network.by_class"}
+    )
+    assert_steps_add_up(told, 1)
     assert_spans_add_up(told, "0")
     assert_the_main_thread_has_its_share(told)
     spans = told["roles"]["0"]["seconds_by_span"]
@@ -119,7 +140,8 @@ def test_processes_measure_everything_and_each_byte_twice(train: Train) -> None:
         told,
         {"0": first, "1": last - {"decision"}, "2": first, "3": last, "4": {"push"}},
     )
-    assert set(keys(told)) == KEYS | BEST | CLASS_KEYS | roles_keys(len(roles))
+    assert set(keys(told)) == KEYS | BEST | CLASS_KEYS | TRAINER_KEYS | roles_keys(len(roles))
+    assert_steps_add_up(told, TRAINERS)
     assert list(roles) == [str(rank) for rank in range(2 * TRAINERS + 1)]
     assert_spans_add_up(told, "1")
     assert_the_main_thread_has_its_share(told)

@@ -206,6 +206,10 @@ def show_run(terminal: Terminal, summary: Values) -> None:
     if summary["network"]["by_class"]:
         show_traffic(terminal, summary["network"])
     show_unknown_peers(terminal, summary["network"])
+    steps = summary["step_milliseconds"]
+    if steps["steps"]:
+        figures = (f"{name} {steps[name]:,.1f}" for name in ("p50", "p95", "p99"))
+        terminal.line(f"milliseconds a step: {', '.join(figures)}")
     speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is not None:
         used = "" if cpu is None else f", CPU {cpu:.0%}"  # None: no step after the warm-up
