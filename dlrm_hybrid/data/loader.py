@@ -88,6 +88,7 @@ class Loader:
     Attributes:
         steps_per_epoch: global batches in one epoch.
         dropped_rows: rows left out at the end of each epoch.
+        watch: is shown the ids (F, B) of each batch that is read; None: nobody is.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Loader:
         self._loaded: tuple[int, int] | None = None  # epoch and number of the block in memory
         self._order_R = np.empty(0, np.uint32)
         self.dropped_rows = rows % global_rows
+        self.watch: Callable[[npt.NDArray[np.int64]], None] | None = None
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
         """The batch at `state` and the state of the batch after it.
@@ -163,6 +165,8 @@ class Loader:
                 raise self._shards.fault(rows[int(row)] for row in order_B)
             filled += len(order_B)
             number, row = number + 1, 0
+        if self.watch is not None:
+            self.watch(batch.ids_FB)
         return batch
 
     def after(self, state: LoaderState) -> LoaderState:

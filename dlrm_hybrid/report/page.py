@@ -38,7 +38,8 @@ SPANS = (
 STEPS = (
     "From the end of one step to the end of the next, without evaluation and checkpoints, by the "
     "clock of each trainer's last stage, or of the only process; quantiles to 1 %. The p95 of "
-    "trainers goes from the fastest to the slowest."
+    "trainers goes from the fastest to the slowest. Ids a batch: distinct ones of one trainer's "
+    "batch, in all tables together."
 )
 WAITS = (
     "The wait of the section Time, by what it was for. Workers wait for a frame of this kind, for "

@@ -41,7 +41,7 @@ def steps(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
         if run.summary["step_milliseconds"]["steps"]
     ]
     figures = (f"{name}, ms" for name in STEP_FIGURES)
-    columns = ("run", "steps", *figures, "p95 of trainers")
+    columns = ("run", "steps", *figures, "p95 of trainers", "ids a batch")
     return Table(columns, rows) if rows else None
 
 
@@ -52,6 +52,7 @@ def _step_cells(summary: Summary) -> list[str]:
         span_of([found["steps"]], integer),
         *(span_of([found[name]], digits) for name in STEP_FIGURES),
         span_of(slow, digits),
+        span_of([summary["distinct_ids_per_batch"]["mean"]], integer),
     ]
 
 

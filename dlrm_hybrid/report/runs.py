@@ -60,6 +60,9 @@ def read_summary(given: Mapping[str, Any]) -> dict[str, Any]:
     steps["by_trainer"] = _entries(
         steps_given.get("by_trainer"), lambda trainer: _like(trainer, figures)
     )
+    ids_given = _mapping(given.get("distinct_ids_per_batch"))
+    ids = _entries(ids_given.get("by_trainer"), _number)
+    summary["distinct_ids_per_batch"]["by_trainer"] = ids
     return summary
 
 

@@ -229,6 +229,7 @@ def _rank() -> Any:
         cpu_series=(list[Annotated[Window, Field(max_length=3)]], []),
         versions=(_record(told=Count, elements=Count) | None, None),
         staleness=(dict[Number, stale] | None, None),
+        distinct_ids=(_record(batches=Positive, ids=Count) | None, None),
         strangers=(_record(foreign_messages=Count, refused_connections=Count) | None, None),
         interface=(interface | None, None),
     )

@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.telemetry.compression import Counts, merged
+from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.distributions.durations import DurationCounter
 from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer, to_json
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
@@ -112,6 +113,7 @@ class RankMeter:
         step: training steps done, over all attempts.
         versions: what servers here have published in this attempt; None where there are none.
         staleness: of pushes to servers here in this attempt; None where there are none.
+        id_sample: of the batches looked up here in this attempt; None where there are none.
     """
 
     on_phase: Callable[[Counters], None] | None
@@ -121,6 +123,7 @@ class RankMeter:
     step: int = 0
     versions: Callable[[], Versions] | None = None
     staleness: Callable[[], ByTrainer] | None = None
+    id_sample: IdSample | None = None
     _phase: Phase = Phase.WARMUP
     _warm_steps: int = 0
     _timed_steps: int = 0
@@ -146,6 +149,12 @@ class RankMeter:
         """All threads but the main one are about to end."""
         self._end_window()
         del self._threads[1:]
+
+    def sample_ids(self) -> IdSample:
+        """What counts the ids of batches that are looked up here."""
+        if self.id_sample is None:
+            self.id_sample = IdSample()
+        return self.id_sample
 
     def begin(self, step: int) -> None:
         """What comes now is warm-up, after so many steps."""
@@ -240,6 +249,7 @@ class RankMeter:
             "cpu_series": self._cpu_series.since(since_1970),
             "versions": None if self.versions is None else asdict(self.versions()),
             "staleness": None if self.staleness is None else to_json(self.staleness()) or None,
+            "distinct_ids": None if self.id_sample is None else self.id_sample.to_json(),
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
             and {phase: self._tallies(one.sent, TALLY_NAMES) for phase, one in counters.items()},

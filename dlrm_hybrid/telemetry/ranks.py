@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlrm_hybrid.telemetry.distributions.distinct_ids import mean_ids
 from dlrm_hybrid.telemetry.distributions.durations import Durations, from_json, merged
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
@@ -77,6 +78,27 @@ def world_steps(ranks: Sequence[RankValues]) -> dict[str, Any]:
     return {
         **_steps(merged(by_trainer.values())),
         "by_trainer": {str(one): _steps(times) for one, times in by_trainer.items() if one >= 0},
+    }
+
+
+def world_ids(ranks: Sequence[RankValues]) -> dict[str, Any]:
+    """Distinct ids of a trainer's batch, the mean of those that were counted.
+
+    Args:
+        ranks: their reports; those of several attempts, or incarnations, are added up.
+    """
+    by_trainer: dict[int, list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        found = WORKER.fullmatch(rank["role"])
+        if found is not None and (sample := rank.get("distinct_ids")) is not None:
+            by_trainer.setdefault(int(found[1] or -1), []).append(sample)
+    return {
+        "mean": mean_ids(one for several in by_trainer.values() for one in several),
+        "by_trainer": {
+            str(trainer): mean_ids(several)
+            for trainer, several in sorted(by_trainer.items())
+            if trainer >= 0
+        },
     }
 
 

@@ -13,6 +13,7 @@ from dlrm_hybrid.telemetry.ranks import (
     all_bytes,
     ratio,
     world_cpu,
+    world_ids,
     world_roles,
     world_steps,
 )
@@ -79,6 +80,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
         "sync": world_sync(ranks, _batches(record), _losses(record)),
         "step_milliseconds": world_steps(ranks),
+        "distinct_ids_per_batch": world_ids(ranks),
         "cpu": world_cpu(ranks, cores),
         "roles": world_roles(ranks),
         "compression": {

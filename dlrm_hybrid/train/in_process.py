@@ -27,6 +27,7 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
 from dlrm_hybrid.telemetry.compression import Counts, merged
+from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer
 from dlrm_hybrid.telemetry.distributions.staleness import merged as of_all
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
@@ -77,6 +78,7 @@ class InProcessEngine:
         evaluators: workers of one trainer with stage models of their own, for the master weights.
         test: the rows to evaluate.
         pace: of trainers that do not wait for each other; None where they make steps together.
+        id_sample: counts the ids of training batches.
     """
 
     ranks: Ranks
@@ -87,6 +89,7 @@ class InProcessEngine:
     evaluators: Sequence[Worker]
     test: TestPart
     pace: Pace | None
+    id_sample: IdSample
 
     @property
     def leader(self) -> int:

@@ -60,4 +60,4 @@ def test_steps_are_told_of_runs_that_have_timed_them(world: Run, tmp_path: Path)
     make_run(tmp_path / "timed", ["name=timed"], record)
     table = steps([world, read_run(tmp_path / "timed")], ["world", "timed"])
     assert table is not None
-    assert table.rows == [("timed", "100", "1.90", "0.993", "10.0", "10.0", "10.0", "10.0")]
+    assert table.rows == [("timed", "100", "1.90", "0.993", "10.0", "10.0", "10.0", "10.0", "–")]

@@ -199,7 +199,7 @@ def test_the_names_of_the_design_are_all_there() -> None:
         "seconds",
         "samples_per_second",
         "wall_seconds",
-        "step_milliseconds",
+        *("step_milliseconds", "distinct_ids_per_batch"),
         "train",
         "test",
         "network",

@@ -21,6 +21,7 @@ from world_runs import (
     tensors,
 )
 
+from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
@@ -203,6 +204,8 @@ def assert_told_as_learned(folder: Path) -> None:
     assert sum(timed) == len(saved) * leader["timed_steps"] > 0
     by_trainer = summary(folder)["step_milliseconds"]["by_trainer"]
     assert sorted(one["steps"] for one in by_trainer.values()) == sorted(timed)
+    ids = summary(folder)["distinct_ids_per_batch"]["by_trainer"]
+    assert len(ids) == len(saved) and min(ids.values()) > NUM_CATEGORICAL
 
 
 def test_a_record_of_another_run_is_refused(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from world_runs import Train, summary
 
+from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
@@ -31,6 +32,7 @@ KEYS = {
     *("network.foreign_messages", "network.refused_connections", "network.latency"),
     *(f"network.by_phase.{phase}.bytes" for phase in ("train", "evaluate", "checkpoint")),
     *(f"step_milliseconds.{name}" for name in ("steps", *STEP_FIGURES)),
+    "distinct_ids_per_batch.mean",
     *("cpu.utilization", "cpu.seconds", "sync"),
     *("compression.gradient_density", "compression.activation_density"),
 }
@@ -38,8 +40,8 @@ TRAINER_KEYS = {
     f"step_milliseconds.by_trainer.{trainer}.{name}"
     for trainer in range(TRAINERS)
     for name in ("steps", *STEP_FIGURES)
-}
-NO_TRAINERS = {"step_milliseconds.by_trainer"}
+} | {f"distinct_ids_per_batch.by_trainer.{trainer}" for trainer in range(TRAINERS)}
+NO_TRAINERS = {"step_milliseconds.by_trainer", "distinct_ids_per_batch.by_trainer"}
 CLASS_KEYS = {
     f"network.by_class.{traffic}.{name}"
     for traffic in Traffic
@@ -103,6 +105,7 @@ def assert_steps_add_up(told: Mapping[str, Any], clocks: int) -> None:
     steps = told["step_milliseconds"]
     assert steps["steps"] == clocks * (STEPS - WARMUP_STEPS)
     assert 0 < steps["p50"] <= steps["p95"] <= steps["p99"] <= steps["max"]
+    assert NUM_CATEGORICAL < told["distinct_ids_per_batch"]["mean"] < NUM_CATEGORICAL * BATCH
     trained = 1e-3 * steps["mean"] * (STEPS - WARMUP_STEPS)
     assert trained <= told["seconds"] + 1.0
     assert trained >= 0.5 * told["seconds"]

@@ -26,6 +26,7 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import pace as build_pace
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
+from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.evaluation import TestPart
@@ -84,8 +85,11 @@ def engine(
     if gates:
         servers = [(channel, gate.take) for (channel, _), gate in zip(servers, gates, strict=True)]
     runner = InProcessRunner(mailboxes=mailboxes, servers=servers, clock=clock)
+    sample, trainers = IdSample(), range(topology.trainers)
+    loaders = [build_model.loader(config, shards, trainer, sample) for trainer in trainers]
     return InProcessEngine(
         ranks=ranks,
+        id_sample=sample,
         messenger=Messenger(
             attempt=layout.attempt,
             channel=channels[0],
@@ -95,16 +99,13 @@ def engine(
         ),
         runner=runner,
         reads=[
-            ReadAhead(
-                clock.timed(Span.READ, build_model.loader(config, shards, trainer).read),
-                config.embedding.staleness,
-            )
-            for trainer in range(topology.trainers)
+            ReadAhead(clock.timed(Span.READ, loader.read), config.embedding.staleness)
+            for loader in loaders
         ],
         schedule=build_model.dense_schedule(config, steps),
         evaluators=evaluators,
         test=test_part(config, shards),
-        pace=build_pace.pace(config, shards, ranks, runner, gates, clock),
+        pace=build_pace.pace(config, shards, ranks, runner, gates, clock, sample),
     )
 
 

@@ -26,6 +26,7 @@ from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
+from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.train.progress import Plan
 
 
@@ -142,9 +143,11 @@ def schedule(config: Config, base_lr: float, steps: int) -> Schedule:
     return Constant(base_lr=base_lr)
 
 
-def loader(config: Config, shards: Shards, trainer: int = 0) -> Loader:
-    """Training batches of one trainer."""
-    return Loader(
+def loader(
+    config: Config, shards: Shards, trainer: int = 0, sample: IdSample | None = None
+) -> Loader:
+    """Training batches of one trainer; `sample` counts their ids."""
+    made = Loader(
         shards,
         batch_size=config.train.batch_size,
         seed=config.train.seed,
@@ -154,6 +157,9 @@ def loader(config: Config, shards: Shards, trainer: int = 0) -> Loader:
         trainer=trainer,
         trainers=config.parallel.trainers,
     )
+    if sample is not None:
+        made.watch = sample.add
+    return made
 
 
 def plan(config: Config, steps_per_epoch: int) -> Plan:

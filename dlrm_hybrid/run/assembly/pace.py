@@ -14,6 +14,7 @@ from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.train.asynchronous.order_log import TAKEN, Gate, order_file, read_order
 from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers
@@ -49,6 +50,7 @@ def pace(
     runner: InProcessRunner,
     gates: Sequence[Gate],
     clock: SpanClock,
+    sample: IdSample,
 ) -> Pace | None:
     """Who learns when; None where trainers make their steps together.
 
@@ -59,10 +61,11 @@ def pace(
         runner: of their programs.
         gates: at the servers, for a run that is played back.
         clock: of the process.
+        sample: counts the ids of batches.
     """
     if config.sync.name != "async":
         return None
-    topology, loader = build.topology(config), build_model.loader(config, shards)
+    topology, loader = build.topology(config), build_model.loader(config, shards, sample=sample)
     trainers = Trainers(
         workers=[
             [ranks.workers[topology.worker(trainer, stage)] for stage in range(topology.stages)]

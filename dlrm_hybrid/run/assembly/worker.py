@@ -110,7 +110,8 @@ def _worker(
     """With tables for training, and for batches of any size."""
     rank, stages = messenger.rank, layout.topology.stages
     send = messenger.channel.send
-    loader = build_model.loader(config, shards, rank // stages)
+    sample = None if tables[0] is None else meter.sample_ids()
+    loader = build_model.loader(config, shards, rank // stages, sample)
     parts = build_world.worker(config, layout, rank, send, tables[0], meter.clock)
     runner = ProcessRunner(
         mailbox=messenger.mailbox,

@@ -131,7 +131,8 @@ def follow(
         if not job.task.incarnation:
             resume(job, worker, say_nothing)
         meter.step = worker.step
-        loader = build_model.loader(config, job.shards)
+        sample = None if worker.worker.tables is None else meter.sample_ids()
+        loader = build_model.loader(config, job.shards, sample=sample)
         crew = None
         if config.parallel.threads > 1:
             crew = stack.enter_context(build_worker.crew(config, layout, worker, meter))

@@ -101,6 +101,7 @@ def be_rank(
             uncounted=engine.uncounted,
             versions=engine.versions,
             staleness=engine.staleness,
+            id_sample=engine.id_sample,
         )
         meter.begin(0)
         with _telling(job, report, meter, None):
