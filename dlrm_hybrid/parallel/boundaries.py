@@ -5,8 +5,8 @@ Shapes: b rows of a micro-batch, N width of what enters the stage, M of what lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.effects import Port, Program
-from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber
 from dlrm_hybrid.wire.frame import Kind
+
+Underway = Callable[[Literal["F", "B"], int, int], Iterable[tuple[BatchNumber, int]]]
+"""(kind, sender, receiver) to batch and micro-batch of what is between two stages."""
 
 EVALUATION = 2**16 - 1
 """Number of the only micro-batch of a batch that is predicted: no training step has so many."""
@@ -122,26 +124,25 @@ class Boundaries:
         yield self._from(self.port.rank + 1, Kind.RECEIVED, self._after(batch, EVALUATION))
 
     def receive_ahead(
-        self, pipeline: Pipeline, ticks: int, rows: Callable[[BatchNumber], int]
+        self, underway: Underway, rows: Callable[[BatchNumber], int]
     ) -> Program[None]:
-        """Receive all that neighbours have sent in so many ticks, for `state_dict`.
+        """Receive all that neighbours have sent and this stage has not asked for, for `state_dict`.
 
         Args:
-            pipeline: that all stages follow.
-            ticks: that many are done.
+            underway: says what that is; `Pipeline.underway` after so many ticks.
             rows: of the micro-batches of a batch.
         """
-        stage, last = self._part.index, len(pipeline.ops) - 1
-        if stage > 0:
-            for batch, microbatch in pipeline.underway("F", stage - 1, stage, ticks):
-                entered_bN = yield from self.receive_activations(batch, microbatch, rows(batch))
+        stage = self._part.index
+        if not self._part.is_first:
+            for key in underway("F", stage - 1, stage):
+                entered_bN = yield from self.receive_activations(*key, rows(key[0]))
                 assert entered_bN is not None
-                self._ahead[Kind.ACTIVATION, batch, microbatch] = entered_bN
-        if stage < last:
-            for batch, microbatch in pipeline.underway("B", stage + 1, stage, ticks):
-                gradient_bM = yield from self.receive_gradient(batch, microbatch, rows(batch))
+                self._ahead[Kind.ACTIVATION, *key] = entered_bN
+        if not self._part.is_last:
+            for key in underway("B", stage + 1, stage):
+                gradient_bM = yield from self.receive_gradient(*key, rows(key[0]))
                 assert gradient_bM is not None
-                self._ahead[Kind.ACTIVATION_GRADIENT, batch, microbatch] = gradient_bM
+                self._ahead[Kind.ACTIVATION_GRADIENT, *key] = gradient_bM
 
     def state_dict(self) -> dict[str, Tensor]:
         """Masks from forward to backward, None as an empty matrix, and what was received ahead."""

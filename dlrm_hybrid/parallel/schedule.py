@@ -23,7 +23,7 @@ class Op(NamedTuple):
         kind: F or B.
         microbatch: of a batch, counted from 0.
         delay: of the batch that was read so many ticks ago; the first ticks leave out what would
-            come before the first batch, and what is in flight at the end of a run is dropped.
+            come before the first batch, those after the last one what would come behind it.
     """
 
     kind: Literal["F", "B"]
@@ -54,22 +54,42 @@ class Pipeline:
         ops = tuple(schedule(stage, stages, microbatches) for stage in range(stages))
         return cls(ops, microbatches)
 
-    def done(self, stage: int, kind: Literal["F", "B"], microbatch: int, ticks: int) -> int:
-        """Batches that have had one op of a stage; it goes through them in their order."""
-        (delay,) = (one.delay for one in self.ops[stage] if one[:2] == (kind, microbatch))
-        return max(0, ticks - delay)
+    @property
+    def most_in_flight(self) -> int:
+        """Batches that may be on their way, and the ticks in which these come to their end."""
+        return max(op.delay for ops in self.ops for op in ops)
 
-    def pushed(self, stage: int, ticks: int) -> int:
-        """Batches whose gradients a stage has pushed."""
-        return self.done(stage, "B", self.microbatches - 1, ticks)
+    def delay(self, stage: int, kind: Literal["F", "B"], microbatch: int) -> int:
+        """Ticks between reading a batch and one op of a stage."""
+        (delay,) = (one.delay for one in self.ops[stage] if one[:2] == (kind, microbatch))
+        return delay
+
+    def done(
+        self, stage: int, kind: Literal["F", "B"], microbatch: int, ticks: int, emptied: int = 0
+    ) -> int:
+        """Batches that have had one op of a stage; it goes through them in their order.
+
+        Args:
+            stage: that goes through them.
+            kind: of the op.
+            microbatch: of the op.
+            ticks: in which a batch was read.
+            emptied: how many of them were done when last nothing was in flight.
+        """
+        return max(emptied, ticks - self.delay(stage, kind, microbatch))
+
+    def pushed(self, stage: int, ticks: int, emptied: int = 0) -> int:
+        """Batches whose gradients a stage has pushed; see `done`."""
+        return self.done(stage, "B", self.microbatches - 1, ticks, emptied)
 
     def underway(
-        self, kind: Literal["F", "B"], sender: int, receiver: int, ticks: int
+        self, kind: Literal["F", "B"], sender: int, receiver: int, ticks: int, emptied: int = 0
     ) -> Iterator[tuple[BatchNumber, int]]:
         """Batch and micro-batch of what one stage has sent and the other has not yet asked for."""
         for microbatch in range(self.microbatches):
-            received = self.done(receiver, kind, microbatch, ticks)
-            for batch in range(received, self.done(sender, kind, microbatch, ticks)):
+            received = self.done(receiver, kind, microbatch, ticks, emptied)
+            sent = self.done(sender, kind, microbatch, ticks, emptied)
+            for batch in range(received, sent):
                 yield BatchNumber(batch), microbatch
 
 
@@ -102,6 +122,31 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
     return tuple(ops)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class DiverselyStale:
+    """DSP: in each tick a stage does the forward of one batch and the backward of an older one.
+
+    Every stage computes backward again from what entered, with the weights there are then, and
+    learns at once (Xu, Huo and Huang, CVPR 2020). Nobody needs a clock: a stage waits for what
+    enters and for gradients, and for nothing else, so the bits are those of any timing.
+
+    Attributes:
+        delays: p, ticks from a stage's forward of a batch to that of the next stage; 0 at the end.
+        staleness: m, updates of a stage between forward and backward of a batch; 0 at the end.
+            What p and the next stage's m leave of it is q, the ticks of a gradient.
+    """
+
+    delays: tuple[int, ...]
+    staleness: tuple[int, ...]
+
+    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+        """A `Schedule` for as many stages as there are delays, and batches in one part."""
+        forward = sum(self.delays[:stage])
+        return (Op("F", 0, forward), Op("B", 0, forward + self.staleness[stage]))
+
+
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {"sequential": sequential, "gpipe": gpipe, "one_f_one_b": one_f_one_b}
 )
+"""Those that need no more than their name."""

@@ -109,13 +109,13 @@ class Stage:
         self._weights = model.dense_parameters()
         self._batches: dict[BatchNumber, _Batch] = {}
 
-    def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None) -> None:
+    def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch in.
 
         Args:
             batch: its number.
             inputs: its rows.
-            pooled_BFD: rows of the tables; not None where the interaction is.
+            pooled_BFD: rows of the tables, if they have been looked up.
 
         Raises:
             ConfigError: it does not divide into micro-batches.
@@ -123,22 +123,27 @@ class Stage:
         rows = microbatch_rows(inputs.rows, self.microbatches)
         self._batches[batch] = _Batch(inputs=inputs, pooled_BFD=pooled_BFD, rows=rows)
 
+    def __contains__(self, batch: BatchNumber) -> bool:
+        """Whether a batch is in flight."""
+        return batch in self._batches
+
+    def ids(self, batch: BatchNumber) -> Tensor:
+        """What a batch in flight looks up, (F, B)."""
+        ids_FB = self._batches[batch].inputs.ids_FB
+        assert ids_FB is not None
+        return ids_FB
+
+    def take_rows(self, batch: BatchNumber, pooled_BFD: Tensor) -> None:
+        """Rows of the tables for a batch in flight; before its first forward."""
+        self._batches[batch].pooled_BFD = pooled_BFD
+
     def rows(self, batch: BatchNumber) -> int:
         """Rows b of each micro-batch of a batch in flight."""
-        return self._flying(batch).rows
+        return self._batches[batch].rows
 
-    def _flying(self, batch: BatchNumber) -> _Batch:
-        found = self._batches.get(batch)
-        if found is None:
-            raise DlrmError(
-                f"stage {self.model.part.index}: batch {batch} is not in flight; the checkpoints "
-                "of runs hold no batches in flight, so a schedule with delays cannot resume"
-            )
-        return found
-
-    def batches(self) -> dict[BatchNumber, Inputs]:
-        """The batches in flight, in their order."""
-        return {batch: flying.inputs for batch, flying in sorted(self._batches.items())}
+    def looked_up(self) -> list[BatchNumber]:
+        """The batches in flight whose rows of the tables are here, in their order."""
+        return sorted(batch for batch, one in self._batches.items() if one.pooled_BFD is not None)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Views of all that is in flight, between two ticks.
@@ -193,7 +198,7 @@ class Stage:
             microbatch: its number in the batch.
             received_bN: from the stage before, becomes part of the graph; None in the first.
         """
-        part, flying = self.model.part, self._flying(batch)
+        part, flying = self.model.part, self._batches[batch]
         if part.is_first:
             entered_bN = aligned(flying.of(flying.inputs.dense_BI, microbatch))
         else:
@@ -231,14 +236,14 @@ class Stage:
             microbatch: its number in the batch; its forward has been done.
             received_bM: gradient of what left; None in the last stage.
         """
-        part, flying = self.model.part, self._flying(batch)
+        part, flying = self.model.part, self._batches[batch]
         graph = flying.graphs.pop(microbatch)
         if graph.left is None:
             self.forward(batch, microbatch, graph.entered_bN)
             graph = flying.graphs.pop(microbatch)
         assert graph.left is not None
         if part.is_last:
-            received_bM = torch.tensor(1 / self.microbatches)
+            received_bM = torch.tensor(1 / self.microbatches, dtype=graph.left.dtype)
         leaves: list[Tensor] = list(self._weights.values())
         if graph.pooled_bFD is not None:
             leaves.append(graph.pooled_bFD)

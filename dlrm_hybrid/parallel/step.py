@@ -1,7 +1,7 @@
 """What one worker does in a tick, as a generator of effects; see `parallel.effects`.
 
 train step:
-    look up the ids                                       (the stage with the interaction)
+    look up the ids of the batch whose forward follows    (the stage with the interaction)
     pull the version of the weights that the next push is computed with
     forward and backward of the micro-batches, as the schedule says:
         forward:  receive activations, compute, send activations
@@ -79,8 +79,19 @@ class StepStage(Protocol):
 
     microbatches: int
 
-    def begin(self, batch: BatchNumber, inputs: Any, pooled_BFD: Any) -> None:
-        """Take a batch in, and its rows of the tables; None but where the interaction is."""
+    def begin(self, batch: BatchNumber, inputs: Any) -> None:
+        """Take a batch in."""
+
+    def __contains__(self, batch: BatchNumber) -> bool:
+        """Whether a batch is in flight."""
+        ...
+
+    def ids(self, batch: BatchNumber) -> Any:
+        """What a batch in flight looks up."""
+        ...
+
+    def take_rows(self, batch: BatchNumber, pooled_BFD: Any) -> None:
+        """What a batch in flight has looked up, before its first forward."""
 
     def rows(self, batch: BatchNumber) -> int:
         """Rows of each micro-batch of a batch in flight."""
@@ -221,20 +232,32 @@ class StepMetrics:
         )
 
 
-def train_step(worker: StepWorker, tick: Tick, inputs: StepInputs) -> Program[StepMetrics]:
+def train_step(worker: StepWorker, tick: Tick, inputs: StepInputs | None) -> Program[StepMetrics]:
     """Do the ops of one tick, in which the batch of the same number is read.
+
+    Batches that are not in flight are left out: those before the first that was read, and those
+    after the last.
+
+    Args:
+        worker: does them.
+        tick: its number.
+        inputs: of the batch; None once all have been read.
 
     Raises:
         ConfigError: the batch does not divide into micro-batches.
         DlrmError: a frame is not what it should be.
     """
-    stage, boundaries = worker.stage, worker.boundaries
-    yield from _begin(worker, BatchNumber(tick), inputs)
+    stage, boundaries, index = worker.stage, worker.boundaries, worker.part.index
+    if inputs is not None:
+        _read(worker, BatchNumber(tick), inputs)
+    forward = BatchNumber(tick - worker.pipeline.delay(index, "F", 0))
+    if worker.tables is not None and forward in stage:
+        stage.take_rows(forward, (yield from look_up(worker, worker.tables, forward)))
     yield from worker.client.pull()
     metrics = StepMetrics()
-    for kind, microbatch, delay in worker.pipeline.ops[worker.part.index]:
+    for kind, microbatch, delay in worker.pipeline.ops[index]:
         batch = BatchNumber(tick - delay)
-        if batch < 0:
+        if batch not in stage:
             continue
         key = (batch, microbatch)
         if kind == "F":
@@ -252,16 +275,27 @@ def train_step(worker: StepWorker, tick: Tick, inputs: StepInputs) -> Program[St
     return metrics
 
 
-def _begin(worker: StepWorker, batch: BatchNumber, inputs: StepInputs) -> Program[None]:
-    """Look up the rows of a batch, and take it in."""
-    pooled_BFD = None
+def drain(worker: StepWorker, ticks: int) -> Program[StepMetrics]:
+    """After so many ticks, do the ops that are left of the batches in flight; none is read."""
+    metrics = StepMetrics()
+    for tick in range(ticks, ticks + worker.pipeline.most_in_flight):
+        metrics = metrics.plus((yield from train_step(worker, Tick(tick), None)))
+    return metrics
+
+
+def _read(worker: StepWorker, batch: BatchNumber, inputs: StepInputs) -> None:
+    """Take a batch in, and ask for its rows and those of the next ones where that helps."""
+    worker.stage.begin(batch, inputs)
     if worker.tables is not None:
         assert inputs.ids_FB is not None
         for number, ids_FB in enumerate((inputs.ids_FB, *inputs.coming), batch):
             worker.tables.prefetch(BatchNumber(number), ids_FB)
-        lr = worker.embedding_schedule.lr(batch)
-        pooled_BFD = yield from worker.tables.lookup(batch, inputs.ids_FB, lr)
-    worker.stage.begin(batch, inputs, pooled_BFD)
+
+
+def look_up(worker: StepWorker, tables: StepTables, batch: BatchNumber) -> Program[Any]:
+    """Rows of the tables for a batch in flight."""
+    lr = worker.embedding_schedule.lr(batch)
+    return (yield from tables.lookup(batch, worker.stage.ids(batch), lr))
 
 
 def _finish(worker: StepWorker, batch: BatchNumber) -> Program[StepResult]:

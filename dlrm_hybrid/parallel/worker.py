@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from dlrm_hybrid.parallel.dense.client import Client
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.parallel.stage import Inputs, Stage, predict_stage
+from dlrm_hybrid.parallel.step import look_up
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.types import BatchNumber
 
@@ -68,17 +70,19 @@ def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> 
     )
 
 
-def state_in_flight(worker: Worker, ticks: int) -> Program[dict[str, Tensor]]:
-    """Views of what a checkpoint must hold of batches that wait for their backward.
+def state_in_flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[dict[str, Tensor]]:
+    """Views of what a checkpoint must hold of batches that wait for an op.
 
     Args:
         worker: between two ticks.
         ticks: that many are done.
+        emptied: that many were done when last nothing was in flight.
 
     Raises:
         DlrmError: a batch is in the middle of its backward.
     """
-    yield from worker.boundaries.receive_ahead(worker.pipeline, ticks, worker.stage.rows)
+    underway = partial(worker.pipeline.underway, ticks=ticks, emptied=emptied)
+    yield from worker.boundaries.receive_ahead(underway, worker.stage.rows)
     boundaries = {f"boundaries.{k}": v for k, v in worker.boundaries.state_dict().items()}
     return boundaries | {f"stage.{k}": v for k, v in worker.stage.state_dict().items()}
 
@@ -93,10 +97,9 @@ def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]
     worker.stage.load_state_dict(parts["stage"])
     if worker.tables is None:
         return
-    for batch, inputs in worker.stage.batches().items():
-        assert inputs.ids_FB is not None
+    for batch in worker.stage.looked_up():
         # For the update that will follow: the rows of then are in the state.
-        yield from worker.tables.lookup(batch, inputs.ids_FB, worker.embedding_schedule.lr(batch))
+        yield from look_up(worker, worker.tables, batch)
 
 
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
@@ -30,7 +31,7 @@ from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Effect, Port, Together
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage
-from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
@@ -93,6 +94,7 @@ class TinyWorld:
         optimizer: DenseOptimizer = SGD,
         lr: float = LR,
         table_lr: float | None = None,
+        codec: Callable[[], ActivationCodec] = DenseCodec,
     ) -> None:
         partition = Partition.of(spec, layout.cuts)
         stages = partition.stages
@@ -136,7 +138,7 @@ class TinyWorld:
                 if layout.servers
                 else LocalClient(weights, config, SpanClock())
             )
-            codecs = {boundary: DenseCodec() for boundary in range(len(stages))}
+            codecs = {boundary: codec() for boundary in range(len(stages))}
             self.workers.append(
                 Worker(
                     rank=rank,
@@ -173,15 +175,21 @@ class TinyWorld:
         """One step of all workers; a batch for each trainer."""
         return self._run(lambda worker, batch: train_step(worker, Tick(step), batch), batches)
 
+    def drain(self, ticks: int) -> list[StepMetrics]:
+        """After so many ticks, the ops that are left, by worker."""
+        return self._run_programs([drain(worker, ticks) for worker in self.workers])
+
     def predict(self, number: int, batches: list[Inputs]) -> list[Tensor | None]:
         """The logits of one batch of each trainer, by worker."""
         return self._run(lambda worker, batch: predict_batch(worker, number, batch), batches)
 
-    def save(self, ticks: int) -> dict[str, dict[str, Tensor]]:
+    def save(self, ticks: int, emptied: int = 0) -> dict[str, dict[str, Tensor]]:
         """Copies of all that lasts, after so many ticks; by rank what is in flight."""
         owners = self.servers or [worker.client for worker in self.workers]
         dense = {name: one for owner in owners for name, one in owner.tensors().items()}
-        flying = self._run_programs([state_in_flight(worker, ticks) for worker in self.workers])
+        flying = self._run_programs(
+            [state_in_flight(worker, ticks, emptied) for worker in self.workers]
+        )
         state = {"dense": dense, "tables": self.embeddings.weights()}
         state |= {str(worker.rank): one for worker, one in zip(self.workers, flying, strict=True)}
         return {
@@ -193,11 +201,12 @@ class TinyWorld:
         """Go on from `save`."""
         for name, table in self.embeddings.weights().items():
             table.copy_(state["tables"][name])
-        for server in self.servers:
-            assert not server.restart(self.pipeline.pushed(0, ticks), state["dense"])
+        pushed = [self.pipeline.pushed(stage, ticks) for stage in range(self.topology.stages)]
+        for index, server in enumerate(self.servers):
+            for to, frame, num_bytes in server.restart(pushed, state["dense"]):
+                self._sender(self.topology.server(index))(to, frame, num_bytes)
         for worker in self.workers:
-            pushed = self.pipeline.pushed(worker.part.index, ticks)
-            worker.client.restart(pushed, state["dense"])
+            worker.client.restart(pushed[worker.part.index], state["dense"])
         self._run_programs(
             [load_in_flight(worker, state[str(worker.rank)]) for worker in self.workers]
         )
@@ -269,7 +278,7 @@ class TinyWorld:
             if not isinstance(effect, Receive):
                 continue
             queue = self._queues[rank]
-            frame = next((one for one in queue if _is_wanted(one, effect)), None)
+            frame = next((one for one in queue if is_wanted(one, effect)), None)
             if frame is not None:
                 queue.remove(frame)
             if frame is not None or not effect.waits:
@@ -342,6 +351,6 @@ def reads(worker: Worker, batch: Inputs) -> Inputs:
     )
 
 
-def _is_wanted(frame: Frame, wanted: Receive) -> bool:
+def is_wanted(frame: Frame, wanted: Receive) -> bool:
     keys = ("kind", "sender", "number", "boundary", "round", "microbatch")
     return all(getattr(frame, key) == getattr(wanted, key) for key in keys)

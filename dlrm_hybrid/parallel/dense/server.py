@@ -101,7 +101,7 @@ class ParameterServer:
         }
         self._pushed: dict[Push, Update] = {}
         self._staleness = StalenessCounter()
-        self._states = self._settled(0)
+        self._states = self._settled((0,) * topology.stages)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
         """Take a PUSH, which may be empty, or a PULL; the answers to send before the next call.
@@ -211,14 +211,14 @@ class ParameterServer:
             if stage is None or owned == stage
         )
 
-    def restart(self, pushed: int, values: Mapping[str, Tensor]) -> list[Outgoing]:
+    def restart(self, pushed: int | Sequence[int], values: Mapping[str, Tensor]) -> list[Outgoing]:
         """Go on from the `tensors` of a checkpoint made after so many pushes of each worker.
 
         Where workers have versions of their own: after so many pushes of all together, when every
         replica was equal to the weights.
 
         Args:
-            pushed: since the run began.
+            pushed: since the run began; of each stage, or the same of all.
             values: by name.
 
         Returns:
@@ -228,24 +228,25 @@ class ParameterServer:
             DataError: a value is missing or has another shape.
         """
         copy_into(self.tensors(), values)
-        self._states = self._settled(pushed)
+        pushed_S = (pushed,) * self._topology.stages if isinstance(pushed, int) else pushed
+        self._states = self._settled(pushed_S)
         self._pushed.clear()
         for bucket in self._buckets.values():
             bucket.resume()
         policy = self._options.policy
-        newest = policy.settled(pushed)
         outgoing: list[Outgoing] = []
         for stage, bucket in self._buckets.items():
-            to = self._topology.stage_group(stage)
-            for number in range(resumed_version(policy, pushed) + 1, newest + 1):
+            to, newest = self._topology.stage_group(stage), policy.settled(pushed_S[stage])
+            for number in range(resumed_version(policy, pushed_S[stage]) + 1, newest + 1):
                 sections = bucket.sections(newest - number)
                 outgoing += self._publish(stage, Version(number), sections, to, newest - number)
         return outgoing
 
-    def _settled(self, pushed: int) -> dict[int, BucketState]:
+    def _settled(self, pushed_S: Sequence[int]) -> dict[int, BucketState]:
         policy, topology = self._options.policy, self._topology
         return {
-            stage: policy.bucket(topology.stage_group(stage), pushed) for stage in self._buckets
+            stage: policy.bucket(topology.stage_group(stage), pushed_S[stage])
+            for stage in self._buckets
         }
 
     def _followers(self, stage: int) -> tuple[int, ...]:
