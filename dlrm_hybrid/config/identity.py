@@ -53,6 +53,9 @@ LOOKUPS = (
     *("parallel.trainers", "sync.name", "embedding.name", "embedding.staleness"),
     *("embedding.cache_rows", "embedding.cache_batches"),
 )
+# What batches in flight are to workers belongs to these.
+FLIGHTS = ("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name")
+STALE_SCHEDULE = "dsp"  # the schedule with which batches are in flight between steps
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
@@ -121,6 +124,26 @@ def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether rows that were looked up ahead fit as they are."""
     return _same(saved, now, LOOKUPS) and _rests(saved) == _rests(now)
+
+
+def in_flight(facts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint with these facts was made while batches were between two stages."""
+    progress, schedule = facts["progress"], facts["config"].get("schedule", {})
+    is_stale = schedule.get("name") == STALE_SCHEDULE
+    return is_stale and progress["step"] > progress.get("emptied", 0)
+
+
+def other_flights(facts: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each key with which a run cannot go on with the batches in flight."""
+    if not in_flight(facts):
+        return []
+    before, after = _without(facts["config"], FREE), _without(now, FREE)
+    return [
+        f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}, and holds "
+        "batches in flight; that at the end of its run holds none"
+        for key in sorted(before.keys() | after.keys())
+        if is_below(key, FLIGHTS) and before.get(key) != after.get(key)
+    ]
 
 
 def _rests(values: Mapping[str, Any]) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
+from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import NUM_DENSE
 
@@ -37,6 +38,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     },
     "embedding.storage=mmap": {"embedding.folder": None},
     "sync=bounded": {"sync.staleness": 0},
+    "schedule=dsp": dict.fromkeys(STALE_KEYS),
     "sync=async": {
         **{"sync.lr_scale": None, "sync.warmup_steps": 0},
         **{"sync.in_flight": 1, "sync.ahead": None, "parallel.threads": 1},
@@ -57,18 +59,10 @@ NEEDED: Mapping[str, Mapping[str, str]] = {
     "optimizer=momentum": {"optimizer.momentum": "a number"},
     "optimizer=adagrad": {"optimizer.eps": "a number"},
     "sync=async": {"sync.lr_scale": "trainers or one"},
+    "schedule=dsp": {key: "a number for each stage" for key in STALE_KEYS},
     "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},
     "activation=dct": {"activation.allow_rice": "true or false"},
 }
-
-
-def shown(value: Any) -> str:
-    """A value as messages have it."""
-    if value is None:
-        return "null"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, cast('tuple[Any, ...]', value)))}]"
-    return repr(value) if isinstance(value, str) else str(value)
 
 
 def _choices(config: Config) -> Iterator[str]:
@@ -161,10 +155,7 @@ def _parallel(config: Config) -> Iterator[str]:
         )
 
 
-def _pipeline(config: Config) -> Iterator[str]:
-    microbatches, batch = config.schedule.microbatches, config.train.batch_size
-    if batch % microbatches:
-        yield (f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}")
+def _sync(config: Config) -> Iterator[str]:
     if config.sync.name == "bounded" and not config.sync.staleness:
         yield "sync.staleness = 0: sync=bounded needs 1 or more; for 0 use sync=sync"
     if config.sync.name != "sync" and config.parallel.servers == 0:
@@ -394,6 +385,6 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_choices, _data, _model, _optimizer, _parallel, _pipeline, _tables, _network),
+    *(_choices, _data, _model, _optimizer, _parallel, schedule_rules, _sync, _tables, _network),
     *(gradient_rules, _pull, _activation),
 )

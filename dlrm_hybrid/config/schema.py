@@ -128,12 +128,20 @@ class SyncConfig:
     replay: Path | None
 
 
+Ticks = Annotated[int, Field(ge=0, le=1024)]
+
+
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The order in which micro-batches pass through the stages."""
+    """The order in which batches and their parts pass through the stages.
 
-    name: Literal["sequential", "gpipe", "one_f_one_b"]
+    `delays` and `staleness` belong to `dsp`; null elsewhere.
+    """
+
+    name: Literal["sequential", "gpipe", "one_f_one_b", "dsp"]
     microbatches: Annotated[int, Field(ge=1, le=1024)]
+    delays: tuple[Ticks, ...] | None
+    staleness: tuple[Ticks, ...] | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

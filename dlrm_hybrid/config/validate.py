@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 from dlrm_hybrid.bounds import PATTERNS
 from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import REPLACED, unknown_key
-from dlrm_hybrid.config.rules import RULES, shown
+from dlrm_hybrid.config.rules import RULES
+from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, printable
 
@@ -28,6 +29,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "network": {"colocate_tables": False},
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
     "pull": {"sparsity": None},
+    "schedule": {"delays": None, "staleness": None},
     "sync": {
         **{"lr_scale": None, "warmup_steps": 0, "in_flight": 1, "ahead": None},
         **{"record": False, "replay": None},

@@ -22,7 +22,10 @@ from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.parallel.stage import Inputs, Stage, predict_stage
 from dlrm_hybrid.parallel.step import look_up
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.types import BatchNumber, DataError
+
+FLIGHT_PREFIX = "flight."
+"""Of the names of all that batches between two steps leave in workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,33 @@ def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]
     for batch in worker.stage.looked_up():
         # For the update that will follow: the rows of then are in the state.
         yield from look_up(worker, worker.tables, batch)
+
+
+def flight(worker: Worker, ticks: int, emptied: int) -> Program[dict[str, Tensor]]:
+    """`state_in_flight` under names that no other worker uses; empty where no tick leaves any."""
+    if not worker.pipeline.most_in_flight:
+        return {}
+    state = yield from state_in_flight(worker, ticks, emptied)
+    return {f"{FLIGHT_PREFIX}{worker.rank}.{name}": tensor for name, tensor in state.items()}
+
+
+def load_flight(
+    worker: Worker, ticks: int, emptied: int, values: Mapping[str, Tensor]
+) -> Program[None]:
+    """Go on from `flight`; `values` may hold others.
+
+    Raises:
+        DataError: they do not hold the batches in flight.
+    """
+    head = f"{FLIGHT_PREFIX}{worker.rank}."
+    own = {k.removeprefix(head): value for k, value in values.items() if k.startswith(head)}
+    pushed = worker.pipeline.pushed(worker.part.index, ticks, emptied)
+    try:
+        yield from load_in_flight(worker, own)
+    except (IndexError, KeyError, ValueError) as error:
+        raise DataError(f"{head}*: holds no batches in flight: {error!r}") from error
+    if missing := [one for one in range(pushed, ticks) if BatchNumber(one) not in worker.stage]:
+        raise DataError(f"{head}*: batch {missing[0]} is in flight, and not there")
 
 
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:

@@ -16,6 +16,7 @@ from dlrm_hybrid.config.identity import (
     FROM_ITSELF,
     config_hash,
     differences,
+    other_flights,
     same_results,
 )
 from dlrm_hybrid.config.validate import faults_text, saved_values
@@ -131,6 +132,7 @@ def check_checkpoint(
     """
     facts = read_facts(folder)
     lines = differences(saved_values(facts["config"]), values, new_run=new_run)
+    lines = lines or other_flights(facts, values)
     if facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
     if lines:

@@ -22,10 +22,16 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
-from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
+from dlrm_hybrid.parallel.worker import (
+    Worker,
+    flight,
+    load_flight,
+    predict_batch,
+    stage_inputs,
+)
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer
@@ -65,7 +71,7 @@ class Ranks:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InProcessEngine:
     """Makes the steps of all workers in turns.
 
@@ -79,6 +85,8 @@ class InProcessEngine:
         test: the rows to evaluate.
         pace: of trainers that do not wait for each other; None where they make steps together.
         id_sample: counts the ids of training batches.
+        step: steps done.
+        emptied: the step at which last no batch was in flight.
     """
 
     ranks: Ranks
@@ -90,6 +98,8 @@ class InProcessEngine:
     test: TestPart
     pace: Pace | None
     id_sample: IdSample
+    step: int = 0
+    emptied: int = 0
 
     @property
     def leader(self) -> int:
@@ -142,12 +152,28 @@ class InProcessEngine:
         outcomes = self.runner.run(programs)
         if is_check_due(step, len(reads[0].batch.label_B)):
             self._check_weights(step)
-        metrics = StepMetrics(
+        self.step = step + 1
+        return self._summed(outcomes), reads[0].after
+
+    def drain(self, step: int) -> StepMetrics:
+        """Let the batches in flight go through all stages; see `loop.Parts.drain`."""
+        programs = {worker.rank: drain(worker, step) for worker in self.ranks.workers}
+        outcomes = self.runner.run(programs)
+        self.emptied = step
+        return self._summed(outcomes)
+
+    def _summed(self, outcomes: Mapping[int, StepMetrics]) -> StepMetrics:
+        """What all workers have measured; rows are counted where they end."""
+        last = len(self.evaluators) - 1
+        return StepMetrics(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
             correct=sum(outcome.correct for outcome in outcomes.values()),
-            rows=sum(len(read.batch.label_B) for read in reads),
+            rows=sum(
+                outcome.rows
+                for rank, outcome in outcomes.items()
+                if rank % len(self.evaluators) == last
+            ),
         )
-        return metrics, reads[0].after
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
@@ -195,7 +221,11 @@ class InProcessEngine:
         ahead = self.runner.run(
             {rank: tables.state_ahead() for rank, tables in self._tables().items()}
         )
-        held = (*(one.tensors() for one in self.ranks.compressions), *ahead.values())
+        flights = self.runner.run(
+            {one.rank: flight(one, self.step, self.emptied) for one in self.ranks.workers}
+        )
+        compressed = (one.tensors() for one in self.ranks.compressions)
+        held = (*compressed, *ahead.values(), *flights.values())
         remembered = {name: tensor for one in held for name, tensor in one.items()}
         return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 
@@ -209,10 +239,12 @@ class InProcessEngine:
 
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         """Go on from the tensors of a checkpoint, but those of the tables."""
-        pushes = progress.step
+        self.step, self.emptied = progress.step, progress.emptied
+        stages = len(self.evaluators)
+        pushes = [self._pushed(stage, progress.step) for stage in range(stages)]
         if self.pace is not None:
             self.pace.restart(progress)
-            pushes = sum(self.pace.batches)
+            pushes = [sum(self.pace.batches)] * stages
         for compression in self.ranks.compressions:
             compression.load(values)
         for channel, server in self.ranks.servers:
@@ -221,10 +253,20 @@ class InProcessEngine:
         for _, server in self.ranks.table_servers:
             server.restart(server.version_at(progress.step))
         for rank, client in enumerate(self.ranks.clients):
-            client.restart(progress.batches_of(rank // len(self.evaluators)), values)
+            batches = progress.batches_of(rank // stages)
+            client.restart(self._pushed(rank % stages, batches), values)
         for rank, tables in self._tables().items():
-            batches = progress.batches_of(rank // len(self.evaluators))
-            tables.restart(Version(batches), values)
+            tables.restart(Version(progress.batches_of(rank // stages)), values)
+        self.runner.run(
+            {
+                one.rank: load_flight(one, self.step, self.emptied, values)
+                for one in self.ranks.workers
+            }
+        )
+
+    def _pushed(self, stage: int, step: int) -> int:
+        """By a worker of a stage after so many steps."""
+        return self.ranks.workers[stage].pipeline.pushed(stage, step, self.emptied)
 
     @property
     def looking_up(self) -> Sequence[int]:

@@ -55,6 +55,8 @@ class Parts:
         sink: takes the events on record.
         live: takes the events that are only displayed.
         meter: of this process; counts every step, evaluation and checkpoint.
+        drain: after the last step, lets the batches in flight go through all stages; None where
+            no step leaves any. As `make_step`, of all of them.
     """
 
     make_step: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
@@ -65,6 +67,7 @@ class Parts:
     sink: Sink
     live: Callable[[Event], None]
     meter: RankMeter
+    drain: Callable[[int], StepMetrics] | None = None
 
 
 def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
@@ -110,6 +113,7 @@ class _Run:
         """All steps that are left, with what falls due between them."""
         plan = self._plan
         while True:
+            self._drain()
             is_late = time.monotonic() >= self._save_at
             self.progress, decision = self._parts.meet(self.progress, is_late)
             step = self.progress.step
@@ -211,28 +215,40 @@ class _Run:
             self._parts.sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
 
     def _step(self) -> None:
-        progress, interval = self.progress, self.progress.interval
+        progress = self.progress
         metrics, after = self._parts.make_step(progress.step, progress.loader)
         self._parts.meter.step_done()
-        if not math.isfinite(metrics.loss_sum):
-            raise DivergedError(
-                f"step {progress.step + 1}: the loss is {metrics.loss_sum} at a learning rate of "
-                f"{self._parts.schedule.lr(progress.step)}; optimizer.lr or embedding.lr may be "
-                "too high"
-            )
         self.progress = Progress(  # every step: `replace` takes twice as long
             step=progress.step + 1,
             samples=progress.samples + self._plan.samples_per_step,
             loader=after,
-            interval=replace(
-                interval,
-                rows=interval.rows + metrics.rows,
-                loss_sum=interval.loss_sum + metrics.loss_sum,
-                correct=interval.correct + metrics.correct,
-            ),
+            interval=self._with(metrics),
             evaluated_step=progress.evaluated_step,
             test_loss=progress.test_loss,
             batches=progress.batches,
+            emptied=progress.emptied,
+        )
+
+    def _drain(self) -> None:
+        """Bring the batches in flight to their end, once the last one has been read."""
+        step, drain = self.progress.step, self._parts.drain
+        if drain is not None and step >= self._plan.steps and self.progress.emptied != step:
+            interval = self._with(drain(step))
+            self.progress = replace(self.progress, interval=interval, emptied=step)
+
+    def _with(self, metrics: StepMetrics) -> Interval:
+        """The sums since the last point, with those of a step."""
+        step, interval = self.progress.step, self.progress.interval
+        if not math.isfinite(metrics.loss_sum):
+            raise DivergedError(
+                f"step {step + 1}: the loss is {metrics.loss_sum} at a learning rate of "
+                f"{self._parts.schedule.lr(step)}; optimizer.lr or embedding.lr may be too high"
+            )
+        return replace(
+            interval,
+            rows=interval.rows + metrics.rows,
+            loss_sum=interval.loss_sum + metrics.loss_sum,
+            correct=interval.correct + metrics.correct,
         )
 
     def _tick(self) -> None:

@@ -29,6 +29,7 @@ class Progress:
         evaluated_step: the step of the last evaluation on record, -1 before the first.
         test_loss: of that evaluation; None in a process that does not report it.
         batches: that each trainer has learned from; empty where all learn from one in each step.
+        emptied: the step at which last no batch was in flight, where batches stay there.
     """
 
     step: int = 0
@@ -38,6 +39,7 @@ class Progress:
     evaluated_step: int = -1
     test_loss: float | None = None
     batches: tuple[int, ...] = ()
+    emptied: int = 0
 
     def batches_of(self, trainer: int) -> int:
         """How many batches a trainer has learned from; one that is new as many as steps."""

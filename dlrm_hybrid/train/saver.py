@@ -26,12 +26,13 @@ from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.messages import Messenger, values_of
+from dlrm_hybrid.parallel.worker import FLIGHT_PREFIX
 from dlrm_hybrid.train.asynchronous.roll import Since
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
-COMPRESSOR, LOOKUPS = "compressor", "lookups"
+COMPRESSOR, LOOKUPS, FLIGHT = "compressor", "lookups", "flight"
 _VERSION = re.compile(r"\.(published|threshold|life|behind[0-9]+)$")
 WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
 
@@ -138,6 +139,7 @@ class CheckpointWriter:
         groups: gives that.
         away: ranks that are gone, but come again; a checkpoint does without what they hold.
         losses: grows with each rank that is.
+        pushed: pushes of each worker of a stage until now, where those of stages differ.
     """
 
     messenger: Messenger
@@ -150,6 +152,7 @@ class CheckpointWriter:
     groups: Callable[[], Groups]
     away: Callable[[], Collection[int]] = frozenset
     losses: Sequence[int] = ()
+    pushed: Callable[[], Sequence[int]] | None = None
     _step: int | None = None
     _since: Since = Since((), 0)
 
@@ -165,11 +168,14 @@ class CheckpointWriter:
         asked = [rank for rank in self.asked if rank not in away] if self._leads else ()
         version = self.settled()
         self._since = Since.now(self.losses)
+        pushed = None if self.pushed is None else list(self.pushed())
         for server in asked:
-            self.messenger.send(server, Kind.SAVE, version, {"step": step})
+            self.messenger.send(server, Kind.SAVE, version, {"step": step, "pushed": pushed})
         self.writer.begin(step, self.groups())
         for server in asked:
             self._from(server, Kind.COPIED, version)
+        if pushed is not None:
+            self._release_workers(step)
         if self._leads:
             there = {rank: name for rank, name in self.names.items() if rank not in away}
             self.committer.begin(progress, there, begun)
@@ -195,6 +201,15 @@ class CheckpointWriter:
         """Let the checkpoint of this step, which is valid, say what else is known now."""
         if self._leads:
             self.committer.amend(progress)
+
+    def _release_workers(self, step: int) -> None:
+        """Let others go on once servers have copied: with batches in flight they could push."""
+        if not self._leads:
+            self.messenger.receive(self.leader, Kind.COPIED, step)
+            return
+        for rank in self.names:
+            if rank not in (*self.asked, self.leader):
+                self.messenger.send(rank, Kind.COPIED, step, {})
 
     @property
     def _leads(self) -> bool:
@@ -248,8 +263,8 @@ def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
     """What one rank adds to a checkpoint, by group; none of them is empty.
 
     `dense` and `embeddings` are in every checkpoint, the others where the layout of the world needs
-    them: `versions` that workers have of weights, `lookups` of rows that they have asked for, and
-    the state of a `compressor`.
+    them: `versions` that workers have of weights, `lookups` of rows that they have asked for, the
+    state of a `compressor`, and batches in `flight`.
     """
     groups: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -262,6 +277,8 @@ def _group(name: str) -> str:
         return COMPRESSOR
     if name.startswith(EMBEDDING_PREFIX):
         return "embeddings"
+    if name.startswith(FLIGHT_PREFIX):
+        return FLIGHT
     if name.startswith(LOOKUPS_PREFIX):
         return LOOKUPS
     return "versions" if _VERSION.search(name) else "dense"

@@ -90,8 +90,10 @@ class ServerRank:
     def _is_ready(self, frame: Frame) -> bool:
         if frame.kind is Kind.SAVE and self.elastic:
             return True  # all that are there have had an answer behind their last pushes
-        stage = values_of(frame)["stage"] if frame.kind is Kind.FETCH else None
-        return self.server.has_version(stage, frame.number)
+        values = values_of(frame)
+        if frame.kind is Kind.SAVE and values["pushed"] is not None:
+            return all(self.server.has_version(*one) for one in enumerate(values["pushed"]))
+        return self.server.has_version(values.get("stage"), frame.number)
 
     def _answer(self, frame: Frame) -> Outgoing:
         values = values_of(frame)

@@ -22,9 +22,14 @@ from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
-from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import Worker, stage_inputs
+from dlrm_hybrid.parallel.worker import (
+    Worker,
+    flight,
+    load_flight,
+    stage_inputs,
+)
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.evaluation import WorldEvaluation
@@ -65,6 +70,7 @@ class WorkerRank:
         leader: rank that decides for all.
         traffic: of training steps until now; see `RankMeter.steps_traffic`.
         step: steps done.
+        emptied: the step at which last no batch was in flight.
     """
 
     topology: Topology
@@ -80,6 +86,7 @@ class WorkerRank:
     traffic: Callable[[], tuple[int, int]]
     leader: int
     step: int = 0
+    emptied: int = 0
     _met: _Met = _Met()
 
     @property
@@ -93,6 +100,12 @@ class WorkerRank:
         metrics = self.learn(step, batch, coming)
         self.step = step + 1
         return metrics, after
+
+    def drain(self, step: int) -> StepMetrics:
+        """Let the batches in flight go through all stages; see `loop.Parts.drain`."""
+        metrics = self.runner.run(drain(self.worker, step))
+        self.emptied = step
+        return metrics if self.worker.part.is_last else replace(metrics, rows=0)
 
     def learn(self, step: int, batch: Batch, coming: Sequence[Batch]) -> StepMetrics:
         """Make one step, and leave it to the caller to count it.
@@ -173,6 +186,7 @@ class WorkerRank:
             held |= self.runner.run(self.worker.tables.state_ahead())
         if isinstance(self.client, LocalClient):
             held |= self.client.tensors()
+        held |= self.runner.run(flight(self.worker, self.step, self.emptied))
         return [*full_pieces(held), *self.tables]
 
     def settled(self) -> Version:
@@ -188,10 +202,13 @@ class WorkerRank:
         """Go on from the tensors of a checkpoint, but those of the tables."""
         self.step = step = progress.batches_of(self.worker.rank // self.topology.stages)
         self._met = _Met(step)
+        self.emptied = progress.emptied
         self.compression.load(values)
-        self.client.restart(step, values)
+        pipeline, stage = self.worker.pipeline, self.worker.part.index
+        self.client.restart(pipeline.pushed(stage, step, self.emptied), values)
         if self.worker.tables is not None:
             self.worker.tables.restart(Version(step), values)
+        self.runner.run(load_flight(self.worker, step, self.emptied, values))
 
     def join(self, step: int) -> None:
         """Go on where the leader says, with all state new, in place of one that is gone.

@@ -168,6 +168,7 @@ def test_only_plain_files_of_the_folder_are_opened(file: str, other: str, tmp_pa
         ({"step": 2}, "is none of step 1"),
         ({"loader": {"epoch": 10**30, "block": 0, "row": 0}}, "is none of step 1"),
         ({"samples": -1}, "is none of step 1"),
+        ({"emptied": 2}, "is none of step 1"),
         ({"loader": None}, "'progress.loader' is None"),
         ({"interval": {"rows": "1"}}, "'progress.interval.rows' is '1'"),
         ({"test_loss": []}, "'progress.test_loss' is []"),
@@ -177,11 +178,13 @@ def test_progress_that_cannot_be_is_refused(change: Values, told: str) -> None:
     task = TrainTask(
         run_folder="run", prepared="", resume_from="run", rank=0, attempt=0, rendezvous=""
     )
-    facts = {"step": 1, "progress": {**asdict(Progress(step=1)), **change}}
+    values = {"schedule": {"name": "sequential"}}
+    facts = {"step": 1, "config": values, "progress": {**asdict(Progress(step=1)), **change}}
     with pytest.raises(DataError) as caught:
-        resumed(task, facts)
+        resumed(task, facts, values)
     assert told in str(caught.value)
-    assert resumed(task, {**facts, "progress": asdict(Progress(step=1))}) == Progress(step=1)
+    good = {**facts, "progress": asdict(Progress(step=1))}
+    assert resumed(task, good, values) == Progress(step=1)
 
 
 def test_a_manifest_of_any_size_or_depth_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.kernels import needed
-from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline
+from dlrm_hybrid.parallel.schedule import SCHEDULES, DiverselyStale, Pipeline
 from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
@@ -149,8 +149,11 @@ def policy(config: Config) -> SyncPolicy:
 
 def pipeline(config: Config) -> Pipeline:
     """What all stages do in a step."""
-    stages = len(config.parallel.cuts) + 1
-    return Pipeline.of(SCHEDULES[config.schedule.name], stages, config.schedule.microbatches)
+    keys, stages = config.schedule, len(config.parallel.cuts) + 1
+    if keys.name == "dsp":
+        assert keys.delays is not None and keys.staleness is not None, "validate() refuses it"
+        return Pipeline.of(DiverselyStale(keys.delays, keys.staleness), stages, keys.microbatches)
+    return Pipeline.of(SCHEDULES[keys.name], stages, keys.microbatches)
 
 
 def leader(config: Config) -> int:

@@ -47,6 +47,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import compress as build_compress
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.progress import Progress
 
 LOOPBACK = "127.0.0.1"
 
@@ -108,9 +109,13 @@ def membership(config: Config, topology: Topology, rank: int, incarnation: int) 
     return Membership(mortal=workers - own, incarnation=incarnation, mates=own)
 
 
-def pushes(config: Config, step: int) -> int:
-    """How many a server counts after so many steps: of each worker, or of all that push alone."""
-    return step * config.parallel.trainers if server_leads(config) else step
+def pushes(config: Config, progress: Progress) -> list[int]:
+    """How many a server counts in a stage: of each worker, or of all that push alone."""
+    stages = range(len(config.parallel.cuts) + 1)
+    if server_leads(config):
+        return [progress.step * config.parallel.trainers for _ in stages]
+    order = build.pipeline(config)
+    return [order.pushed(stage, progress.step, progress.emptied) for stage in stages]
 
 
 def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:

@@ -17,8 +17,10 @@ from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
 from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.config.identity import (
+    STALE_SCHEDULE,
     config_hash,
     differences,
+    in_flight,
     same_compressors,
     same_lookups,
     same_versions,
@@ -101,8 +103,13 @@ def changed_arithmetic(task: TrainTask) -> list[str]:
     return changes(facts.get("arithmetic", {}), arithmetic())
 
 
-def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
+def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]) -> Progress:
     """The progress of a checkpoint; a new run that starts from it has evaluated nothing yet.
+
+    Args:
+        task: of the rank.
+        facts: of the checkpoint.
+        values: the configuration of this run.
 
     Raises:
         DataError: it does not say so, or what it says cannot be.
@@ -110,10 +117,14 @@ def resumed(task: TrainTask, facts: Mapping[str, Any]) -> Progress:
     source = Path(task.resume_from or "")
     progress = Progress.from_facts(facts["progress"], source)
     counts = (progress.samples, *astuple(progress.loader))
-    if progress.step != facts["step"] or not all(0 <= count < 2**63 for count in counts):
+    can_be = 0 <= progress.emptied <= progress.step and all(0 <= one < 2**63 for one in counts)
+    if progress.step != facts["step"] or not can_be:
         raise DataError(
             f"{source}: progress = {facts['progress']}: is none of step {facts['step']}"
         )
+    if not in_flight(facts):  # of what is there nothing is; other schedules do not count it
+        now = values["schedule"]["name"]
+        progress = replace(progress, emptied=progress.step if now == STALE_SCHEDULE else 0)
     return progress if task.goes_on else replace(progress, evaluated_step=-1, test_loss=None)
 
 

@@ -14,7 +14,7 @@ from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
 from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle, serve
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.rank.facts import dense_values
+from dlrm_hybrid.run.rank.facts import dense_values, resumed
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
@@ -45,7 +45,8 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = job.facts(folder)
         dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
-        for outgoing in server.restart(build_world.pushes(job.config, facts["step"]), dense):
+        pushed = build_world.pushes(job.config, resumed(job.task, facts, job.values))
+        for outgoing in server.restart(pushed, dense):
             channel.send(*outgoing)
     answering = ServerRank(
         server=server,

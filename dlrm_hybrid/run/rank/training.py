@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
 from dlrm_hybrid.config.rules import server_leads
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.rank.evaluate import checking, evaluating
@@ -35,7 +36,7 @@ from dlrm_hybrid.train.asynchronous.roll import Roll
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.loop import Parts, train
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import COMPRESSOR, CheckpointWriter, piece_groups
+from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 
@@ -81,10 +82,12 @@ def train_to_the_end(
                 groups=lambda: piece_groups(trainer.pieces()),
                 away=roll.away_workers,
                 losses=roll.losses,
+                pushed=_pushed(job, trainer),
             ),
             sink=sink,
             live=live,
             meter=meter,
+            drain=None if isinstance(trainer, LeaderRank) or not _is_stale(job) else trainer.drain,
         )
         progress = train(parts, job.plan, progress)
         # Of this attempt: one that is restarted begins from a checkpoint with all trainers.
@@ -105,6 +108,19 @@ def _asked(job: Job, trainer: Trainer) -> Sequence[int]:
     return job.layout.topology.all_servers if len(job.names) > 1 else ()
 
 
+def _is_stale(job: Job) -> bool:
+    """Whether steps leave batches in flight."""
+    return build.pipeline(job.config).most_in_flight > 0
+
+
+def _pushed(job: Job, trainer: Trainer) -> Callable[[], Sequence[int]] | None:
+    """What stages of processes have pushed, where stages differ."""
+    if not isinstance(trainer, WorkerRank) or not _is_stale(job):
+        return None
+    pipeline, stages = build.pipeline(job.config), range(job.layout.topology.stages)
+    return lambda: [pipeline.pushed(stage, trainer.step, trainer.emptied) for stage in stages]
+
+
 def say_nothing(event: Event) -> None:
     """Only the leader shows its progress."""
 
@@ -115,7 +131,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = job.facts(folder)
-    progress = resumed(job.task, facts)
+    progress = resumed(job.task, facts, job.values)
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have learned from as many
     saved = open_checkpoint(folder, checking(live))
@@ -128,8 +144,9 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     was_elastic = facts["config"]["parallel"].get("elastic", False)
     if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals
         kept = {**compressors, **kept}
-    trainer.restart(progress, {**dense, **kept, **ahead})
-    saved.fill(held.get("embeddings", []))
+    flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
+    saved.fill(held.get("embeddings", []))  # before batches in flight look up what they will update
+    trainer.restart(progress, {**dense, **kept, **ahead, **flying})
     # The sums of all workers are counted once.
     return progress if trainer.leads else replace(progress, interval=Interval())
 
