@@ -21,13 +21,20 @@ def shown(value: Any) -> str:
 
 
 def schedule_rules(config: Config) -> Iterator[str]:
-    """Faults of `schedule`."""
+    """Faults of `schedule`, and of the learning rate of stale gradients."""
     microbatches, batch = config.schedule.microbatches, config.train.batch_size
     if batch % microbatches:
         yield f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}"
-    if config.schedule.name == "dsp":
+    is_stale = config.schedule.name == "dsp"
+    if is_stale:
         yield from _pipeline(config)
         yield from _numbers(config)
+    warmup = config.optimizer.staleness_warmup_steps
+    if warmup is not None and not is_stale and config.sync.name == "sync":
+        yield (
+            f"optimizer.staleness_warmup_steps = {warmup}: no gradient is stale; needs "
+            "schedule=dsp, sync=bounded or sync=async"
+        )
 
 
 def _pipeline(config: Config) -> Iterator[str]:

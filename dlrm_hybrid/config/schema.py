@@ -198,6 +198,7 @@ class OptimizerConfig:
     warmup_steps: Count
     decay_start_step: Count
     decay_steps: Count
+    staleness_warmup_steps: Positive | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"storage": "memory", "folder": None},
     },
     "network": {"colocate_tables": False},
+    "optimizer": {"staleness_warmup_steps": None},
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},

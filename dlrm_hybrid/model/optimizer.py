@@ -144,6 +144,30 @@ class Linear(Schedule):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessWarmup(Schedule):
+    """Another schedule's rate / staleness^(1 - n / steps) at step n, until it has all of it.
+
+    In early training a stale gradient does most harm (Yang et al., 2021, PipeMare, arXiv
+    1910.05124, technique 1).
+
+    Attributes:
+        schedule: the other one.
+        staleness: updates between computing a gradient and applying it; 0 and 1 change nothing.
+        steps: until the whole rate.
+    """
+
+    schedule: Schedule
+    staleness: int
+    steps: int
+
+    @override
+    def lr(self, step: int) -> float:
+        to_come = max(0.0, 1 - step / self.steps)
+        return self.schedule.lr(step) / max(1, self.staleness) ** to_come
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupDecay(Schedule):
     """Linear warm-up, a plateau, then quadratic decay; frozen at the last rate afterwards.
 

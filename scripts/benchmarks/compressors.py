@@ -291,6 +291,7 @@ def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compresso
         config,
         Layout(specs),
         trainer=0,
+        stage=0,
         model_elements=sum(spec.count for spec in specs),
         steps=1,
     )

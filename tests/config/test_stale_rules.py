@@ -8,16 +8,18 @@ from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.types import ConfigError
 
 STALE = ("parallel=hybrid", "schedule=dsp")
+WARM = "optimizer.staleness_warmup_steps=100"
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         STALE,
-        (*STALE, "sync=bounded"),
+        (*STALE, "sync=bounded", WARM),
         (*STALE, "parallel.trainers=1", "parallel.servers=0", "gradient=none"),
         (*STALE, "parallel.cuts=[top.1]", "schedule.delays=[0,0]", "schedule.staleness=[0,0]"),
-        (*STALE, "schedule.delays=[3,3,0]", "schedule.staleness=[10,5,0]"),
+        (*STALE, "schedule.delays=[3,3,0]", "schedule.staleness=[10,5,0]", WARM),
+        ("parallel=hybrid", "sync=bounded", WARM),
     ],
 )
 def test_what_can_be_is_accepted(overrides: tuple[str, ...]) -> None:
@@ -63,6 +65,7 @@ def test_what_can_be_is_accepted(overrides: tuple[str, ...]) -> None:
             (*STALE, "embedding=served", "parallel.table_servers=1"),
             "schedule = 'dsp': embedding=served updates a batch before the next one is looked up",
         ),
+        (("parallel=hybrid", WARM), "optimizer.staleness_warmup_steps = 100: no gradient is stale"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(overrides: tuple[str, ...], fault: str) -> None:
@@ -76,6 +79,7 @@ def test_runs_from_before_the_keys_are_what_they_were() -> None:
     before = {
         **values,
         "schedule": {"name": "sequential", "microbatches": 1},
+        "optimizer": {k: v for k, v in values["optimizer"].items() if "staleness" not in k},
     }
     assert saved_values(before) == values
     assert config_hash(before) == config_hash(values)

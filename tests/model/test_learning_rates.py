@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.model.optimizer import Constant, Linear, WarmupDecay
+from dlrm_hybrid.model.optimizer import Constant, Linear, StalenessWarmup, WarmupDecay
 
 
 def test_constant_stays():
@@ -48,3 +48,15 @@ def test_warmup_rises_and_decay_falls():
     assert rates[:3] == [0.25, 0.5, 0.75]
     assert rates[5:9] == [1.0, 0.5625, 0.25, 0.0625]
     assert rates[9:] == [0.0625] * 3
+
+
+def test_a_stale_gradient_gets_its_whole_rate_by_and_by():
+    given = Linear(base_lr=0.6, steps=200)
+    warm = StalenessWarmup(schedule=given, staleness=9, steps=100)
+    assert warm.lr(0) == pytest.approx(0.6 / 9)
+    assert warm.lr(50) == pytest.approx(0.45 / 3)
+    for step in (100, 101, 150):
+        assert warm.lr(step) == given.lr(step)
+    for fresh in (0, 1):
+        same = StalenessWarmup(schedule=given, staleness=fresh, steps=100)
+        assert [same.lr(step) for step in range(200)] == [given.lr(step) for step in range(200)]

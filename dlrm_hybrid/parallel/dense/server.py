@@ -8,7 +8,7 @@ makes a replica equal to the weights of that moment, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import final
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.update import Update
+from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import ALONE, EVERYTHING, digest_section
@@ -53,12 +54,20 @@ class ServerOptions:
         bucket: how each is updated and published.
         check_every: versions between two comparisons of the replicas with their mirror.
         attempt: how often the run has been restarted.
+        schedules: learning rates of stages that have not those of `bucket`.
     """
 
     policy: SyncPolicy
     bucket: BucketOptions
     check_every: int
     attempt: int
+    schedules: Mapping[int, Schedule] = field(default_factory=dict[int, Schedule])
+
+    def of(self, stage: int) -> BucketOptions:
+        """Those of the bucket of a stage."""
+        optimizer = self.bucket.optimizer
+        schedule = self.schedules.get(stage, optimizer.schedule)
+        return replace(self.bucket, optimizer=replace(optimizer, schedule=schedule))
 
 
 @final
@@ -96,7 +105,7 @@ class ParameterServer:
             if tensor.server == index:
                 owned.setdefault(tensor.stage, []).append(tensor)
         self._buckets = {
-            stage: Bucket(tensors, values, options.bucket, self._followers(stage))
+            stage: Bucket(tensors, values, options.of(stage), self._followers(stage))
             for stage, tensors in owned.items()
         }
         self._pushed: dict[Push, Update] = {}

@@ -23,6 +23,7 @@ def compressor(
     layout: Layout,
     *,
     trainer: int,
+    stage: int,
     model_elements: int,
     steps: int,
     ops: Ops = NUMBA,
@@ -33,6 +34,7 @@ def compressor(
         config: of the run.
         layout: of the dense tensors of the worker's stage.
         trainer: its number.
+        stage: of the worker.
         model_elements: of all dense tensors of the model.
         steps: of the whole run.
         ops: to compute with.
@@ -43,7 +45,7 @@ def compressor(
         trainers=config.parallel.trainers,
         model_elements=model_elements,
         last_layer=f"top.{len(config.model.top)}",
-        lr=build_model.schedule(config, config.optimizer.lr, steps).lr,
+        lr=build_model.dense_schedule(config, steps, stage).lr,
         seed=config.train.seed,
         ops=ops,
     )

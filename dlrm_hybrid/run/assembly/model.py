@@ -20,6 +20,7 @@ from dlrm_hybrid.model.optimizer import (
     Momentum,
     Schedule,
     Sgd,
+    StalenessWarmup,
     WarmupDecay,
 )
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
@@ -107,13 +108,35 @@ def pushes_averaged(config: Config) -> int:
     return parallel.trainers * parallel.threads if config.sync.lr_scale == "trainers" else 1
 
 
-def dense_schedule(config: Config, steps: int) -> Schedule:
-    """The learning rate that gradients of the MLPs are applied with, over a run of `steps`."""
+def dense_schedule(config: Config, steps: int, stage: int = -1) -> Schedule:
+    """The learning rate that gradients of the MLPs are applied with, over a run of `steps`.
+
+    Args:
+        config: of the run.
+        steps: of the whole run.
+        stage: whose; the last one stands for all in reports.
+    """
     alone = schedule(config, config.optimizer.lr / pushes_averaged(config), steps)
+    warmup = config.optimizer.staleness_warmup_steps
+    if warmup is not None:
+        late = staleness(config, stage)
+        alone = StalenessWarmup(schedule=alone, staleness=late, steps=warmup)
     if not config.sync.warmup_steps:
         return alone
     together = schedule(config, config.optimizer.lr, steps)
     return Joined(first=together, steps=config.sync.warmup_steps, then=alone)
+
+
+def staleness(config: Config, stage: int) -> int:
+    """Updates of a stage's weights between computing a gradient and applying it.
+
+    With `sync=async` the mean, whatever the speeds are: others push while a push is under way.
+    """
+    if config.sync.name == "async":
+        pushes = config.parallel.trainers * config.parallel.threads * config.sync.in_flight
+        return pushes - 1
+    pipeline = config.schedule.staleness
+    return config.sync.staleness + (0 if pipeline is None else pipeline[stage])
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:

@@ -118,9 +118,9 @@ def pushes(config: Config, progress: Progress) -> list[int]:
     return [order.pushed(stage, progress.step, progress.emptied) for stage in stages]
 
 
-def optimizer_config(config: Config, plan: Layout) -> OptimizerConfig:
-    """How dense weights move by what is pushed: gradients, or finished updates."""
-    schedule = build_model.dense_schedule(config, plan.steps)
+def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfig:
+    """How dense weights of a stage move by what is pushed: gradients, or finished updates."""
+    schedule = build_model.dense_schedule(config, plan.steps, stage)
     if config.gradient.residual == "update":
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)
@@ -140,6 +140,7 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             config,
             FlatLayout(specs),
             trainer=trainer,
+            stage=stage,
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
             steps=plan.steps,
         )
@@ -225,7 +226,7 @@ def evaluator(
 def _client(
     config: Config, plan: Layout, port: Port, model: StageModel, own: Compression, clock: SpanClock
 ) -> ServerClient | LocalClient:
-    weights, optimizer = model.dense_parameters(), optimizer_config(config, plan)
+    weights, optimizer = model.dense_parameters(), optimizer_config(config, plan, port.stage)
     if own.gradients is None:
         return LocalClient(weights, optimizer, clock)
     options = ClientOptions(
@@ -263,10 +264,11 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
     }
     draw_dense(values, config.train.seed)
     sync = build.policy(config)
+    optimizers = [optimizer_config(config, layout, one) for one in range(layout.topology.stages)]
     options = ServerOptions(
         policy=sync,
         bucket=BucketOptions(
-            optimizer=optimizer_config(config, layout),
+            optimizer=optimizers[0],
             history=sync.history,
             pull=build_compress.dtype(config.pull.precision),
             pull_sparsity=config.pull.sparsity,
@@ -274,6 +276,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         ),
         check_every=config.sync.check_every,
         attempt=layout.attempt,
+        schedules={stage: one.schedule for stage, one in enumerate(optimizers)},
     )
     return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
 
