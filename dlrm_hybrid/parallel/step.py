@@ -11,8 +11,8 @@ train step:
 
 The lookup comes first because it needs nothing from the servers: it overlaps their work.
 
-What tensors are is not known here, and torch is not imported: the same step can be run with other
-things in place of tensors.
+What tensors are is not known here, and torch is not imported: `plan` runs the same step with costs
+in place of tensors. So a new schedule can be simulated as soon as it can be trained with.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Predicts how fast a world would train, from what a run has cost; free of torch."""

@@ -1,0 +1,145 @@
+"""Who computes and who owns what in a planned world, and how much of it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import expm1, log1p
+
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
+from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
+from dlrm_hybrid.plan.sizes import build_up
+from dlrm_hybrid.run.assembly.build import profile, topology
+from dlrm_hybrid.types import NUM_DENSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Densities:
+    """Shares of elements that are sent, where a run has measured them.
+
+    Attributes:
+        gradient: by tensor; others are as sparse as the configuration says.
+        activation: by boundary.
+        overlap: factor on the power with which pulls become denser; see `plan.sizes.build_up`.
+        ids: factor on the distinct ids of a batch that the profile of synthetic rows has.
+        push: factor on the bytes of sparse pushes: what is sent lies closer together than chance
+            would have it, and densities change from step to step.
+        version: the same for what is pulled.
+    """
+
+    gradient: Mapping[str, float] = field(default_factory=dict[str, float])
+    activation: Mapping[int, float] = field(default_factory=dict[int, float])
+    overlap: float = 1.0
+    ids: float = 1.0
+    push: float = 1.0
+    version: float = 1.0
+
+    def distinct_trainers(self, trainers: int) -> float:
+        """How many trainers that know nothing of each other send as much as these do."""
+        return max(1.0, build_up(trainers) ** self.overlap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableIds:
+    """The ids of a trainer's batch.
+
+    Attributes:
+        rows: of each table.
+        distinct: ids of a batch in each table, on average.
+    """
+
+    rows: tuple[int, ...]
+    distinct: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A planned world.
+
+    Attributes:
+        config: of the run.
+        spec: the whole model.
+        partition: its stages.
+        topology: ranks of workers and servers.
+        tensors: every dense parameter with its stage and server.
+        densities: of what is sent.
+        ids: of a trainer's batch.
+    """
+
+    config: Config
+    spec: ModelSpec
+    partition: Partition
+    topology: Topology
+    tensors: tuple[DenseTensor, ...]
+    densities: Densities
+    ids: TableIds
+
+    def bucket(self, stage: int, server: int) -> list[DenseTensor]:
+        """The tensors of a stage that one server owns."""
+        return [one for one in self.tensors if (one.stage, one.server) == (stage, server)]
+
+    def elements(self, stage: int) -> int:
+        """Dense parameters of a stage."""
+        return sum(one.count for one in self.tensors if one.stage == stage)
+
+
+def layout(config: Config, train_rows: int, densities: Densities | None = None) -> Layout:
+    """The world that a configuration describes.
+
+    Args:
+        config: of the run.
+        train_rows: that the vocabulary was made of.
+        densities: as a run has measured them; None for what the configuration says.
+
+    Raises:
+        ConfigError: the parts do not fit together.
+    """
+    known = densities or Densities()
+    rows = table_rows(profile(), config, train_rows)
+    model = config.model
+    spec = ModelSpec(
+        embedding_dim=model.embedding_dim, bottom=model.bottom, top=model.top, table_rows=rows
+    )
+    partition = Partition.of(spec, config.parallel.cuts)
+    found = distinct_ids(profile(), config.train.batch_size)
+    return Layout(
+        config=config,
+        spec=spec,
+        partition=partition,
+        topology=topology(config),
+        tensors=lay_out(spec.dense_shapes(), partition.stage_of, config.parallel.servers),
+        densities=known,
+        ids=TableIds(
+            rows=rows,
+            distinct=tuple(
+                min(known.ids * one, total) for one, total in zip(found, rows, strict=True)
+            ),
+        ),
+    )
+
+
+def table_rows(profile: Profile, config: Config, train_rows: int) -> tuple[int, ...]:
+    """Categories that so many rows of the profile have in each column, and one for the others."""
+    wrapped = config.data.max_ind_range
+    found = (round(one) + 1 for one in distinct_ids(profile, train_rows))
+    return tuple(min(one, wrapped) if wrapped else one for one in found)
+
+
+def distinct_ids(profile: Profile, rows: int) -> list[float]:
+    """How many distinct categories so many rows have in each column, on average."""
+    columns = profile.integers + profile.categoricals
+    return [_distinct(columns, one, rows) for one in range(NUM_DENSE, len(columns))]
+
+
+def _distinct(columns: tuple[Staircase, ...], number: int, rows: int) -> float:
+    column = columns[number]
+    # Of columns that are empty together one draws.
+    missing = columns[column.missing_with].missing / WEIGHT_ONE
+    found = 1 - (1 - missing) ** rows
+    stops = (*column.starts[1:], column.stop)
+    for start, stop, weight in zip(column.starts, stops, column.weights, strict=True):
+        chance = (1 - missing) * weight / WEIGHT_ONE / (stop - start)
+        found += (stop - start) * (-expm1(rows * log1p(-chance)) if chance < 1 else 1.0)
+    return found
