@@ -27,24 +27,27 @@ VERBS = {
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
     "report": "compare runs: tables and plots in one HTML file",
+    "plan": "predict speed, bytes and memory of worlds before training them",
     "doctor": "check this machine and report problems; make key files",
 }
+TRAIN_READS = (
+    *("name", "precision", "threads", "skip_completed", "train", "prepare.overwrite", "data"),
+    *("model", "optimizer"),
+    *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
+    *("evaluate.batch_size", "checkpoint", "telemetry"),
+)
 # What each verb reads: sections, or single keys of others.
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
-    "train": (
-        *("name", "precision", "threads", "skip_completed", "train", "prepare.overwrite", "data"),
-        *("model", "optimizer"),
-        *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
-        *("evaluate.batch_size", "checkpoint", "telemetry"),
-    ),
+    "train": TRAIN_READS,
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
     "report": ("report",),
+    "plan": ("plan", *TRAIN_READS),
     "doctor": ("doctor", "data"),
 }
 # They may be given the command line of a run as it is. `evaluate` compares all of it with what its
 # checkpoint was made with, and refuses what it does not know what to do with.
-TAKE_A_RUN = ("prepare", "train", "evaluate", "doctor")
+TAKE_A_RUN = ("prepare", "train", "evaluate", "plan", "doctor")
 FOLDERS = {
     "train": (
         ("hydra.run.dir=FOLDER", "the run's folder; default runs/<name>/<stamp>-<id>"),
@@ -78,6 +81,12 @@ EXAMPLES = {
     "report": (
         "report report.runs=runs/mine",
         "report report.runs=[runs/a,runs/b] report.output=ab.html",
+    ),
+    "plan": (
+        "plan +experiment=dct_hybrid plan.trainers=[1,2,4]",
+        "plan parallel=hybrid plan.rates=[100mbit,1gbit]",
+        "plan parallel=hybrid plan.calibration=runs/mine",
+        "plan parallel=hybrid plan.hosts=each plan.rates=[1gbit]",
     ),
     "doctor": ("doctor", "doctor doctor.action=keys doctor.output=keys.json"),
 }
@@ -131,7 +140,7 @@ def keys_read(verb: str) -> list[Key]:
 def groups_read(verb: str) -> list[str]:
     """The groups that a verb reads."""
     groups = [name for name in READS[verb] if name in all_groups()]
-    return [*groups, *([EXPERIMENT] if verb == "train" else [])]
+    return [*groups, *([EXPERIMENT] if verb in ("train", "plan") else [])]
 
 
 def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:

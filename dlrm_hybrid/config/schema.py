@@ -260,6 +260,22 @@ class ReportConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class PlanConfig:
+    """What the verb `plan` predicts speeds from, and the worlds it compares; see docs/plan.md."""
+
+    calibration: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
+    trainers: Annotated[tuple[Positive, ...], Field(min_length=1)] | None
+    servers: Annotated[tuple[Count, ...], Field(min_length=1)] | None
+    rates: Annotated[tuple[Name, ...], Field(min_length=1)] | None
+    latencies: Annotated[tuple[Name, ...], Field(min_length=1)] | None
+    hosts: Literal["one", "each"]
+    cores: Annotated[float, Field(gt=0, le=1024)] | None
+    search: Annotated[int, Field(ge=2, le=64)] | None
+    output: Path | None
+    picture: Path | None
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class DoctorConfig:
     """What the verb `doctor` does: `check` this machine, make CURVE `keys`, `compile` kernels."""
 
@@ -292,4 +308,5 @@ class Config:
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig
+    plan: PlanConfig
     doctor: DoctorConfig

@@ -37,6 +37,10 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     },
 }
 NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
+NOT_PLANNED: Mapping[str, Any] = {
+    **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
+    **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
+}
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {
     "Input should be a valid array": "must be a list such as [a,b]",
@@ -128,7 +132,7 @@ def _names(fault: str, key: str) -> bool:
 def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of a checkpoint with the keys of today, neither fewer nor more."""
     kept = {key: value for key, value in values.items() if key not in REPLACED}
-    values = {"prepare": NOT_PREPARED, **kept}
+    values = {"prepare": NOT_PREPARED, "plan": NOT_PLANNED, **kept}
     added = {
         name: {**keys, **cast("dict[str, Any]", section)}
         for name, keys in ADDED_LATER.items()

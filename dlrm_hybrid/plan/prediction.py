@@ -1,0 +1,268 @@
+"""What is predicted of a world: how fast it is, what limits it, and what would change that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.plan.calibration import Calibration
+from dlrm_hybrid.plan.costs import UnitCosts, one_process_seconds
+from dlrm_hybrid.plan.fit import units_of
+from dlrm_hybrid.plan.frames import bytes_by_class, frames
+from dlrm_hybrid.plan.layout import Layout, layout
+from dlrm_hybrid.plan.memory import memory_bytes
+from dlrm_hybrid.plan.simulation.classes import by_classes, tree
+from dlrm_hybrid.plan.simulation.machine import Hosts
+from dlrm_hybrid.plan.simulation.world import Outcome, simulate
+from dlrm_hybrid.plan.worlds import Planned
+from dlrm_hybrid.run.assembly.build import pipeline
+from dlrm_hybrid.telemetry.traffic import Traffic
+
+BUSY = 0.6  # use of the fullest resource; below, ranks mostly wait for messages under way
+SIMULATION, CLASSES = "simulation", "classes"
+SLOW, SLOWER = "one trainer at half speed", 2.0
+MOST_RANKS = 96  # of a simulation: half a minute
+FEWEST_STEPS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What limits a world.
+
+    Attributes:
+        name: `link of server-0`, `cores`, `thread of worker-0.1` or `waiting`.
+        use: share of the time in which it is busy; of `waiting` that of the busiest resource.
+        busiest: that resource.
+    """
+
+    name: str
+    use: float
+    busiest: str
+
+    def __str__(self) -> str:
+        percent = f"{100 * self.use:.0f} %"
+        if self.name == self.busiest:
+            return f"{self.name}, {percent}"
+        return f"{self.name} for each other ({self.busiest}: {percent})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One world.
+
+    Attributes:
+        name: `2 × 3 + 1`: trainers, stages, servers and table servers.
+        trainers: T.
+        stages: W.
+        servers: S.
+        table_servers: of the tables.
+        rate: of links as the configuration writes it; None for none.
+        latency: likewise.
+        samples_per_second: of all trainers.
+        seconds: for the run that is configured; None where nobody knows how many rows there are.
+        bytes_per_sample: by class of traffic.
+        core_use: share of the cores of the busiest machine.
+        link_use: of each host's link, both directions added, by its first rank's name.
+        thread_use: share of one core that the main thread of each rank takes, by name.
+        memory_bytes: of each rank, by name.
+        bottleneck: what limits it.
+        what_if: how many times as fast it would be, by what is changed.
+        method: `simulation` or `classes`.
+        tree: samples per second by the model of TernGrad's authors, to compare; None without a
+            rate, or where the model is cut.
+    """
+
+    name: str
+    trainers: int
+    stages: int
+    servers: int
+    table_servers: int
+    rate: str | None
+    latency: str | None
+    samples_per_second: float
+    seconds: float | None
+    bytes_per_sample: Mapping[Traffic, float]
+    core_use: float
+    link_use: Mapping[str, float]
+    thread_use: Mapping[str, float]
+    memory_bytes: Mapping[str, int]
+    bottleneck: Bottleneck
+    what_if: Mapping[str, float]
+    method: str
+    tree: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file; `network.bytes_per_sample` is that of a run's summary."""
+        values = asdict(self)
+        by_class = {traffic.value: one for traffic, one in self.bytes_per_sample.items()}
+        del values["bytes_per_sample"]
+        network = {"bytes_per_sample": sum(by_class.values()), "by_class": by_class}
+        return {**values, "bottleneck": asdict(self.bottleneck), "network": network}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What worlds are predicted from.
+
+    Attributes:
+        calibration: the run.
+        units: CPU seconds of units in it.
+    """
+
+    calibration: Calibration
+    units: UnitCosts
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Costs:
+        """The costs of a run."""
+        return cls(calibration=calibration, units=units_of(calibration))
+
+    def likeness(self, config: Config) -> int:
+        """How much of what decides costs a world has in common with the run."""
+        run = self.calibration.world.config
+        return (
+            8 * (run.gradient.name == config.gradient.name)
+            + 4 * (run.activation.name == config.activation.name)
+            + 4 * (run.embedding.name == config.embedding.name)
+            + 2 * (run.parallel.cuts == config.parallel.cuts)
+            + 2 * (run.network.name == config.network.name)
+            + (run.parallel.trainers == config.parallel.trainers)
+        )
+
+    def remarks(self, config: Config) -> list[str]:
+        """What of a world this run cannot say."""
+        run = self.calibration.world.config
+        unlike = [
+            f"{key}={now} (it had {then})"
+            for key, now, then in (
+                ("gradient", config.gradient.name, run.gradient.name),
+                ("activation", config.activation.name, run.activation.name),
+                ("embedding", config.embedding.name, run.embedding.name),
+                ("network", config.network.name, run.network.name),
+                ("train.batch_size", config.train.batch_size, run.train.batch_size),
+            )
+            if now != then
+        ]
+        if not unlike:
+            return []
+        return [f"not known of {self.calibration.folder}, so extrapolated: {', '.join(unlike)}"]
+
+    def world(self, config: Config) -> Layout:
+        """A planned world that sends as densely as the run did, where its method is the run's."""
+        run = self.calibration.world
+        same = (config.gradient, config.pull) == (run.config.gradient, run.config.pull)
+        known = run.densities
+        if not same:
+            known = replace(known, gradient={}, push=1.0, version=1.0)
+        if config.activation != run.config.activation or config.parallel.cuts != run.partition.cuts:
+            known = replace(known, activation={})
+        return layout(config, train_rows(config, self.calibration), known)
+
+
+def train_rows(config: Config, calibration: Calibration) -> int:
+    """Of the data: as the run says, or as many as are made."""
+    if config.data != calibration.world.config.data and config.data.rows is not None:
+        return config.data.rows * (config.data.days - 1) // config.data.days
+    return calibration.train_rows
+
+
+def predict(planned: Planned, costs: Costs) -> Prediction:
+    """Simulate a world, and say what limits it."""
+    config = planned.config
+    world = costs.world(config)
+    hosts = planned.hosts(config.plan.cores or costs.calibration.cores)
+    found = measure(world, costs.units, hosts)
+    rows = train_rows(config, costs.calibration) * config.train.epochs
+    if config.train.steps is not None:
+        rows = config.train.steps * config.train.batch_size * config.parallel.trainers
+    links = _links(world, hosts, found)
+    topology, samples = world.topology, config.train.batch_size * world.topology.trainers
+    threads = {topology.name(rank): use for rank, use in enumerate(found.rank_use)}
+    return Prediction(
+        name=planned.name,
+        trainers=topology.trainers,
+        stages=topology.stages,
+        servers=topology.servers,
+        table_servers=topology.table_servers,
+        rate=planned.rate,
+        latency=planned.latency,
+        samples_per_second=found.samples_per_second,
+        seconds=rows / found.samples_per_second if rows else None,
+        bytes_per_sample={
+            traffic: size / samples
+            for traffic, size in bytes_by_class(world, frames(world)).items()
+        },
+        core_use=max(found.core_use),
+        link_use=links,
+        thread_use=threads,
+        memory_bytes={topology.name(rank): memory_bytes(world, rank) for rank in _ranks(world)},
+        bottleneck=_bottleneck(max(found.core_use), links, threads),
+        what_if={
+            change: measure(world, units, there).samples_per_second / found.samples_per_second
+            for change, units, there in _changes(costs.units, hosts, _last_trainer(world))
+        },
+        method=SIMULATION if topology.size <= MOST_RANKS else CLASSES,
+        tree=tree(world, hosts, one_process_seconds(costs.units, world)),
+    )
+
+
+def measure(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
+    """Simulate a world; one of very many ranks with one trainer, and calculate the rest."""
+    if world.topology.size <= MOST_RANKS:
+        return simulate(world, units, hosts, _steps(world))
+    return by_classes(world, units, hosts)
+
+
+def one_process(config: Config, costs: Costs) -> float:
+    """Samples per second of the same model in one process on one machine: a sum of its parts."""
+    return config.train.batch_size / one_process_seconds(costs.units, costs.world(config))
+
+
+def _last_trainer(world: Layout) -> Sequence[int]:
+    """Its workers; of one alone nobody would ask whether others wait for it."""
+    topology = world.topology
+    stages = topology.stages if topology.trainers > 1 and topology.size <= MOST_RANKS else 0
+    return range(topology.num_workers - stages, topology.num_workers)
+
+
+def _ranks(world: Layout) -> range:
+    return range(world.topology.size)
+
+
+def _steps(world: Layout) -> int:
+    """Enough for all that is in flight to be steady."""
+    staleness = world.config.sync.staleness + world.config.embedding.staleness
+    return FEWEST_STEPS + 2 * (staleness + pipeline(world.config).most_in_flight)
+
+
+def _links(world: Layout, hosts: Hosts, found: Outcome) -> dict[str, float]:
+    first: dict[int, str] = {}
+    for rank, host in enumerate(hosts.host):
+        first.setdefault(host, world.topology.name(rank))
+    return {first[host]: use for host, use in enumerate(found.link_use)}
+
+
+def _bottleneck(
+    cores: float, links: Mapping[str, float], threads: Mapping[str, float]
+) -> Bottleneck:
+    uses = {f"link of {name}": use for name, use in links.items()}
+    uses |= {f"thread of {name}": use for name, use in threads.items()}
+    uses["cores"] = cores
+    busiest = max(uses, key=lambda name: uses[name])
+    use = uses[busiest]
+    return Bottleneck(busiest if use >= BUSY else "waiting", use, busiest)
+
+
+def _changes(
+    units: UnitCosts, hosts: Hosts, slow: Sequence[int]
+) -> Iterator[tuple[str, UnitCosts, Hosts]]:
+    """What to change, one thing at a time."""
+    if hosts.bytes_per_second is not None:
+        yield "rate × 2", units, replace(hosts, bytes_per_second=2 * hosts.bytes_per_second)
+    if hosts.latency_seconds:
+        yield "latency ÷ 2", units, replace(hosts, latency_seconds=hosts.latency_seconds / 2)
+    yield "cores × 2", units, replace(hosts, cores=2 * hosts.cores)
+    if slow:
+        yield SLOW, units, replace(hosts, slowness=dict.fromkeys(slow, SLOWER))

@@ -1,0 +1,81 @@
+"""Short runs of a world here and now, where no run is given to take costs from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.plan.calibration import Calibration, read
+from dlrm_hybrid.run.display import Display, TrainingView
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.training import train
+
+STEPS = 300
+RATE = "1gbit"
+LATENCY = None
+MOST_TRAINERS, MOST_SERVERS = 2, 1
+COMMON = ("data", "model", "optimizer", "precision", "threads", "train")
+FIRST = "plan.calibration: none given, so two short runs are made here"
+
+Values = Mapping[str, Any]
+
+
+def probe(request: Request, display: Display, view: TrainingView) -> list[Calibration]:
+    """Train the configured world and one process, some seconds each.
+
+    Args:
+        request: of the command line.
+        display: says what is done.
+        view: shows the runs.
+
+    Raises:
+        ConfigError: the rows are too few to time anything.
+        RunFailedError: a run ended without a result.
+    """
+    display.line(FIRST)
+    found: list[Calibration] = []
+    with TemporaryDirectory(prefix="dlrm_hybrid-plan-") as folder:
+        for name, values in (("world", world_of(request.values)), ("one", alone(request.values))):
+            run = Path(folder) / name
+            train(Request(validate(values), values, run, ()), display, view)
+            found.append(read(run))
+    return found
+
+
+def world_of(values: Values) -> dict[str, Any]:
+    """The configured world, not larger than needed, on links that are fast if it has some."""
+    parallel, network = values["parallel"], values["network"]
+    emulated = network["name"] == "emulated"
+    return _short(
+        {
+            **values,
+            "parallel": {
+                **parallel,
+                "trainers": min(parallel["trainers"], MOST_TRAINERS),
+                "servers": min(parallel["servers"], MOST_SERVERS),
+                "world": "processes",
+            },
+            "network": {**network, **({"rate": RATE, "latency": LATENCY} if emulated else {})},
+            "sync": {**values["sync"], "record": False, "replay": None, "warmup_steps": 0},
+        }
+    )
+
+
+def alone(values: Values) -> dict[str, Any]:
+    """The same model in one process."""
+    plain: dict[str, Any] = dict(compose.values_of([]))
+    return _short({**plain, **{key: values[key] for key in COMMON}})
+
+
+def _short(values: Values) -> dict[str, Any]:
+    return {
+        **values,
+        "train": {**values["train"], "steps": STEPS, "epochs": 1000, "evaluate_every": 0},
+        "checkpoint": {**values["checkpoint"], "every": 0, "minutes": 0.0, "resume": "never"},
+        "telemetry": {**values["telemetry"], "tensorboard": False},
+        "skip_completed": False,
+    }

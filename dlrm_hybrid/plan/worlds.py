@@ -1,0 +1,186 @@
+"""The worlds that `plan` compares: the configured one with other numbers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import all_faults, faults_text, validate
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.plan.simulation.machine import Hosts
+from dlrm_hybrid.run.assembly.build import host as host_of
+from dlrm_hybrid.run.assembly.build import topology
+from dlrm_hybrid.types import ConfigError
+
+Values = Mapping[str, Any]
+
+CUTS: Sequence[Sequence[str]] = ((), ("bottom.2",), ("bottom.2", "top.2"))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A world that is predicted.
+
+    Attributes:
+        config: of the run.
+        rate: of links, such as `100mbit`; None where ranks are not bound by links.
+        latency: of links, such as `20ms`; None for none.
+    """
+
+    config: Config
+    rate: str | None = None
+    latency: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Trainers × stages + servers + table servers."""
+        parallel = self.config.parallel
+        tables = f" + {parallel.table_servers}" if parallel.table_servers else ""
+        return f"{parallel.trainers} × {len(parallel.cuts) + 1} + {parallel.servers}{tables}"
+
+    def hosts(self, cores: float) -> Hosts:
+        """Where its ranks are, and what they share.
+
+        Args:
+            cores: of each machine.
+        """
+        ranks = range(topology(self.config).size)
+        emulated, each = self.config.network.name == "emulated", self.config.plan.hosts == "each"
+        links = emulated or each or self.rate is not None
+        host = tuple(host_of(self.config, rank) if emulated else rank for rank in ranks)
+        return Hosts(
+            machine=host if each else (0,) * len(ranks),
+            host=host if links else (0,) * len(ranks),
+            cores=cores,
+            bytes_per_second=None if self.rate is None else bits_per_second(self.rate) / 8,
+            latency_seconds=0.0 if self.latency is None else seconds(self.latency),
+        )
+
+
+def as_configured(config: Config) -> Planned:
+    """The world of a configuration on the links that `train` would give it."""
+    network = config.network
+    has_links = network.name == "emulated" or config.plan.hosts == "each"
+    return Planned(config, network.rate if has_links else None, network.latency)
+
+
+def compared(config: Config, values: Values) -> list[Planned]:
+    """The configured world for every value of the lists of `plan`; or those of a search.
+
+    Args:
+        config: of the command line.
+        values: the same as plain values.
+
+    Raises:
+        ConfigError: a world of these values is impossible; one line for each fault.
+    """
+    plan, own = config.plan, as_configured(config)
+    if plan.search is not None:
+        configs = list(_searched(config, values, plan.search))
+    else:
+        sizes = product(
+            _choices("parallel.trainers", plan.trainers), _choices("parallel.servers", plan.servers)
+        )
+        configs = [validate(_with(values, {**one, **other})) for one, other in sizes]
+    links = product(plan.rates or (own.rate,), plan.latencies or (own.latency,))
+    return [Planned(one, rate, latency) for (rate, latency), one in product(links, configs)]
+
+
+def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
+    """Every world of up to so many ranks that the rest of the configuration allows.
+
+    Trainers, stages (at the usual cuts), servers and table servers are tried; tables are served
+    where there are table servers.
+    """
+    layers = _layers(config)
+    for cuts in CUTS:
+        if any(cut not in layers for cut in cuts):
+            continue
+        stages = len(cuts) + 1
+        for trainers, servers, tables in product(
+            range(1, ranks // stages + 1), range(1, ranks), range(ranks)
+        ):
+            if trainers * stages + servers + tables > ranks:
+                continue
+            changed = {
+                "parallel.cuts": list(cuts),
+                "parallel.trainers": trainers,
+                "parallel.servers": servers,
+                "parallel.table_servers": tables,
+                "embedding.name": "served" if tables else "fused",
+                "embedding.deduplicate": bool(tables) or config.embedding.deduplicate,
+                "embedding.staleness": config.embedding.staleness if tables else 0,
+            }
+            tried = _with(values, changed)
+            if not all_faults(tried):
+                yield validate(tried)
+
+
+def _layers(config: Config) -> tuple[str, ...]:
+    model = config.model
+    spec = ModelSpec(
+        embedding_dim=model.embedding_dim, bottom=model.bottom, top=model.top, table_rows=(1,)
+    )
+    return spec.layer_names[:-1]
+
+
+def _choices(key: str, given: Sequence[Any] | None) -> list[dict[str, Any]]:
+    return [{}] if given is None else [{key: value} for value in given]
+
+
+def _with(values: Values, changed: Values) -> dict[str, Any]:
+    """Plain values with others at some keys."""
+    after = dict(values)
+    for key, value in changed.items():
+        group, _, name = key.partition(".")
+        after[group] = {**after[group], name: value}
+    return after
+
+
+def check(config: Config) -> None:
+    """Refuse what is not predicted.
+
+    Raises:
+        ConfigError: one line for each fault.
+    """
+    faults: list[str] = []
+    if config.parallel.name != "hybrid":
+        faults.append(
+            "plan: parallel=single is what every prediction is compared with; add parallel=hybrid"
+        )
+    if config.parallel.threads > 1:
+        faults.append(
+            f"parallel.threads = {config.parallel.threads}: `plan` knows workers of one thread only"
+        )
+    if config.embedding.cache_rows:
+        faults.append(
+            f"embedding.cache_rows = {config.embedding.cache_rows}: `plan` does not know how often "
+            "a cache has a row; predict with 0, which sends more"
+        )
+    if config.plan.search is not None and (config.plan.trainers or config.plan.servers):
+        faults.append(
+            f"plan.search = {config.plan.search}: tries all numbers of trainers and servers; leave "
+            "out plan.trainers and plan.servers"
+        )
+    faults += _link_faults(config)
+    if faults:
+        raise ConfigError(faults_text(faults))
+
+
+def _link_faults(config: Config) -> Iterator[str]:
+    plan = config.plan
+    for key, parse, given in (
+        ("rates", bits_per_second, plan.rates),
+        ("latencies", seconds, plan.latencies),
+    ):
+        for text in given or ():
+            try:
+                parse(text)
+            except ValueError as error:
+                yield f"plan.{key} = {text}: {error}"
+    if plan.hosts == "each" and not plan.rates and config.network.rate is None:
+        yield "plan.hosts = each: how fast are the links? Set plan.rates or network.rate"
