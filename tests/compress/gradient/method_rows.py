@@ -73,6 +73,7 @@ class MethodRow:
             configured(self),
             Layout(specs),
             trainer=0,
+            stage=0,
             model_elements=elements(specs),
             steps=1,
             ops=ops,
