@@ -168,8 +168,14 @@ def train_rows(config: Config, calibration: Calibration) -> int:
     return calibration.train_rows
 
 
-def predict(planned: Planned, costs: Costs) -> Prediction:
-    """Simulate a world, and say what limits it."""
+def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Prediction:
+    """Simulate a world, and say what limits it.
+
+    Args:
+        planned: the world.
+        costs: of its parts.
+        changes: also simulate it with more of what it has, for `what_if`.
+    """
     config = planned.config
     world = costs.world(config)
     hosts = planned.hosts(config.plan.cores or costs.calibration.cores)
@@ -202,6 +208,7 @@ def predict(planned: Planned, costs: Costs) -> Prediction:
         what_if={
             change: measure(world, units, there).samples_per_second / found.samples_per_second
             for change, units, there in _changes(costs.units, hosts, _last_trainer(world))
+            if changes
         },
         method=SIMULATION if topology.size <= MOST_RANKS else CLASSES,
         tree=tree(world, hosts, one_process_seconds(costs.units, world)),

@@ -1,0 +1,356 @@
+"""What `plan` predicts beside what runs on emulated links reach.
+
+    python scripts/benchmarks/plan.py measure RUNS    train what is missing in RUNS
+    python scripts/benchmarks/plan.py compare RUNS    predict every world, and print both
+
+Worlds, their links and their steps were chosen before anything was measured. Costs come from runs
+at 1 Gbit/s, which are no part of the comparison: by default one alone, and then one of each kind.
+`compare` trains nothing, so `plan` can be mended without measuring again; nor does `scaling.py`,
+for which `measure` trains some worlds. `measure` needs what `network=emulated` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import final
+
+from harness import Row, command, each, load, render, section, slug, train_once
+
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.plan.calibration import read
+from dlrm_hybrid.plan.prediction import Costs, Prediction, predict
+from dlrm_hybrid.plan.worlds import as_configured
+from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.telemetry.traffic import Traffic
+
+RUN = (
+    *("data.rows=70000", "train.epochs=1000", "network=emulated"),
+    *("checkpoint.every=0", "checkpoint.minutes=0", "telemetry.tensorboard=false"),
+)
+COMPRESSED = "+experiment=dct_hybrid"
+KINDS: Mapping[str, Sequence[str]] = {
+    "none": ("+experiment=baseline",),
+    "dct": (COMPRESSED,),
+    "deft": (COMPRESSED, "gradient=deft"),
+}
+CUTS = {1: "[]", 2: "[bottom.2]", 3: "[bottom.2,top.2]"}
+NO_CUT = ("activation=none", "activation.precision=float32")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class World:
+    """A world on emulated links, each rank on a host of its own.
+
+    Attributes:
+        gradient: none, dct or deft; of KINDS.
+        trainers: T.
+        stages: W.
+        servers: S.
+        rate: of each link.
+        steps: of the run; the first five are not timed.
+        sync: sync, bounded or async.
+        tables: table servers; 0 leaves the tables in the trainers.
+        latency: one way; None for none.
+        batch_size: rows of a trainer's batch.
+    """
+
+    gradient: str
+    trainers: int
+    stages: int
+    servers: int
+    rate: str
+    steps: int
+    sync: str = "sync"
+    tables: int = 0
+    latency: str | None = None
+    batch_size: int = 128
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Overrides that make it."""
+        words = [*KINDS[self.gradient], *RUN, f"parallel.trainers={self.trainers}"]
+        words += [f"parallel.cuts={CUTS[self.stages]}", f"parallel.servers={self.servers}"]
+        words += [f"network.rate={self.rate}", f"train.steps={self.steps}", f"sync={self.sync}"]
+        words += [f"train.batch_size={self.batch_size}"]
+        if self.stages == 1 and self.gradient != "none":
+            words += NO_CUT
+        if self.tables:
+            words += ["embedding=served", f"parallel.table_servers={self.tables}"]
+            if self.gradient != "none":
+                words += ["embedding.comm_precision=bfloat16"]
+        return words if self.latency is None else [*words, f"network.latency={self.latency}"]
+
+    @property
+    def name(self) -> str:
+        """What distinguishes it, in few words."""
+        tables = f" + {self.tables}" if self.tables else ""
+        shape = f"{self.trainers} × {self.stages} + {self.servers}{tables}"
+        batch = f" batch {self.batch_size}" * (self.batch_size != 128)
+        return f"{self.gradient} {shape} {self.sync}{batch}"
+
+    @property
+    def links(self) -> str:
+        """Rate and latency."""
+        return self.rate if self.latency is None else f"{self.rate} {self.latency}"
+
+    def folder(self, runs: Path) -> Path:
+        """Where it is trained."""
+        return runs / slug(f"{self.name} {self.links}".replace("×", "x"))
+
+
+CALIBRATIONS: Mapping[str, World] = {
+    "dct": World("dct", 2, 3, 1, "1gbit", 405),
+    "none": World("none", 2, 3, 1, "1gbit", 205),
+    "deft": World("deft", 2, 3, 1, "1gbit", 305),
+    "served": World("dct", 2, 3, 1, "1gbit", 405, tables=1),
+}
+WORLDS = (
+    World("none", 2, 3, 1, "100mbit", 30),
+    World("none", 1, 3, 1, "10mbit", 10),
+    World("none", 2, 2, 2, "100mbit", 40),
+    World("none", 4, 1, 1, "1gbit", 100),
+    World("none", 2, 3, 1, "100mbit", 35, sync="bounded"),
+    World("none", 2, 1, 2, "100mbit", 40, sync="async", tables=1),
+    World("none", 2, 2, 1, "100mbit", 30, tables=1, latency="20ms"),
+    World("dct", 2, 3, 1, "100mbit", 400),
+    World("dct", 2, 3, 1, "10mbit", 80),
+    World("dct", 1, 3, 1, "100mbit", 600),
+    World("dct", 4, 1, 1, "100mbit", 300),
+    World("dct", 4, 1, 1, "10mbit", 60),
+    World("dct", 2, 3, 1, "10mbit", 80, sync="bounded"),
+    World("dct", 2, 3, 1, "100mbit", 50, latency="20ms"),
+    World("dct", 2, 1, 1, "100mbit", 400, tables=1),
+    World("dct", 4, 1, 1, "100mbit", 100, sync="async", tables=1, latency="20ms"),
+    World("dct", 2, 2, 2, "1gbit", 400, sync="bounded", tables=1),
+    World("dct", 1, 2, 1, "10mbit", 80, sync="async", tables=1),
+    World("dct", 4, 2, 2, "1gbit", 250),
+    World("dct", 2, 1, 2, "1gbit", 600, sync="async", tables=1),
+    World("deft", 2, 3, 1, "100mbit", 300),
+    World("deft", 4, 1, 2, "10mbit", 60),
+    World("deft", 2, 2, 1, "1gbit", 300, tables=1),
+    World("deft", 2, 1, 1, "100mbit", 60, latency="20ms"),
+)
+WEAK = tuple(
+    World(gradient, trainers, 1, 1, "100mbit", steps)
+    for gradient, all_steps in {
+        "none": (40, 22, 14, 9),
+        "dct": (500, 400, 300, 150),
+        "deft": (400, 300, 200, 100),
+    }.items()
+    for trainers, steps in zip((1, 2, 4, 8), all_steps, strict=True)
+)
+STRONG = tuple(
+    World(gradient, trainers, 1, 1, "100mbit", steps, batch_size=1024 // trainers)
+    for gradient, all_steps in {"none": (40, 22, 14), "dct": (150, 200, 250)}.items()
+    for trainers, steps in zip((1, 2, 4), all_steps, strict=True)
+)
+SCALES: Mapping[str, Sequence[World]] = {"weak": WEAK, "strong": STRONG}
+
+CLASSES = tuple(traffic for traffic in Traffic if traffic is not Traffic.CONTROL)
+GOALS = {"samples/s": (5.0, 12.0), "bytes": (None, 1.0), "memory": (None, 15.0)}
+
+
+def main() -> None:
+    """Do what the first word says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("measure", "compare"))
+    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument(
+        "--calibrations",
+        nargs="+",
+        choices=CALIBRATIONS,
+        default=list(CALIBRATIONS),
+        help="runs to take costs from; they are also compared with the first of them alone",
+    )
+    options = parser.parse_args()
+    if options.what == "measure":
+        train_all(options.runs)
+    else:
+        print(compare(options.runs, options.calibrations))
+
+
+def train_all(runs: Path) -> None:
+    """Train what is missing, calibrations first."""
+    for world in dict.fromkeys((*CALIBRATIONS.values(), *WORLDS, *WEAK, *STRONG)):
+        train_once(world.folder(runs), *world.words)
+    print(f"all is measured. {load()}")
+
+
+def compare(runs: Path, calibrations: Sequence[str]) -> str:
+    """The page that holds predictions against runs: speed, bytes and memory of every world."""
+    choices = list(dict.fromkeys((tuple(calibrations[:1]), tuple(calibrations))))
+    found = {world: read_run(world.folder(runs)) for world in WORLDS}
+    predicted = {
+        names: {world: predicted_run(found[world], costs_of(runs, names)) for world in WORLDS}
+        for names in each("calibrations", choices)
+    }
+    first, *others = choices
+    page = render(
+        heading(first), describe(), command(), speed_rows(found, predicted[first])
+    ) + summary(speed_errors(found, predicted[first]), "samples/s")
+    for names in others:
+        page += section(heading(names), speed_rows(found, predicted[names]))
+        page += summary(speed_errors(found, predicted[names]), "samples/s")
+    last = predicted[choices[-1]]
+    page += section("Bytes per sample", byte_rows(found, last))
+    page += summary(byte_errors(found, last), "bytes")
+    page += section("Peak memory, all ranks", memory_rows(found, last))
+    return page + summary(memory_errors(found, last), "memory")
+
+
+def heading(names: Sequence[str]) -> str:
+    """Of a table of predictions."""
+    return f"Samples per second, costs from {', '.join(names)}"
+
+
+@cache
+def costs_of(runs: Path, names: tuple[str, ...]) -> tuple[Costs, ...]:
+    """What the calibration runs of these names say of costs."""
+    return tuple(Costs.of(read(CALIBRATIONS[name].folder(runs))) for name in names)
+
+
+def predicted_run(run: Run, costs: Sequence[Costs]) -> Prediction:
+    """The world of a run, predicted from the most similar of other runs."""
+    config = validate(saved_values(run.config))
+    return predict(as_configured(config), most_like(costs, config))
+
+
+def most_like(costs: Sequence[Costs], config: Config) -> Costs:
+    """As the verb `plan` chooses."""
+    return max(costs, key=lambda one: one.likeness(config))
+
+
+Found = Mapping[World, Run]
+Predicted = Mapping[World, Prediction]
+
+
+def error_percent(predicted: float, measured: float) -> float:
+    """How much more was predicted than measured."""
+    return 100 * (predicted / measured - 1)
+
+
+def speed_errors(found: Found, predicted: Predicted) -> list[float]:
+    """Of each world, in percent."""
+    return [
+        error_percent(predicted[world].samples_per_second, run.summary["samples_per_second"])
+        for world, run in found.items()
+    ]
+
+
+def speed_rows(found: Found, predicted: Predicted) -> list[Row]:
+    """Samples per second of each world, and what is said to limit it."""
+    return [
+        {
+            "world": world.name,
+            "links": world.links,
+            "measured": f"{run.summary['samples_per_second']:,.0f}",
+            "predicted": f"{predicted[world].samples_per_second:,.0f}",
+            "error, %": f"{error:+.1f}",
+            "limited by": str(predicted[world].bottleneck),
+        }
+        for (world, run), error in zip(found.items(), speed_errors(found, predicted), strict=True)
+    ]
+
+
+def sent_per_sample(run: Run) -> dict[Traffic, float]:
+    """Bytes that a run has sent, by class, without its control messages."""
+    samples = run.summary["samples_per_second"] * run.summary["seconds"]
+    sent = run.summary["network"]["by_class"]
+    return {one: sent[one]["bytes"] / samples for one in CLASSES if one in sent}
+
+
+def byte_errors(found: Found, predicted: Predicted) -> list[float]:
+    """Of each world, in percent."""
+    return [
+        error_percent(
+            sum(predicted[world].bytes_per_sample.values()), sum(sent_per_sample(run).values())
+        )
+        for world, run in found.items()
+    ]
+
+
+def byte_rows(found: Found, predicted: Predicted) -> list[Row]:
+    """Bytes per sample of each world, and the error of each class of them."""
+    rows: list[Row] = []
+    for (world, run), error in zip(found.items(), byte_errors(found, predicted), strict=True):
+        measured, calculated = sent_per_sample(run), predicted[world].bytes_per_sample
+        by_class = {
+            f"{traffic.value.replace('_', ' ')}, %": (
+                f"{error_percent(calculated[traffic], measured[traffic]):+.1f}"
+                if measured.get(traffic)
+                else None
+            )
+            for traffic in CLASSES
+        }
+        rows.append(
+            {
+                "world": world.name,
+                "measured": f"{sum(measured.values()):,.0f}",
+                "predicted": f"{sum(calculated.values()):,.0f}",
+                "error, %": f"{error:+.2f}",
+                **by_class,
+            }
+        )
+    return rows
+
+
+def peak_bytes(run: Run) -> dict[str, float]:
+    """Memory of each rank at most, by name."""
+    roles = run.summary["roles"].values()
+    return {one["role"]: one["peak_rss_bytes"] for one in roles}
+
+
+def memory_errors(found: Found, predicted: Predicted) -> list[float]:
+    """Of every rank of every world, in percent."""
+    return [one for world, run in found.items() for one in _memory_errors(run, predicted[world])]
+
+
+def _memory_errors(run: Run, predicted: Prediction) -> list[float]:
+    return [
+        error_percent(predicted.memory_bytes[name], measured)
+        for name, measured in peak_bytes(run).items()
+    ]
+
+
+def memory_rows(found: Found, predicted: Predicted) -> list[Row]:
+    """Peak memory of each world, all ranks together, and the error of the worst rank."""
+    rows: list[Row] = []
+    for world, run in found.items():
+        measured, calculated = peak_bytes(run), predicted[world].memory_bytes
+        total, expected = sum(measured.values()), sum(calculated.values())
+        rows.append(
+            {
+                "world": world.name,
+                "measured, MB": f"{total / 1e6:,.0f}",
+                "predicted, MB": f"{expected / 1e6:,.0f}",
+                "error, %": f"{error_percent(expected, total):+.1f}",
+                "worst rank, %": f"{max(_memory_errors(run, predicted[world]), key=abs):+.1f}",
+            }
+        )
+    return rows
+
+
+def summary(errors: Sequence[float], what: str) -> str:
+    """A sentence on errors in percent beside what was aimed at."""
+    sizes = [abs(one) for one in errors]
+    middle, worst = GOALS[what]
+    goal = f"at most {worst:g} %" if middle is None else f"{middle:g} %, each at most {worst:g} %"
+    within = sum(one <= worst for one in sizes)
+    return (
+        f"\nError of {what}: median {median(sizes):.1f} %, worst {max(sizes):.1f} %; "
+        f"{within} of {len(sizes)} within {worst:g} %. Goal: {goal}.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

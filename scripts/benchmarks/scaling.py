@@ -1,0 +1,134 @@
+"""How worlds scale: trainers on this machine, measured and predicted, and thousands, predicted.
+
+    python scripts/benchmarks/scaling.py RUNS
+
+RUNS is what `plan.py measure` has trained; nothing is trained here. Beyond this machine every rank
+has one of its own, with as many cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+from harness import Row, command, each, render, section
+from plan import (
+    CALIBRATIONS,
+    KINDS,
+    SCALES,
+    costs_of,
+    error_percent,
+    most_like,
+    predicted_run,
+)
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.plan.prediction import Costs, Prediction, predict
+from dlrm_hybrid.plan.worlds import Planned
+from dlrm_hybrid.report.runs import read_run
+from dlrm_hybrid.telemetry.machine import describe
+
+RATES = ("100mbit", "1gbit", "10gbit", "100gbit")
+TRAINERS = tuple(2**power for power in range(13))
+STRONG_ROWS = 16_384  # of a batch of all trainers
+KNEE = 0.05  # more speed for any more trainers: less than that is none
+
+
+def main() -> None:
+    """Predict, print the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument(
+        "--calibrations", nargs="+", choices=CALIBRATIONS, default=list(CALIBRATIONS)
+    )
+    options = parser.parse_args()
+    print(scaling(options.runs, options.calibrations))
+
+
+def scaling(runs: Path, calibrations: Sequence[str]) -> str:
+    """The page of more and more trainers: measured beside predicted here, and far beyond."""
+    costs = costs_of(runs, tuple(calibrations))
+    tables = {
+        f"{scale.capitalize()} scaling on this machine, 100 Mbit/s": scale_rows(runs, scale, costs)
+        for scale in SCALES
+    }
+    for strong, kind in product((False, True), KINDS):
+        name = f"strong, {STRONG_ROWS:,} rows for all" if strong else "weak, 128 rows each"
+        worlds = list(each(f"{name}, {kind}", [*far(kind, costs, strong=strong)]))
+        tables[f"{kind}, {name}"] = far_rows(worlds)
+    first, *others = tables
+    page = render(first, describe(), command(), tables[first])
+    return page + "".join(section(name, tables[name]) for name in others)
+
+
+def scale_rows(runs: Path, scale: str, costs: Sequence[Costs]) -> list[Row]:
+    """Measured and predicted speed of few trainers."""
+    rows: list[Row] = []
+    for world in SCALES[scale]:
+        run = read_run(world.folder(runs))
+        predicted, measured = predicted_run(run, costs), run.summary["samples_per_second"]
+        rows.append(
+            {
+                "gradient": world.gradient,
+                "trainers": world.trainers,
+                "rows each": world.batch_size,
+                "measured": f"{measured:,.0f}",
+                "predicted": f"{predicted.samples_per_second:,.0f}",
+                "error, %": f"{error_percent(predicted.samples_per_second, measured):+.1f}",
+                "limited by": str(predicted.bottleneck),
+            }
+        )
+    return rows
+
+
+def far(kind: str, costs: Sequence[Costs], *, strong: bool) -> Iterator[Prediction]:
+    """Worlds of machines that do nothing else, as many trainers as there may be, at every rate."""
+    for trainers, rate in product(TRAINERS, RATES):
+        rows = STRONG_ROWS // trainers if strong else 128
+        words = (*KINDS[kind], "data.rows=70000", f"parallel.trainers={trainers}")
+        values = values_of((*words, f"train.batch_size={rows}", "plan.hosts=each"))
+        config = validate({**values, "network": {**values["network"], "rate": rate}})
+        yield predict(Planned(config, rate), most_like(costs, config), changes=False)
+
+
+def far_rows(worlds: Sequence[Prediction]) -> list[Row]:
+    """Speed by trainers and rate; last what limits it, where more trainers are no use."""
+    rows: list[Row] = []
+    by_size = {(one.trainers, one.rate): one for one in worlds}
+    for trainers in TRAINERS:
+        speeds = {rate: f"{by_size[trainers, rate].samples_per_second:,.0f}" for rate in RATES}
+        rows.append({"trainers": f"{trainers:,}", **speeds})
+    knees = {rate: knee([by_size[trainers, rate] for trainers in TRAINERS]) for rate in RATES}
+    rows.append(
+        {
+            "trainers": "saturates at",
+            **{rate: "–" if one is None else f"{one.trainers:,}" for rate, one in knees.items()},
+        }
+    )
+    limits = {rate: one or by_size[TRAINERS[-1], rate] for rate, one in knees.items()}
+    rows.append(
+        {"trainers": "limited by", **{rate: str(one.bottleneck) for rate, one in limits.items()}}
+    )
+    return rows
+
+
+def knee(worlds: Sequence[Prediction]) -> Prediction | None:
+    """The smallest world than which no larger one is much faster; None if the largest is.
+
+    Args:
+        worlds: each with twice the trainers of the one before.
+    """
+    for number, one in enumerate(worlds[:-1]):
+        most = max(other.samples_per_second for other in worlds[number + 1 :])
+        if most < (1 + KNEE) * one.samples_per_second:
+            return one
+    return None
+
+
+if __name__ == "__main__":
+    main()
