@@ -41,6 +41,7 @@ def test_a_signal_to_the_group_is_one_to_the_program(
     code: int,
     small_rows: list[str],
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "dlrm_hybrid", "train", *small_rows, *OPTIONS, *world]
@@ -51,6 +52,7 @@ def test_a_signal_to_the_group_is_one_to_the_program(
         text=True,
         start_new_session=True,
     )
+    request.addfinalizer(process.kill)  # where an assertion fails; its ranks end with it
     program, until = psutil.Process(process.pid), time.monotonic() + DEADLINE_SECONDS
     while not phase(folder):
         assert process.poll() is None, process.communicate()

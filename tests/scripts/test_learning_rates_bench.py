@@ -15,12 +15,12 @@ def test_a_run_that_diverges_has_no_loss(tmp_path: Path, monkeypatch: pytest.Mon
         raise subprocess.CalledProcessError(ExitCode.DIVERGED, "train")
 
     monkeypatch.setattr(learning_rates, "train_once", diverges)
-    assert learning_rates.test_loss(tmp_path / "run") is None
+    assert learning_rates.train(tmp_path / "run") is None
 
 
 def test_a_run_that_fails_ends_the_script(
     tmp_path: Path, small_rows: Sequence[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="run: exit code 2"):
-        learning_rates.test_loss(tmp_path / "run", *small_rows, "optimizer.rate=0.1")
+        learning_rates.train(tmp_path / "run", *small_rows, "optimizer.rate=0.1")
     assert "optimizer.rate" in capfd.readouterr().err

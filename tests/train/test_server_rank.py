@@ -74,6 +74,6 @@ def test_a_checkpoint_waits_for_no_push_that_was_lost_with_its_trainer(elastic: 
         writer=SimpleNamespace(begin=lambda step, groups: begun.append(step)),
         elastic=elastic,
     )
-    answers = rank.handlers()[Kind.SAVE](message(Kind.SAVE, 0, 0, 40, {"step": 20}))
+    answers = rank.handlers()[Kind.SAVE](message(Kind.SAVE, 0, 0, 40, {"step": 20, "pushed": None}))
     assert [one.frame.kind for one in answers] == [Kind.COPIED] * elastic
     assert begun == [20] * elastic
