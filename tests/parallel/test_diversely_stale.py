@@ -91,6 +91,18 @@ def test_any_order_of_events_gives_the_same_bits_and_queues_stay_short(
     assert len({tuple(sorted(blocks.waited.items())) for blocks in runs}) > 1, "one order only"
 
 
+@pytest.mark.parametrize("schedule", [SHORT, MIDDLE, LONG], ids=str)
+def test_weights_that_do_not_move_give_the_losses_of_backpropagation(
+    schedule: DiverselyStale,
+) -> None:
+    runs = [Blocks(one, lr=0.0) for one in (NONE, schedule)]
+    expected, found = (blocks.run(12, first) for blocks in runs)
+    assert found == expected and len(set(found)) == 12
+    for blocks in runs:
+        for name, one in blocks.weights().items():
+            assert torch.equal(one, initial()[name]), name
+
+
 def test_the_first_ticks_are_those_of_the_paper() -> None:
     pipeline = Pipeline.of(SHORT, 3, 1)
     at = [
