@@ -256,6 +256,8 @@ class LeaderRank:
                 self.roll.away.discard(trainer)
                 self._leases = self._leases.join(trainer)
             if self._may_leave(trainer):
+                if not orders.can_have(self.topology.stages, 0):
+                    return given  # one worker must not go before another has told what it learned
                 hands_over = not isinstance(self._leases, Turns)
                 order = {"do": "leave", "hands_over": hands_over}
                 return [*given, *self._dispatch.tell(trainer, order)]
