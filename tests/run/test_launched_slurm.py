@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from launched_runs import (
 
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, read
 from dlrm_hybrid.disk import locked
+from dlrm_hybrid.run.launch.member import FAREWELL_SECONDS
 
 Train = Callable[..., tuple[int, Path]]
 
@@ -115,6 +117,23 @@ def test_a_killed_rank_is_named_and_ends_the_others(
             assert f"{killed} (rank {lost}) is gone: " in task.text
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
     assert summary(folder)["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_names_the_killed_one_too(
+    small_rows: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    more = ("train.epochs=1000", "telemetry.every=10", f"hydra.run.dir={folder}")
+    commands, environments = zip(*slurm(SIZE, *small_rows, *WORLD, *more), strict=True)
+    with started(commands, environments) as processes:
+        pids = await_training(folder, lambda: all(one.poll() is None for one in processes))
+        os.kill(pids["worker-1.0"], signal.SIGSTOP)
+        os.kill(pids["worker-1.1"], signal.SIGKILL)
+        time.sleep(2 * FAREWELL_SECONDS)
+        os.kill(pids["worker-1.0"], signal.SIGCONT)
+        tasks = ended(processes)
+    assert "worker-1.0 (rank 2): worker-1.1 (rank 3) is gone: " in tasks[2].text
 
 
 @pytest.mark.slow

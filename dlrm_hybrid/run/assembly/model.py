@@ -117,14 +117,14 @@ def dense_schedule(config: Config, steps: int, stage: int = -1) -> Schedule:
         stage: whose; the last one stands for all in reports.
     """
     alone = schedule(config, config.optimizer.lr / pushes_averaged(config), steps)
-    warmup = config.optimizer.staleness_warmup_steps
+    warmup, first = config.optimizer.staleness_warmup_steps, config.sync.warmup_steps
     if warmup is not None:
         late = staleness(config, stage)
-        alone = StalenessWarmup(schedule=alone, staleness=late, steps=warmup)
-    if not config.sync.warmup_steps:
+        alone = StalenessWarmup(schedule=alone, staleness=late, steps=warmup, first=first)
+    if not first:
         return alone
     together = schedule(config, config.optimizer.lr, steps)
-    return Joined(first=together, steps=config.sync.warmup_steps, then=alone)
+    return Joined(first=together, steps=first, then=alone)
 
 
 def staleness(config: Config, stage: int) -> int:

@@ -32,7 +32,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.compiling import compile_for
 from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
-from dlrm_hybrid.run.launch.rank import Part, take_part, tell_failure
+from dlrm_hybrid.run.launch.rank import Part, silent, take_part, tell_failure
 from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_versions
 from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask
@@ -42,7 +42,8 @@ from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFa
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time
 PREPARE_SECONDS = 86_400.0  # to make many rows takes long; who dies meanwhile is noticed otherwise
 LEAVE_SECONDS = 60.0
-FAREWELL_SECONDS = 2.0
+FAREWELL_SECONDS = 2.0  # for a rank that is most likely gone
+LATE_SECONDS = 10.0  # for one that has not noticed yet that another is
 POLL_SECONDS = 0.02
 RUN_FOLDER = "run_folder"
 OWN_KEYS = ("network.bind", "network.keys")
@@ -101,7 +102,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
             raise
         if part is None:
             return ExitCode.DONE
-        patience_seconds = FAREWELL_SECONDS
+        patience_seconds = LATE_SECONDS
         code = take_part(part, view)
         patience_seconds = LEAVE_SECONDS
         return code
@@ -303,11 +304,16 @@ def _same_rows(
 
 
 def _leave(launch: Launch, rendezvous: Rendezvous, patience_seconds: float) -> None:
-    """Leave the run; rank 0 last: it may serve the store, and it keeps the run folder locked."""
+    """Leave the run; rank 0 last: it may serve the store, and it keeps the run folder locked.
+
+    Who finds no store any more cannot ask who went first.
+    """
     with suppress(DlrmError):
         rendezvous.put(f"left-{launch.rank}.json", "true")
-        until = time.monotonic() + patience_seconds
+        begun = time.monotonic()
         waiting = set(range(launch.size)) if launch.rank == 0 else set[int]()
-        while waiting and time.monotonic() < until:
+        while waiting and time.monotonic() < begun + patience_seconds:
             waiting = {rank for rank in waiting if rendezvous.read(f"left-{rank}.json") is None}
+            if time.monotonic() > begun + FAREWELL_SECONDS:
+                waiting -= silent(rendezvous, launch.size)
             time.sleep(POLL_SECONDS)

@@ -152,7 +152,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
             if failure is not None:
                 return Ending(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
-        first = root_cause(end.lost, _failures(part))
+        first = root_cause(end.lost, _failures(rendezvous, part.launch.size))
     except DlrmError:  # the store is gone
         first = 0 if part.launch.rank_0_serves else first
     if first not in end.lost.ranks:
@@ -162,9 +162,15 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
     return replace(end, message=message), True
 
 
-def _failures(part: Part) -> dict[int, PeerFailure]:
+def silent(rendezvous: Rendezvous, size: int) -> set[int]:
+    """Ranks that others miss, and that have not said whom they miss: they are gone, most likely."""
+    failures = _failures(rendezvous, size)
+    return {rank for one in failures.values() for rank in one.ranks} - failures.keys()
+
+
+def _failures(rendezvous: Rendezvous, size: int) -> dict[int, PeerFailure]:
     """What ranks have reported of others that they miss, by number."""
-    texts = {rank: part.rendezvous.read(_lost(rank)) for rank in range(part.launch.size)}
+    texts = {rank: rendezvous.read(_lost(rank)) for rank in range(size)}
     return {rank: PeerFailure.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
