@@ -145,7 +145,7 @@ class Linear(Schedule):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessWarmup(Schedule):
-    """Another schedule's rate / staleness^(1 - n / steps) at step n, until it has all of it.
+    """Another schedule's rate / staleness^(1 - n / steps), n steps after the first stale one.
 
     In early training a stale gradient does most harm (Yang et al., 2021, PipeMare, arXiv
     1910.05124, technique 1).
@@ -154,15 +154,17 @@ class StalenessWarmup(Schedule):
         schedule: the other one.
         staleness: updates between computing a gradient and applying it; 0 and 1 change nothing.
         steps: until the whole rate.
+        first: the first step with stale gradients; before it this schedule is not asked.
     """
 
     schedule: Schedule
     staleness: int
     steps: int
+    first: int = 0
 
     @override
     def lr(self, step: int) -> float:
-        to_come = max(0.0, 1 - step / self.steps)
+        to_come = max(0.0, 1 - (step - self.first) / self.steps)
         return self.schedule.lr(step) / max(1, self.staleness) ** to_come
 
 
