@@ -30,17 +30,19 @@ def schedule_rules(config: Config) -> Iterator[str]:
         yield from _pipeline(config)
         yield from _numbers(config)
     warmup = config.optimizer.staleness_warmup_steps
-    if warmup is not None and not is_stale and config.sync.name == "sync":
+    is_late = is_stale and any(config.schedule.staleness or (1,))
+    if warmup is not None and not is_late and config.sync.name == "sync":
         yield (
             f"optimizer.staleness_warmup_steps = {warmup}: no gradient is stale; needs "
-            "schedule=dsp, sync=bounded or sync=async"
+            "schedule=dsp with a schedule.staleness above 0, sync=bounded or sync=async"
         )
 
 
 def _pipeline(config: Config) -> Iterator[str]:
     """Faults of what cannot keep several batches of a trainer in flight."""
     if not config.parallel.cuts:
-        yield "schedule = 'dsp': needs parallel.cuts: a lone stage has no neighbour to run ahead of"
+        needed = "parallel=hybrid" if config.parallel.name == "single" else "parallel.cuts"
+        yield f"schedule = 'dsp': needs {needed}: a lone stage has no neighbour to run ahead of"
     if config.schedule.microbatches != 1:
         yield (
             f"schedule.microbatches = {config.schedule.microbatches}: schedule=dsp fills its "

@@ -55,7 +55,12 @@ def test_what_can_be_is_accepted(overrides: tuple[str, ...]) -> None:
         ),
         ((*STALE, "schedule.delays=[-1,1,0]"), "schedule.delays[0] = -1: "),
         ((*STALE, "schedule.microbatches=4"), "schedule.microbatches = 4: schedule=dsp fills its"),
-        (("schedule=dsp",), "schedule = 'dsp': needs parallel.cuts"),
+        (("schedule=dsp",), "schedule = 'dsp': needs parallel=hybrid: a lone stage"),
+        ((*STALE, "parallel.cuts=[]"), "schedule = 'dsp': needs parallel.cuts: a lone stage"),
+        (
+            (*STALE, "schedule.delays=[0,0,0]", "schedule.staleness=[0,0,0]", WARM),
+            "optimizer.staleness_warmup_steps = 100: no gradient is stale",
+        ),
         ((*STALE, "sync=async"), "schedule = 'dsp': with sync=async trainers are given batches"),
         (
             (*STALE, "parallel.elastic=true"),
