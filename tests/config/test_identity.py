@@ -67,11 +67,15 @@ def test_a_new_run_may_be_spread_and_compressed_otherwise() -> None:
 def test_in_lock_step_membership_says_whether_anything_is_ahead(sync: str) -> None:
     """Trainers that may be lost rest before a checkpoint, as those of `async` always do."""
     one = {"sync": {"name": sync}, "parallel": {"elastic": False, "trainers": 2}}
+    one["embedding"] = {"cache_rows": 9, "staleness": 2}
     other = {**one, "parallel": {"elastic": True, "trainers": 2}}
     assert differences(one, other, new_run=False) == []
     for same in (same_versions, same_lookups):
         assert same(one, one)
         assert same(one, other) == same(other, one) == (sync == "async")
+    for values in (one, other):
+        values["embedding"] = {"cache_rows": 9, "staleness": 0}
+    assert same_lookups(one, other) and same_lookups(other, one), "what is kept fits"
 
 
 def test_what_waited_as_updates_does_not_go_on_as_gradients() -> None:

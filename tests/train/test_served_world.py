@@ -150,8 +150,16 @@ def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
     cached = values_of([*options, *layout(2, 2, 0), *CACHED])
     with pytest.raises(DataError, match="no rows that trainer 0 has kept"):
         lookups_ahead(saved, {"step": 50, "config": cached}, validate(cached), cached, (0, 1))
-    assert lookups_ahead(saved, {"step": 50, "config": cached}, *known) == {}
-    assert "caches begin empty, and the gradients they held are lost" in capsys.readouterr().out
+    fused = (*options, "parallel.trainers=2", "parallel.servers=1", "embedding=fused")
+    for now in (
+        values,
+        values_of([*options, *layout(2, 2, 0), "sync=async"]),
+        values_of([*fused, "parallel.table_servers=0"]),
+    ):
+        facts = {"step": 50, "config": cached}
+        assert lookups_ahead(saved, facts, validate(now), now, (0, 1)) == {}
+        told = capsys.readouterr().out
+        assert "caches begin empty, and the gradients they held are lost" in told
 
 
 def test_a_checkpoint_goes_on_with_other_owners(train: Train) -> None:

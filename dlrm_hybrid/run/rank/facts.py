@@ -175,21 +175,21 @@ def lookups_ahead(
     """
     saved = facts["config"]
     rests, keeps = server_leads(config), config.embedding.cache_rows > 0
-    if config.embedding.name != "served" or (rests and not keeps):
-        return {}
     if not trainers or not facts["step"]:
         return {}
     if not same_lookups(saved, values):
-        if saved["embedding"].get("staleness"):
+        if saved["embedding"].get("staleness") and not rests:
             print(
-                f"{checkpoint.folder}: saved with other parallel.trainers or embedding.staleness; "
-                "rows that were looked up ahead are looked up again, with all updates"
+                f"{checkpoint.folder}: saved with other parallel.trainers, parallel.elastic, sync "
+                "or embedding; rows that were looked up ahead are looked up again, with all updates"
             )
         if saved["embedding"].get("cache_rows"):
             print(
-                f"{checkpoint.folder}: saved with other parallel.trainers, sync or embedding.cache_"
-                "rows or batches; caches begin empty, and the gradients they held are lost"
+                f"{checkpoint.folder}: saved with other parallel.trainers, parallel.elastic, sync "
+                "or embedding; caches begin empty, and the gradients they held are lost"
             )
+        return {}
+    if config.embedding.name != "served" or (rests and not keeps):
         return {}
     if keeps:
         was_elastic = bool(saved["parallel"].get("elastic"))
