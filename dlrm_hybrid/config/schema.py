@@ -72,7 +72,7 @@ class ParallelConfig:
     """How the model is partitioned over trainers, pipeline stages and servers."""
 
     name: Literal["single", "hybrid"]
-    trainers: Annotated[int, Field(ge=1, le=1024)]
+    trainers: Annotated[int, Field(ge=1, le=4096)]
     cuts: tuple[str, ...]
     servers: Annotated[int, Field(ge=0, le=1024)]
     table_servers: Annotated[int, Field(ge=0, le=1024)]

@@ -22,9 +22,6 @@ from dlrm_hybrid.types import ConfigError, DataError
 
 KEY = "plan.calibration"
 LEAST_STEPS = 20
-MOST_WAKE_SECONDS = 0.02
-WAKE_TURNS = 12
-CLOSE = 0.003  # of the time of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +34,7 @@ class RankCosts:
         spans: wall seconds of its main thread.
         messages: sent.
         num_bytes: sent in them.
+        peak_rss_bytes: of memory, while it ran; None in runs of older versions.
     """
 
     cpu_seconds: float
@@ -44,6 +42,7 @@ class RankCosts:
     spans: Mapping[Span, float]
     messages: float
     num_bytes: float
+    peak_rss_bytes: int | None = None
 
     @property
     def working(self) -> float:
@@ -156,6 +155,7 @@ def _rank(values: Mapping[str, Any], steps: int) -> RankCosts:
         spans={Span(name): one / steps for name, one in values["seconds_by_span"].items()},
         messages=sum(one["messages"] for one in sent) / steps,
         num_bytes=sum(one["bytes"] for one in sent) / steps,
+        peak_rss_bytes=values.get("peak_rss_bytes"),
     )
 
 

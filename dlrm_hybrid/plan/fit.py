@@ -9,14 +9,15 @@ from typing import final
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.plan.calibration import Calibration, RankCosts
 from dlrm_hybrid.plan.costs import UnitCosts, compute_features, cut_elements, fitted, shape_of
-from dlrm_hybrid.plan.simulation.machine import MessageCosts
+from dlrm_hybrid.plan.simulation.machine import LEAST_WAKE_SECONDS, MessageCosts
 from dlrm_hybrid.plan.simulation.world import simulate
 from dlrm_hybrid.plan.worlds import as_configured
 from dlrm_hybrid.telemetry.spans import Span
 
-MOST_WAKE_SECONDS = 0.1
+MOST_WAKE_SECONDS = 0.02
 WAKE_TURNS = 14
 LEAST_SHARE = 0.1
+COLD_TURNS = 2
 CLOSE = 0.003  # of the time of a step
 OWN_LOOKUP_SHARE = 0.6
 """Time of looking up own tables over that of shared ones, whose ids and rows are packed; measured
@@ -26,9 +27,14 @@ on a processor with two cores."""
 def units_of(calibration: Calibration) -> UnitCosts:
     """CPU seconds of units, and the time to wake up with which the run's own speed is met."""
     messages = _message_costs(calibration.ranks)
-    units = _Fit(calibration, messages, _shares(calibration.ranks, messages)).units()
+    units = _Fit(calibration, messages, _shares(calibration.ranks, messages, {})).units()
     if len(calibration.ranks) == 1:
         return units
+    hosts = as_configured(calibration.world.config).hosts(calibration.cores)
+    for _ in range(COLD_TURNS):
+        cold = simulate(calibration.world, _with_wake(calibration, units), hosts).cold_seconds
+        shares = _shares(calibration.ranks, messages, dict(enumerate(cold)))
+        units = _Fit(calibration, messages, shares).units()
     return _with_wake(calibration, units)
 
 
@@ -105,7 +111,9 @@ class _Fit:
         rows = self.run.world.config.train.batch_size
         asking = self._of_stage(topology.interaction_stage, Span.EMBEDDING) / rows
         if topology.table_servers:
-            serving = self._of_servers(Span.EMBEDDING, TableServerRole) / topology.trainers
+            spans = (Span.EMBEDDING, Span.APPLY)
+            serving = sum(self._of_servers(one, TableServerRole) for one in spans)
+            serving /= topology.trainers
             serve = serving / (2 * rows)
             shared = asking + 2 * serve
             return {
@@ -148,8 +156,10 @@ class _Fit:
         return found, ratios
 
 
-def _shares(ranks: Mapping[int, RankCosts], costs: MessageCosts) -> dict[int, float]:
-    """CPU seconds of each main thread over its wall seconds without waiting.
+def _shares(
+    ranks: Mapping[int, RankCosts], costs: MessageCosts, cold: Mapping[int, float]
+) -> dict[int, float]:
+    """CPU seconds of each main thread over its wall seconds without waiting, less cold caches'.
 
     Spans are wall time: where ranks share cores they also hold the time in which others ran.
     Older runs know the CPU time of processes alone: one share for all, less what messages cost.
@@ -157,14 +167,18 @@ def _shares(ranks: Mapping[int, RankCosts], costs: MessageCosts) -> dict[int, fl
     known = {rank: one.thread_seconds for rank, one in ranks.items()}
     if None not in known.values():
         return {
-            rank: min(1.0, (known[rank] or 0.0) / one.working) if one.working else 1.0
+            rank: _share((known[rank] or 0.0) - cold.get(rank, 0.0), one.working)
             for rank, one in ranks.items()
         }
     carried = 2 * sum(_carried(one, costs) for one in ranks.values())
     working = sum(one.working for one in ranks.values())
     cpu = sum(one.cpu_seconds for one in ranks.values()) - carried
-    share = min(1.0, max(cpu, LEAST_SHARE * working) / working) if working else 1.0
+    share = _share(cpu - sum(cold.values()), working)
     return dict.fromkeys(ranks, share)
+
+
+def _share(cpu_seconds: float, working: float) -> float:
+    return min(1.0, max(cpu_seconds / working, LEAST_SHARE)) if working else 1.0
 
 
 def _carried(rank: RankCosts, costs: MessageCosts) -> float:
@@ -195,7 +209,7 @@ def _with_wake(calibration: Calibration, units: UnitCosts) -> UnitCosts:
         found = simulate(calibration.world, at(wake), hosts)
         return found.samples_per_second / calibration.samples_per_second
 
-    low, high = 0.0, MOST_WAKE_SECONDS
+    low, high = LEAST_WAKE_SECONDS, MOST_WAKE_SECONDS
     if speed(low) <= 1:
         return at(low)
     for _ in range(WAKE_TURNS):

@@ -2,32 +2,77 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import median
+
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.layout import Layout
 
-RUNTIME_BYTES = 350_000_000
-"""Of a rank that has imported torch, before it has any weights; measured."""
+RUNTIME_BYTES = 400_000_000
+"""Of a rank that has imported torch and evaluated, without what it owns; where no run says more."""
 READER_BYTES = 10_500_000
+COPIES = 2
+"""Of what a rank owns, while a checkpoint is written: every run ends with one."""
 FLOAT_BYTES = 4
 SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1}
 
 
-def memory_bytes(world: Layout, rank: int) -> int:
-    """Of one rank at most: while a checkpoint is written there is a copy of all it owns."""
+Runtimes = Mapping[str, int]
+"""Bytes of a rank beside what it owns, by the kind of its work; see `kind_of`."""
+
+
+def kind_of(world: Layout, rank: int) -> str:
+    """Which ranks have imported and compiled the same."""
+    role = world.topology.role(rank)
+    if not isinstance(role, WorkerRole):
+        return "server" if isinstance(role, ServerRole) else "tables"
+    if not world.partition.stages[role.stage].has_interaction:
+        return "worker"
+    return "worker with tables" if world.config.embedding.name == "fused" else "worker that asks"
+
+
+def runtimes(world: Layout, peaks: Mapping[int, int | None]) -> dict[str, int]:
+    """What the ranks of a run had beside what they owned: torch, kernels, buffers.
+
+    Args:
+        world: the run.
+        peaks: bytes of memory at most, by rank.
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank, peak in peaks.items():
+        if peak is not None:
+            found[kind_of(world, rank)].append(peak - _owned(world, rank))
+    return {kind: int(median(all_)) for kind, all_ in found.items()}
+
+
+def memory_bytes(world: Layout, rank: int, known: Runtimes) -> int:
+    """Of one rank at most.
+
+    Args:
+        world: its world.
+        rank: its number.
+        known: of a run.
+    """
+    others = int(median(known.values())) if known else RUNTIME_BYTES
+    return known.get(kind_of(world, rank), others) + _owned(world, rank)
+
+
+def _owned(world: Layout, rank: int) -> int:
+    """While a checkpoint is written there is a copy of all that a rank owns."""
     role, config = world.topology.role(rank), world.config
     if isinstance(role, WorkerRole):
-        return RUNTIME_BYTES + _worker(world, role.stage)
-    copies = 2 if config.checkpoint.every or config.checkpoint.minutes else 1
+        return _worker(world, role.stage)
     if isinstance(role, ServerRole):
         elements = sum(one.count for one in world.tensors if one.server == role.index)
         published = 1 if config.pull.precision != "float32" or config.pull.sparsity else 0
         followers = world.topology.trainers if config.sync.name == "async" else 1
         each = 1 + SLOTS[config.optimizer.name] + published * followers + config.sync.staleness
         pushes = world.topology.trainers
-        return RUNTIME_BYTES + FLOAT_BYTES * elements * (each * copies + pushes)
-    rows = sum(world.ids.rows) * copies
-    return RUNTIME_BYTES + rows * _row_bytes(world) // world.topology.table_servers
+        return FLOAT_BYTES * elements * (each * COPIES + pushes)
+    rows = sum(world.ids.rows) * (1 if config.embedding.storage == "mmap" else COPIES)
+    return rows * _row_bytes(world) // world.topology.table_servers
 
 
 def _worker(world: Layout, stage: int) -> int:
@@ -44,8 +89,7 @@ def _worker(world: Layout, stage: int) -> int:
         pooled = FLOAT_BYTES * rows * len(world.ids.rows) * world.spec.embedding_dim
         activations += 2 * pooled * (1 + config.embedding.staleness)
         if not topology.table_servers:
-            copies = 2 if config.checkpoint.every or config.checkpoint.minutes else 1
-            tables = sum(world.ids.rows) * _row_bytes(world) * copies // topology.trainers
+            tables = sum(world.ids.rows) * _row_bytes(world) * COPIES // topology.trainers
     return dense + activations + tables + READER_BYTES
 
 

@@ -31,16 +31,16 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
         tables = f" + {one.table_servers}" if one.table_servers else ""
         name = f"{links}, T × {one.stages} + {one.servers}{tables}"
         lines.setdefault(name, {})[one.trainers] = one.samples_per_second
+    curves = {name: pd.Series(dict(sorted(points.items()))) for name, points in lines.items()}
     drawn = [
-        Line(
-            label=name,
-            style=style(number),
-            curve=pd.Series(dict(sorted(points.items()))),
-            dots=None,
-            band=None,
-        )
-        for number, (name, points) in enumerate(lines.items())
+        Line(label=name, style=style(number), curve=curve, dots=None, band=None)
+        for number, (name, curve) in enumerate(curves.items())
     ]
     figure = charts.magnitudes(drawn, AxesText("trainers T", "samples per second"))
+    trainers = sorted({one.trainers for one in predictions})
+    (axes,) = figure.axes
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(trainers, [str(one) for one in trainers])
+    axes.set_xticks([], minor=True)
     with keyed(figure, KEY_COLUMNS):
         save(figure, path)

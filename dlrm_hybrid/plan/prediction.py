@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data import manifest
 from dlrm_hybrid.plan.calibration import Calibration
 from dlrm_hybrid.plan.costs import UnitCosts, one_process_seconds
 from dlrm_hybrid.plan.fit import units_of
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
 from dlrm_hybrid.plan.layout import Layout, layout
-from dlrm_hybrid.plan.memory import memory_bytes
+from dlrm_hybrid.plan.memory import Runtimes, memory_bytes, runtimes
 from dlrm_hybrid.plan.simulation.classes import by_classes, tree
 from dlrm_hybrid.plan.simulation.machine import Hosts
 from dlrm_hybrid.plan.simulation.world import Outcome, simulate
 from dlrm_hybrid.plan.worlds import Planned
-from dlrm_hybrid.run.assembly.build import pipeline
+from dlrm_hybrid.run.assembly.build import pipeline, prepared_folder
 from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.types import DataError
 
 BUSY = 0.6  # use of the fullest resource; below, ranks mostly wait for messages under way
 SIMULATION, CLASSES = "simulation", "classes"
 SLOW, SLOWER = "one trainer at half speed", 2.0
+UNITS_OF = {
+    "embedding": ("own_lookup", "lookup", "ask", "serve"),
+    "activation": ("encode_activation", "decode_activation"),
+}
+"""Costs of units that only runs with the same choice in a section of the configuration know."""
 MOST_RANKS = 96  # of a simulation: half a minute
 FEWEST_STEPS = 30
 
@@ -109,15 +116,24 @@ class Costs:
     Attributes:
         calibration: the run.
         units: CPU seconds of units in it.
+        runtimes: bytes of memory beside what its ranks owned.
+        beside: runs that say what this one cannot, by section of the configuration.
     """
 
     calibration: Calibration
     units: UnitCosts
+    runtimes: Runtimes
+    beside: Mapping[str, Calibration] = field(default_factory=dict[str, Calibration])
 
     @classmethod
     def of(cls, calibration: Calibration) -> Costs:
         """The costs of a run."""
-        return cls(calibration=calibration, units=units_of(calibration))
+        peaks = {rank: one.peak_rss_bytes for rank, one in calibration.ranks.items()}
+        return cls(
+            calibration=calibration,
+            units=units_of(calibration),
+            runtimes=runtimes(calibration.world, peaks),
+        )
 
     def likeness(self, config: Config) -> int:
         """How much of what decides costs a world has in common with the run."""
@@ -132,22 +148,27 @@ class Costs:
         )
 
     def remarks(self, config: Config) -> list[str]:
-        """What of a world this run cannot say."""
-        run = self.calibration.world.config
+        """What of a world these runs cannot say."""
+        had = {"gradient": self.calibration, "network": self.calibration, **self.beside}
         unlike = [
-            f"{key}={now} (it had {then})"
-            for key, now, then in (
-                ("gradient", config.gradient.name, run.gradient.name),
-                ("activation", config.activation.name, run.activation.name),
-                ("embedding", config.embedding.name, run.embedding.name),
-                ("network", config.network.name, run.network.name),
-                ("train.batch_size", config.train.batch_size, run.train.batch_size),
-            )
-            if now != then
+            f"{section}={_name(config, section)} (it had {_name(run.world.config, section)})"
+            for section, run in had.items()
+            if _name(config, section) != _name(run.world.config, section)
+            and (section != "activation" or config.parallel.cuts)
         ]
-        if not unlike:
-            return []
-        return [f"not known of {self.calibration.folder}, so extrapolated: {', '.join(unlike)}"]
+        rows, then = config.train.batch_size, self.calibration.world.config.train.batch_size
+        if rows != then:
+            unlike.append(f"train.batch_size={rows} (it had {then})")
+        told: list[str] = []
+        if unlike:
+            folder = self.calibration.folder
+            told.append(f"not known of {folder}, so extrapolated: {', '.join(unlike)}")
+        if train_rows(config, self.calibration) is None:
+            told.append(
+                f"data = {config.data.name} is not prepared, so nobody knows how many rows it has: "
+                f"tables are as large as those of {self.calibration.train_rows:,} rows"
+            )
+        return told
 
     def world(self, config: Config) -> Layout:
         """A planned world that sends as densely as the run did, where its method is the run's."""
@@ -158,14 +179,38 @@ class Costs:
             known = replace(known, gradient={}, push=1.0, version=1.0)
         if config.activation != run.config.activation or config.parallel.cuts != run.partition.cuts:
             known = replace(known, activation={})
-        return layout(config, train_rows(config, self.calibration), known)
+        rows = train_rows(config, self.calibration) or self.calibration.train_rows
+        return layout(config, rows, known)
 
 
-def train_rows(config: Config, calibration: Calibration) -> int:
-    """Of the data: as the run says, or as many as are made."""
-    if config.data != calibration.world.config.data and config.data.rows is not None:
+def most_like(costs: Sequence[Costs], config: Config) -> Costs:
+    """The run that is most like a world, with what others say of tables and of activations."""
+    ranked = sorted(costs, key=lambda one: -one.likeness(config))
+    first, units, beside = ranked[0], ranked[0].units, dict[str, Calibration]()
+    for section, names in UNITS_OF.items():
+        wanted = _name(config, section)
+        same = (one for one in ranked if _name(one.calibration.world.config, section) == wanted)
+        source = next(same, first)
+        units = replace(units, **{name: getattr(source.units, name) for name in names})
+        beside[section] = source.calibration
+    runtimes = {kind: size for one in reversed(ranked) for kind, size in one.runtimes.items()}
+    return replace(first, units=units, runtimes=runtimes, beside=beside)
+
+
+def _name(config: Config, section: str) -> str:
+    return getattr(config, section).name
+
+
+def train_rows(config: Config, calibration: Calibration) -> int | None:
+    """Of the data: as the run says, as many as are made, or as have been prepared; else None."""
+    if config.data == calibration.world.config.data:
+        return calibration.train_rows
+    if config.data.rows is not None:
         return config.data.rows * (config.data.days - 1) // config.data.days
-    return calibration.train_rows
+    try:
+        return sum(day.rows for day in manifest.read(prepared_folder(config)).days[:-1])
+    except DataError:
+        return None
 
 
 def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Prediction:
@@ -180,7 +225,7 @@ def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Predicti
     world = costs.world(config)
     hosts = planned.hosts(config.plan.cores or costs.calibration.cores)
     found = measure(world, costs.units, hosts)
-    rows = train_rows(config, costs.calibration) * config.train.epochs
+    rows = (train_rows(config, costs.calibration) or 0) * config.train.epochs
     if config.train.steps is not None:
         rows = config.train.steps * config.train.batch_size * config.parallel.trainers
     links = _links(world, hosts, found)
@@ -203,7 +248,10 @@ def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Predicti
         core_use=max(found.core_use),
         link_use=links,
         thread_use=threads,
-        memory_bytes={topology.name(rank): memory_bytes(world, rank) for rank in _ranks(world)},
+        memory_bytes={
+            topology.name(rank): memory_bytes(world, rank, costs.runtimes)
+            for rank in range(topology.size)
+        },
         bottleneck=_bottleneck(max(found.core_use), links, threads),
         what_if={
             change: measure(world, units, there).samples_per_second / found.samples_per_second
@@ -232,10 +280,6 @@ def _last_trainer(world: Layout) -> Sequence[int]:
     topology = world.topology
     stages = topology.stages if topology.trainers > 1 and topology.size <= MOST_RANKS else 0
     return range(topology.num_workers - stages, topology.num_workers)
-
-
-def _ranks(world: Layout) -> range:
-    return range(world.topology.size)
 
 
 def _steps(world: Layout) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
+from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
 from dlrm_hybrid.model.spec import ModelSpec
@@ -17,6 +20,9 @@ from dlrm_hybrid.run.assembly.build import topology
 from dlrm_hybrid.types import ConfigError
 
 Values = Mapping[str, Any]
+
+CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+PICTURES = (".png", ".svg")
 
 CUTS: Sequence[Sequence[str]] = ((), ("bottom.2",), ("bottom.2", "top.2"))
 
@@ -50,7 +56,7 @@ class Planned:
         """
         ranks = range(topology(self.config).size)
         emulated, each = self.config.network.name == "emulated", self.config.plan.hosts == "each"
-        links = emulated or each or self.rate is not None
+        links = emulated or each or self.rate is not None or self.latency is not None
         host = tuple(host_of(self.config, rank) if emulated else rank for rank in ranks)
         return Hosts(
             machine=host if each else (0,) * len(ranks),
@@ -58,7 +64,17 @@ class Planned:
             cores=cores,
             bytes_per_second=None if self.rate is None else bits_per_second(self.rate) / 8,
             latency_seconds=0.0 if self.latency is None else seconds(self.latency),
+            paces=congestion_control() == "bbr",
         )
+
+
+@cache
+def congestion_control() -> str:
+    """How TCP finds its rate on this machine; on one that does not say so, as most do."""
+    try:
+        return CONGESTION_CONTROL.read_text(encoding="ascii").strip()
+    except OSError:
+        return "cubic"
 
 
 def as_configured(config: Config) -> Planned:
@@ -94,9 +110,10 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
     """Every world of up to so many ranks that the rest of the configuration allows.
 
     Trainers, stages (at the usual cuts), servers and table servers are tried; tables are served
-    where there are table servers.
+    where there are table servers. What compresses activations is left out where there are none.
     """
     layers = _layers(config)
+    plain = {"activation": compose.values_of(())["activation"]}
     for cuts in CUTS:
         if any(cut not in layers for cut in cuts):
             continue
@@ -115,7 +132,7 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
                 "embedding.deduplicate": bool(tables) or config.embedding.deduplicate,
                 "embedding.staleness": config.embedding.staleness if tables else 0,
             }
-            tried = _with(values, changed)
+            tried = _with(values if cuts else {**values, **plain}, changed)
             if not all_faults(tried):
                 yield validate(tried)
 
@@ -166,6 +183,9 @@ def check(config: Config) -> None:
             f"plan.search = {config.plan.search}: tries all numbers of trainers and servers; leave "
             "out plan.trainers and plan.servers"
         )
+    picture = config.plan.picture
+    if picture is not None and Path(picture).suffix not in PICTURES:
+        faults.append(f"plan.picture = {picture}: must end in {' or '.join(PICTURES)}")
     faults += _link_faults(config)
     if faults:
         raise ConfigError(faults_text(faults))

@@ -21,10 +21,9 @@ from typing import final
 
 from harness import Row, command, each, load, render, section, slug, train_once
 
-from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.plan.calibration import read
-from dlrm_hybrid.plan.prediction import Costs, Prediction, predict
+from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict
 from dlrm_hybrid.plan.worlds import as_configured
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.telemetry.machine import describe
@@ -223,11 +222,6 @@ def predicted_run(run: Run, costs: Sequence[Costs]) -> Prediction:
     """The world of a run, predicted from the most similar of other runs."""
     config = validate(saved_values(run.config))
     return predict(as_configured(config), most_like(costs, config))
-
-
-def most_like(costs: Sequence[Costs], config: Config) -> Costs:
-    """As the verb `plan` chooses."""
-    return max(costs, key=lambda one: one.likeness(config))
 
 
 Found = Mapping[World, Run]

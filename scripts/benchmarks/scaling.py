@@ -20,19 +20,18 @@ from plan import (
     SCALES,
     costs_of,
     error_percent,
-    most_like,
     predicted_run,
 )
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.plan.prediction import Costs, Prediction, predict
+from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict
 from dlrm_hybrid.plan.worlds import Planned
 from dlrm_hybrid.report.runs import read_run
 from dlrm_hybrid.telemetry.machine import describe
 
 RATES = ("100mbit", "1gbit", "10gbit", "100gbit")
-TRAINERS = tuple(2**power for power in range(13))
+TRAINERS = tuple(4**power for power in range(7))
 STRONG_ROWS = 16_384  # of a batch of all trainers
 KNEE = 0.05  # more speed for any more trainers: less than that is none
 

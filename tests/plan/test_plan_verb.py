@@ -15,6 +15,7 @@ from dlrm_hybrid.plan.costs import compute_seconds, fitted
 from dlrm_hybrid.plan.fit import units_of
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
 from dlrm_hybrid.plan.layout import layout
+from dlrm_hybrid.plan.prediction import Costs, most_like
 from dlrm_hybrid.plan.simulation.world import simulate
 from dlrm_hybrid.plan.worlds import as_configured
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -26,6 +27,7 @@ ROWS = 512_000
 HYBRID = ("parallel=hybrid", "data.rows=600000")
 SPANS = {
     "worker-0": {Span.COMPUTE: 3e-3, Span.ENCODE: 5e-4, Span.DECODE: 4e-4, Span.APPLY: 2e-4},
+    "tables-0": {Span.EMBEDDING: 5e-4, Span.APPLY: 1.5e-3},
     "server-0": {Span.DECODE: 8e-4, Span.APPLY: 2e-3, Span.ENCODE: 6e-4},
 }
 BESIDE = {Span.SEND: 4e-4, Span.REST: 3e-4, Span.READ: 1e-4}
@@ -143,6 +145,7 @@ def test_worlds_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
         ("complete", (), ("plan.rates=[fast]",), "plan.rates = fast: must be a rate"),
         ("complete", (), ("plan.hosts=each",), "plan.hosts = each: how fast are the links?"),
         ("complete", (), ("plan.trainers=[2,0]",), "plan.trainers[1] = 0"),
+        ("complete", (), ("plan.picture=a.txt",), "plan.picture = a.txt: must end in .png or .svg"),
     ],
 )
 def test_what_says_too_little_is_refused(
@@ -168,3 +171,55 @@ def test_planning_does_not_import_torch() -> None:
 
 def test_units_of_tests_are_complete() -> None:
     assert UNITS.factor(layout(config(), ROWS), Span.COMPUTE, 0) == 1.0
+
+
+def planned(tmp_path: Path, *overrides: str) -> dict:
+    """What is written of worlds."""
+    output = tmp_path / "plan.json"
+    assert run(["dlrm_hybrid", "plan", *HYBRID, *overrides, f"plan.output={output}"]) == 0
+    return json.loads(output.read_text())
+
+
+def test_latency_alone_is_of_links_without_a_rate(tmp_path: Path) -> None:
+    folder = made(tmp_path / "run")
+    latencies = "plan.latencies=[0ms,20ms]"
+    near, far = planned(tmp_path, f"plan.calibration={folder}", latencies)["worlds"]
+    # Six ways through three stages and back, and two to the server.
+    assert 256 / far["samples_per_second"] - 256 / near["samples_per_second"] > 0.1
+
+
+def test_runs_say_of_each_other_what_they_do_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = ("embedding=served", "parallel.table_servers=1")
+    runs = [made(tmp_path / "dct", "gradient=dct"), made(tmp_path / "served", *served)]
+    costs = [Costs.of(read(one)) for one in runs]
+    dct, tables = costs
+    both = most_like(costs, config(*HYBRID, *served, "gradient=dct"))
+    assert both.calibration is dct.calibration
+    assert both.units.encode_gradient == dct.units.encode_gradient
+    assert both.units.serve == tables.units.serve != dct.units.serve
+    assert not both.remarks(config(*HYBRID, *served, "gradient=dct"))
+    assert "gradient=topk (it had dct)" in both.remarks(config(*HYBRID, "gradient=topk"))[0]
+    given = f"plan.calibration=[{','.join(map(str, runs))}]"
+    planned(tmp_path, given, "gradient=dct", *served)
+    assert "extrapolated" not in capsys.readouterr().out
+
+
+def test_a_search_tries_one_stage_whatever_goes_through_cuts(tmp_path: Path) -> None:
+    activation = ("activation=dct", "activation.precision=bfloat16")
+    folder = made(tmp_path / "run", *activation)
+    found = planned(tmp_path, *activation, f"plan.calibration={folder}", "plan.search=4")
+    assert {1, 2} <= {one["stages"] for one in found["worlds"]}
+
+
+def test_rows_that_are_not_prepared_are_not_made_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    data = ("parallel=hybrid", "data=criteo_kaggle", "data.raw=none.txt")
+    argv = ["dlrm_hybrid", "plan", *data, f"plan.calibration={folder}", "plan.output=plan.json"]
+    assert run(argv) == 0
+    assert "nobody knows how many rows it has" in capsys.readouterr().out
+    assert json.loads(Path("plan.json").read_text())["worlds"][0]["seconds"] is None

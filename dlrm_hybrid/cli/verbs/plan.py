@@ -11,7 +11,7 @@ from dlrm_hybrid.cli.verbs.train import TerminalView
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.plan import worlds
 from dlrm_hybrid.plan.calibration import Calibration, check_same_model, read
-from dlrm_hybrid.plan.prediction import CLASSES, Costs, Prediction, one_process, predict
+from dlrm_hybrid.plan.prediction import CLASSES, Costs, Prediction, most_like, one_process, predict
 from dlrm_hybrid.plan.probe import probe
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.folder import write_whole
@@ -35,14 +35,17 @@ def run(request: Request) -> int:
             "plan.calibration: only runs of one process; what messages and servers cost is known "
             "of parallel=hybrid"
         )
-    predictions = [predict(one, most_like(costs, one.config)) for one in planned]
+    chosen = [most_like(costs, one.config) for one in planned]
+    predictions = [predict(one, of) for one, of in zip(planned, chosen, strict=True)]
+    pairs = zip(planned, chosen, strict=True)
+    remarks = dict.fromkeys(remark for one, of in pairs for remark in of.remarks(one.config))
     if config.plan.search is not None:
         predictions.sort(key=lambda one: -one.samples_per_second)
         predictions = predictions[:SHOWN]
     measured = [one.samples_per_second for one in runs if len(one.ranks) == 1]
     alone = measured[0] if measured else one_process(config, most_like(costs, config))
     terminal.table(table(predictions))
-    for line in lines(predictions, costs, config):
+    for line in (*lines(predictions), *remarks):
         terminal.line(line)
     how = "measured" if measured else "its parts added up"
     terminal.line(f"one process on one machine: {alone:,.0f} samples/s ({how})")
@@ -50,18 +53,13 @@ def run(request: Request) -> int:
     return ExitCode.DONE
 
 
-def most_like(costs: Sequence[Costs], config: Config) -> Costs:
-    """Of several runs the one that has most in common with a world."""
-    return max(costs, key=lambda one: one.likeness(config))
-
-
 def table(predictions: Sequence[Prediction]) -> Table:
     """A line for each world."""
     return Table(HEAD, [_cells(one) for one in predictions], "llrrrrrl")
 
 
-def lines(predictions: Sequence[Prediction], costs: Sequence[Costs], config: Config) -> list[str]:
-    """What would make each world faster, how much memory it needs, and what is not known."""
+def lines(predictions: Sequence[Prediction]) -> list[str]:
+    """What would make each world faster, and how much memory it needs."""
     told: list[str] = []
     for one in predictions[:SHOWN]:
         changes = sorted(one.what_if.items(), key=lambda change: -change[1])
@@ -71,7 +69,7 @@ def lines(predictions: Sequence[Prediction], costs: Sequence[Costs], config: Con
         links = f" on {_links(one)}" if one.rate else ""
         how = ", calculated from one trainer" if one.method == CLASSES else ""
         told.append(f"{one.name}{links}: {', '.join(texts)}; {memory}{how}")
-    return told + [remark for one in costs for remark in one.remarks(config)]
+    return told
 
 
 def _calibrations(request: Request, terminal: Terminal) -> list[Calibration]:

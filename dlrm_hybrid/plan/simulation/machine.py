@@ -22,10 +22,11 @@ LINE_SHARE = 1.048 + 0.022 / 2
 """Bytes on a link for each of a frame: headers of 1,448-byte segments, and acknowledgements."""
 
 
+COLD_SECONDS, COLD_AFTER_SECONDS = 0.27e-3, 0.5e-3
+"""CPU time that work takes more after a thread has waited for long, and the wait after which it is
+half as much: caches have been emptied. Measured around layers of the model, in one process."""
 LEAST_WAKE_SECONDS = 50e-6
 """From the arrival of a frame until the thread that waits for it goes on, on an idle machine."""
-LEAST_LOAD = 0.2
-"""Tasks for each core of a machine on which nothing is simulated: a system has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,14 @@ class Now:
     """The time once all that has been noted is done."""
 
 
-ANY, NOW = Arrival(), Now()
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Another thread of the same rank goes on, once it has woken up."""
+
+
+ANY, NOW, HANDOVER = Arrival(), Now(), Handover()
 Wait = Receive | Arrival
-Effect = Receive | Arrival | Now
+Effect = Receive | Arrival | Now | Handover
 Program = Generator[Any, Any, Any]
 
 
@@ -53,15 +59,14 @@ class MessageCosts:
         send_byte: for each of its bytes.
         carry: of the network's threads, at each end, for a message.
         carry_byte: for each of its bytes.
-        wake: how much later than at least a thread goes on whose frame has come, for each task
-            that runs on a core; no CPU.
+        wake: how much later a thread goes on whose frame has come, if a core is free; no CPU.
     """
 
     send: float = 0.0
     send_byte: float = 0.0
     carry: float = 30e-6
     carry_byte: float = 0.5e-9
-    wake: float = 0.0
+    wake: float = LEAST_WAKE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,7 @@ class Hosts:
         cores: of each machine.
         bytes_per_second: of each host's link, each way; None for no bound.
         latency_seconds: from host to host.
+        paces: their TCP is BBR; see `fluid.Links`.
         slowness: how many times as long some ranks take for all that they compute.
     """
 
@@ -82,6 +88,7 @@ class Hosts:
     cores: float
     bytes_per_second: float | None
     latency_seconds: float = 0.0
+    paces: bool = False
     slowness: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
@@ -93,6 +100,7 @@ class _Send(NamedTuple):
     to: int
     key: Key
     num_bytes: float
+    is_signal: bool = False
 
 
 @final
@@ -114,7 +122,7 @@ class Machine:
         self.clock = Clock()
         self.cores = [Cores(self.clock, hosts.cores) for _ in range(max(hosts.machine) + 1)]
         rates = [hosts.bytes_per_second] * (max(hosts.host) + 1)
-        self.links = Links(self.clock, rates, hosts.latency_seconds)
+        self.links = Links(self.clock, rates, hosts.latency_seconds, paces=hosts.paces)
         self.sent_bytes: dict[Traffic, float] = defaultdict(float)
         self.costs = costs
         self._hosts = hosts
@@ -127,13 +135,16 @@ class Machine:
         """The cores that a rank shares."""
         return self.cores[self._hosts.machine[rank]]
 
-    def transmit(self, sender: int, sent: tuple[int, Key, float]) -> None:
+    def transmit(self, sender: int, sent: tuple[int, Key, float, bool]) -> None:
         """Hand a frame to the network; its threads at both ends take time of their own."""
-        to, key, num_bytes = sent
-        self.sent_bytes[traffic_of(key[0])] += num_bytes
+        to, key, num_bytes, is_signal = sent
         pair = Pair(sender, to, self._hosts.host[sender], self._hosts.host[to])
-        seconds = self.costs.carry + self.costs.carry_byte * num_bytes
         arrive = partial(self.ranks[to].arrive, key)
+        if is_signal:
+            self.ranks[sender].carrier.run(0.0, partial(self.links.signal, pair, arrive))
+            return
+        self.sent_bytes[traffic_of(key[0])] += num_bytes
+        seconds = self.costs.carry + self.costs.carry_byte * num_bytes
         carry = partial(self.ranks[to].carrier.run, seconds, arrive)
         leave = partial(self.links.send, pair, num_bytes * LINE_SHARE, carry)
         self.ranks[sender].carrier.run(seconds, leave)
@@ -192,6 +203,7 @@ class Rank:
         slowness: how many times as long it takes for what it computes.
         carrier: its messages' thread.
         busy_seconds: of its main thread.
+        cold_seconds: of these, what it took more after it had waited.
         done: its program is at its end.
         waits: what it waits for.
     """
@@ -201,9 +213,11 @@ class Rank:
     slowness: float
     carrier: Carrier
     busy_seconds: float = 0.0
+    cold_seconds: float = 0.0
     done: bool = False
     waits: Wait | None = None
     _program: Program | None = None
+    _since: float = 0.0
     _todo: deque[_Work | _Send] = field(default_factory=deque["_Work | _Send"])
     _come: dict[Key, None] = field(default_factory=dict[Key, None])
 
@@ -222,6 +236,10 @@ class Rank:
         self.work(costs.send + costs.send_byte * num_bytes)
         self._todo.append(_Send(to, key, num_bytes))
 
+    def signal(self, to: int, key: Key) -> None:
+        """Send what no program counts, and what takes no time but on its way."""
+        self._todo.append(_Send(to, key, 0.0, is_signal=True))
+
     def start(self, program: Program) -> None:
         """Begin with a program."""
         self._program = program
@@ -233,9 +251,11 @@ class Rank:
         effect = self.waits
         if effect is not None and (isinstance(effect, Arrival) or key_of(effect) == key):
             self.waits = None
-            load = LEAST_LOAD + self.machine.cores_of(self.rank).load
-            wake = LEAST_WAKE_SECONDS + self.machine.costs.wake * load
-            self.machine.clock.after(wake, partial(self._answer, effect))
+            waited = self.machine.clock.now - self._since
+            cold = COLD_SECONDS * waited / (waited + COLD_AFTER_SECONDS)
+            self.cold_seconds += cold
+            self.work(cold)
+            self.machine.clock.after(self.machine.costs.wake, partial(self._answer, effect))
 
     def _go_on(self, value: Key | float | None) -> None:
         assert self._program is not None
@@ -257,11 +277,13 @@ class Rank:
             self.done = True
         elif isinstance(effect, Now):
             self.machine.clock.after(0.0, partial(self._go_on, self.machine.clock.now))
+        elif isinstance(effect, Handover):
+            self.machine.clock.after(self.machine.costs.wake, partial(self._go_on, None))
         elif self._has(effect) or (isinstance(effect, Receive) and not effect.waits):
             # Not at once: a server with much to do would go deeper with each frame.
             self.machine.clock.after(0.0, partial(self._answer, effect))
         else:
-            self.waits = effect
+            self.waits, self._since = effect, self.machine.clock.now
 
     def _has(self, effect: Wait) -> bool:
         return bool(self._come) if isinstance(effect, Arrival) else key_of(effect) in self._come

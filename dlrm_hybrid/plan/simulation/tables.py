@@ -11,7 +11,8 @@ from typing_extensions import override
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.step import StepTables
-from dlrm_hybrid.plan.simulation.machine import Rank
+from dlrm_hybrid.plan.simulation.machine import HANDOVER, Rank
+from dlrm_hybrid.plan.simulation.machine import Program as Simulated
 from dlrm_hybrid.plan.simulation.parts import TENSOR, frame_key
 from dlrm_hybrid.types import BatchNumber
 from dlrm_hybrid.wire.frame import Kind
@@ -76,12 +77,21 @@ class SharedTables(StepTables):
         yield from self._exchange(batch, last, self.phases[last])
         self.rank.work(self.seconds / 2)
 
-    def _exchange(self, batch: BatchNumber, phase: int, size: float) -> Program[None]:
+    def _exchange(self, batch: BatchNumber, phase: int, size: float) -> Simulated:
+        """As gloo does: nobody sends before the receiver has said that it is ready.
+
+        A thread of the group does it, which is woken up and wakes up who waits for it.
+        """
+        rank, mine = self.rank, (self.rank.rank, batch)
+        yield HANDOVER
         for other in self.others:
-            key = frame_key(Kind.LOOKUP, self.rank.rank, batch, round=phase)
-            self.rank.send(other, key, size)
+            rank.signal(other, frame_key(Kind.HELLO, *mine, round=phase))
+        for other in self.others:
+            yield Receive(Kind.HELLO, other, batch, round=phase)
+            rank.send(other, frame_key(Kind.LOOKUP, *mine, round=phase), size)
         for other in self.others:
             yield Receive(Kind.LOOKUP, other, batch, round=phase)
+        yield HANDOVER
 
 
 @final

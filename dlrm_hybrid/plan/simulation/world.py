@@ -59,6 +59,7 @@ class Outcome:
             other, if never in both at once; 0 without a rate.
         rank_use: share of one core of each rank's main thread.
         bytes_per_step: by class, of all ranks, for a step of every trainer.
+        cold_seconds: CPU of each rank's main thread in a step, since its caches were cold.
     """
 
     samples_per_second: float
@@ -67,6 +68,7 @@ class Outcome:
     link_use: tuple[float, ...]
     rank_use: tuple[float, ...]
     bytes_per_step: Mapping[Traffic, float]
+    cold_seconds: tuple[float, ...] = ()
 
 
 def simulate(world: Layout, units: UnitCosts, hosts: Hosts, steps: int = 30) -> Outcome:
@@ -116,6 +118,7 @@ class _World:
             bytes_per_step={
                 traffic: size / self._steps for traffic, size in machine.sent_bytes.items()
             },
+            cold_seconds=tuple(one.cold_seconds / self._steps for one in machine.ranks),
         )
 
     @property
