@@ -10,6 +10,12 @@ from dlrm_hybrid.plan.costs import one_process_seconds
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
 from dlrm_hybrid.plan.layout import layout
 from dlrm_hybrid.plan.simulation.classes import by_classes
+from dlrm_hybrid.plan.simulation.machine import (
+    COLD_AFTER_SECONDS,
+    COLD_SECONDS,
+    COLD_WORK_SECONDS,
+    Caches,
+)
 from dlrm_hybrid.plan.simulation.world import Outcome, simulate
 from dlrm_hybrid.plan.worlds import Planned
 
@@ -116,3 +122,37 @@ def test_what_is_calculated_from_one_trainer_is_near_the_simulation(
 
 def replace_hosts(one: Config) -> Config:
     return replace(one, plan=replace(one.plan, hosts="each"))
+
+
+def test_half_is_cold_after_a_wait_and_half_of_that_once_enough_was_done() -> None:
+    caches = Caches()
+    assert caches.work(1.0) == 0.0
+    caches.wait(COLD_AFTER_SECONDS)
+    assert caches.cold == pytest.approx(1 / 2)
+    # Half of what is cold at most, for as much work again as warms half of all.
+    assert caches.work(2 * COLD_WORK_SECONDS) == pytest.approx(COLD_SECONDS / 4)
+
+
+@pytest.mark.parametrize("parts", [2, 7])
+def test_caches_do_not_care_into_how_many_parts_work_is_cut(parts: int) -> None:
+    whole, cut = Caches(0.9), Caches(0.9)
+    costs = sum(cut.work(3e-3 / parts) for _ in range(parts))
+    assert costs == pytest.approx(whole.work(3e-3))
+    assert cut.cold == pytest.approx(whole.cold)
+
+
+def test_a_short_wait_warms_nothing() -> None:
+    caches = Caches(0.8)
+    caches.wait(1e-6)
+    assert 0.8 <= caches.cold < 0.81
+
+
+def test_what_waits_take_more_is_bounded() -> None:
+    caches = Caches()
+    caches.wait(1e6)
+    assert COLD_SECONDS * 0.99 < caches.work(1.0) < COLD_SECONDS
+
+
+def test_the_same_work_takes_more_cpu_time_on_slower_links() -> None:
+    fast, slow = (sum(run(rate=rate, cores=64).cold_seconds) for rate in ("1gbit", "10mbit"))
+    assert slow > 1.2 * fast

@@ -22,9 +22,11 @@ LINE_SHARE = 1.048 + 0.022 / 2
 """Bytes on a link for each of a frame: headers of 1,448-byte segments, and acknowledgements."""
 
 
-COLD_SECONDS, COLD_AFTER_SECONDS = 0.27e-3, 0.5e-3
-"""CPU time that work takes more after a thread has waited for long, and the wait after which it is
-half as much: caches have been emptied. Measured around layers of the model, in one process."""
+COLD_SECONDS, COLD_WORK_SECONDS = 1.5e-3, 1.3e-3
+"""CPU time that work takes more at most once caches are cold, and the work that takes half of it:
+what a thread touches again is bounded. Measured: `scripts/benchmarks/slow_links.py`."""
+COLD_AFTER_SECONDS = 5e-3
+"""The wait after which half of what was warm is cold; measured likewise."""
 LEAST_WAKE_SECONDS = 50e-6
 """From the arrival of a frame until the thread that waits for it goes on, on an idle machine."""
 
@@ -194,6 +196,28 @@ class Carrier:
 
 @final
 @dataclass(slots=True)
+class Caches:
+    """How much of what a thread touches is no longer in caches, and what that costs.
+
+    Attributes:
+        cold: share of it, from 0 to 1.
+    """
+
+    cold: float = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, while others use the caches."""
+        self.cold = 1 - (1 - self.cold) * COLD_AFTER_SECONDS / (seconds + COLD_AFTER_SECONDS)
+
+    def work(self, seconds: float) -> float:
+        """CPU seconds that so much work takes more; less of it is cold the more was done."""
+        before = self.cold
+        self.cold /= 1 + before * seconds / COLD_WORK_SECONDS
+        return COLD_SECONDS * (before - self.cold)
+
+
+@final
+@dataclass(slots=True)
 class Rank:
     """One rank: its program, and the frames that have come for it.
 
@@ -218,12 +242,16 @@ class Rank:
     waits: Wait | None = None
     _program: Program | None = None
     _since: float = 0.0
+    _caches: Caches = field(default_factory=Caches)
     _todo: deque[_Work | _Send] = field(default_factory=deque["_Work | _Send"])
     _come: dict[Key, None] = field(default_factory=dict[Key, None])
 
     def work(self, seconds: float) -> None:
         """Compute for so long, on a rank that is not slow."""
         seconds *= self.slowness
+        cold = self._caches.work(seconds)
+        self.cold_seconds += cold
+        seconds += cold
         self.busy_seconds += seconds
         if self._todo and isinstance(last := self._todo[-1], _Work):
             self._todo[-1] = _Work(last.seconds + seconds)
@@ -252,9 +280,7 @@ class Rank:
         if effect is not None and (isinstance(effect, Arrival) or key_of(effect) == key):
             self.waits = None
             waited = self.machine.clock.now - self._since
-            cold = COLD_SECONDS * waited / (waited + COLD_AFTER_SECONDS)
-            self.cold_seconds += cold
-            self.work(cold)
+            self._caches.wait(waited)
             self.machine.clock.after(self.machine.costs.wake, partial(self._answer, effect))
 
     def _go_on(self, value: Key | float | None) -> None:
