@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, saved_values, validate
 from dlrm_hybrid.plan.frames import bytes_by_class, frames, pull_density
-from dlrm_hybrid.plan.layout import Densities, Layout, layout
+from dlrm_hybrid.plan.layout import Densities, Interval, Layout, layout
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.run.assembly.build import many_processes
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
@@ -22,6 +23,10 @@ from dlrm_hybrid.types import ConfigError, DataError
 
 KEY = "plan.calibration"
 LEAST_STEPS = 20
+
+T = TypeVar("T")
+Sent = Mapping[str, Mapping[str, float]]
+"""By name: elements, and how many of these were sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +192,15 @@ def measured(run: Run, world: Layout, train_rows: int) -> Layout:
         for event in run.events
         if event.kind is Kind.COMPRESSION
     )
-    share = {name: one["sent"] / one["elements"] for name, one in counts.items() if one["elements"]}
+    share = _shares(counts)
     known = Densities(
         gradient=_below(share, compression.GRADIENT),
+        course=_course(run),
         activation={int(cut): one for cut, one in _below(share, compression.ACTIVATION).items()},
     )
     wanted = run.summary["network"]["pull_density"]
     known = replace(known, overlap=_overlap(world, known, train_rows, wanted))
+    known = known.over(sum(one.steps for one in known.course))  # bytes are those of timed steps
     now = layout(world.config, train_rows, known)
     sent = run.summary["network"]["by_class"]
     steps = _counted_steps(run)
@@ -205,11 +212,13 @@ def measured(run: Run, world: Layout, train_rows: int) -> Layout:
         for traffic in calculated
         if traffic in sent and calculated[traffic] and sent[traffic]["bytes"]
     }
+    counted = run.summary["distinct_ids_per_batch"]["mean"]
+    ids = counted / sum(now.ids.distinct) if counted else 1.0
     known = replace(
         known,
         push=factor.get(Traffic.GRADIENT_PUSH, 1.0),
         version=factor.get(Traffic.PARAMETER_PULL, 1.0),
-        ids=factor.get(Traffic.EMBEDDING, 1.0) if world.config.embedding.deduplicate else 1.0,
+        ids=factor.get(Traffic.EMBEDDING, 1.0) if world.config.embedding.deduplicate else ids,
     )
     return layout(world.config, train_rows, known)
 
@@ -219,11 +228,62 @@ def _counted_steps(run: Run) -> int:
     return max(steps, default=0)
 
 
+def _course(run: Run) -> tuple[Interval, ...]:
+    """Shares of elements along a run; steps that were made again count once, the last time.
+
+    The first steps, which are not timed, are an interval of their own: after the first one little
+    is held back by a threshold that was found when no element had waited yet.
+    """
+    parts: list[tuple[int, int, Sent]] = []
+    start = starts = 0
+    for event in run.events:
+        if event.kind is Kind.STARTED:
+            start, starts = event.step, starts + 1
+            parts = [part for part in parts if part[1] <= start]
+        elif event.kind is Kind.COMPRESSION:
+            counts = {name: _counts(one) for name, one in event.values["of"].items()}
+            parts.append((start, event.step, _below(counts, compression.GRADIENT)))
+            start = event.step
+    if starts == 1 and parts and parts[0][1] > WARMUP_STEPS:
+        (first, last, counts), total = parts[0], compression.merged(part[2] for part in parts)
+        warm = {
+            name: {
+                "elements": one["elements"] * WARMUP_STEPS / (last - first),
+                "sent": min(one["sent"], total[name]["sent"] * _untimed_share(run)),
+            }
+            for name, one in counts.items()
+        }
+        rest = {
+            name: {key: one[key] - warm[name][key] for key in one} for name, one in counts.items()
+        }
+        middle = first + WARMUP_STEPS
+        parts[:1] = [(first, middle, warm), (middle, last, rest)]
+    return tuple(Interval(last - first, _shares(counts)) for first, last, counts in parts)
+
+
+def _untimed_share(run: Run) -> float:
+    """Of the bytes of all pushes, those of the first steps, which were not timed."""
+    sent: list[Mapping[str, Mapping[str, Mapping[str, int]]]] = [
+        one.values["traffic"] or {} for one in run.events if one.kind is Kind.RANK
+    ]
+
+    def pushed(phase: Phase) -> int:
+        tallies = [one.get(phase, {}).get(Traffic.GRADIENT_PUSH) for one in sent]
+        return sum(tally["bytes"] for tally in tallies if tally)
+
+    early, late = pushed(Phase.WARMUP), pushed(Phase.TRAIN)
+    return early / (early + late) if early else 0.0
+
+
+def _shares(counts: Sent) -> dict[str, float]:
+    return {name: one["sent"] / one["elements"] for name, one in counts.items() if one["elements"]}
+
+
 def _counts(one: Mapping[str, Any]) -> dict[str, float]:
     return {name: one.get(name) or 0.0 for name in ("elements", "sent")}
 
 
-def _below(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+def _below(values: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {
         name.removeprefix(prefix): one for name, one in values.items() if name.startswith(prefix)
     }

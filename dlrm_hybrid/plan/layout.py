@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import expm1, log1p
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import expm1, inf, log1p
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
@@ -12,7 +13,21 @@ from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.plan.sizes import build_up
 from dlrm_hybrid.run.assembly.build import profile, topology
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.types import NUM_DENSE
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Steps of a run that follow each other.
+
+    Attributes:
+        steps: how many.
+        gradient: share of the elements of each tensor that was sent in them.
+    """
+
+    steps: int
+    gradient: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +36,7 @@ class Densities:
 
     Attributes:
         gradient: by tensor; others are as sparse as the configuration says.
+        course: of the same, in the intervals of the run one after the other.
         activation: by boundary.
         overlap: factor on the power with which pulls become denser; see `plan.sizes.build_up`.
         ids: factor on the distinct ids of a batch that the profile of synthetic rows has.
@@ -30,6 +46,7 @@ class Densities:
     """
 
     gradient: Mapping[str, float] = field(default_factory=dict[str, float])
+    course: tuple[Interval, ...] = ()
     activation: Mapping[int, float] = field(default_factory=dict[int, float])
     overlap: float = 1.0
     ids: float = 1.0
@@ -39,6 +56,39 @@ class Densities:
     def distinct_trainers(self, trainers: int) -> float:
         """How many trainers that know nothing of each other send as much as these do."""
         return max(1.0, build_up(trainers) ** self.overlap)
+
+    def over(self, steps: float) -> Densities:
+        """Those of a run of so many steps, without the first ones, which nobody times.
+
+        A threshold from a run's first gradients is too high once elements wait in the residual, so
+        fewer are sent at first. Steps beyond those that were measured are as the second half of
+        them: a threshold lets through up to 1.25 times its share for a while, then again less.
+        """
+        weights = _weights([one.steps for one in self.course], steps)
+        sums: dict[str, tuple[float, float]] = {}
+        for one, weight in zip(self.course, weights, strict=True):
+            for name, share in one.gradient.items() if weight else ():
+                total, weighed = sums.get(name, (0.0, 0.0))
+                sums[name] = total + weight, weighed + weight * share
+        known = {name: weighed / total for name, (total, weighed) in sums.items()}
+        return replace(self, gradient={**self.gradient, **known})
+
+
+def _weights(lengths: list[int], steps: float) -> list[float]:
+    """How many steps of a run each interval of another one stands for, by their lengths."""
+    ends = list(accumulate(lengths))
+    known = ends[-1] if ends else 0
+    first = WARMUP_STEPS if min(steps, known) > WARMUP_STEPS else 0
+
+    def within(length: int, end: int, low: float, high: float) -> float:
+        return max(0.0, min(end, high) - max(end - length, low))
+
+    parts = list(zip(lengths, ends, strict=True))
+    late = [within(*one, known / 2, known) for one in parts]
+    if steps == inf:
+        return late
+    beyond = max(0.0, steps - known) / (known / 2) if known else 0.0
+    return [within(*one, first, steps) + beyond * at for one, at in zip(parts, late, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,11 +176,11 @@ class Costs:
         same = (config.gradient, config.pull) == (run.config.gradient, run.config.pull)
         known = run.densities
         if not same:
-            known = replace(known, gradient={}, push=1.0, version=1.0)
+            known = replace(known, gradient={}, course=(), push=1.0, version=1.0)
         if config.activation != run.config.activation or config.parallel.cuts != run.partition.cuts:
             known = replace(known, activation={})
         rows = train_rows(config, self.calibration) or self.calibration.train_rows
-        return layout(config, rows, known)
+        return layout(config, rows, known.over(run_rows(config, rows) / step_rows(config)))
 
 
 def most_like(costs: Sequence[Costs], config: Config) -> Costs:
@@ -213,6 +213,18 @@ def train_rows(config: Config, calibration: Calibration) -> int | None:
         return None
 
 
+def step_rows(config: Config) -> int:
+    """Of the batches of all trainers."""
+    return config.train.batch_size * config.parallel.trainers
+
+
+def run_rows(config: Config, train_rows: int) -> int:
+    """That a run learns from."""
+    if config.train.steps is not None:
+        return config.train.steps * step_rows(config)
+    return train_rows * config.train.epochs
+
+
 def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Prediction:
     """Simulate a world, and say what limits it.
 
@@ -225,11 +237,9 @@ def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Predicti
     world = costs.world(config)
     hosts = planned.hosts(config.plan.cores or costs.calibration.cores)
     found = measure(world, costs.units, hosts)
-    rows = (train_rows(config, costs.calibration) or 0) * config.train.epochs
-    if config.train.steps is not None:
-        rows = config.train.steps * config.train.batch_size * config.parallel.trainers
+    rows = run_rows(config, train_rows(config, costs.calibration) or 0)
     links = _links(world, hosts, found)
-    topology, samples = world.topology, config.train.batch_size * world.topology.trainers
+    topology, samples = world.topology, step_rows(config)
     threads = {topology.name(rank): use for rank, use in enumerate(found.rank_use)}
     return Prediction(
         name=planned.name,

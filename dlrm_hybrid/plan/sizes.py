@@ -89,8 +89,13 @@ def union(density: float, trainers: float) -> float:
     return -math.expm1(trainers * math.log1p(-density)) if density < 1 else 1.0
 
 
-BUILD_UP: Sequence[tuple[int, float]] = ((1, 1.0), (2, 1.78), (4, 3.03), (8, 4.90), (16, 7.49))
-"""How many times denser a pull is than a push, measured: docs/results/buildup.md, `topk`."""
+BUILD_UP: Sequence[tuple[int, float, float]] = (
+    (2, 1.72, 0.0185),
+    (4, 2.86, 0.0311),
+    (16, 7.39, 0.0686),
+)
+"""By trainers: how many times denser a pull is than a push, and its density, measured with 128 rows
+for each trainer: docs/results/buildup.md, `dct`."""
 
 
 def build_up(trainers: int) -> float:
@@ -99,7 +104,10 @@ def build_up(trainers: int) -> float:
     Trainers see alike rows of one model, so what they send overlaps more than chance would have it.
     Powers of the number of trainers between those that were measured, and beyond.
     """
-    powers = [(n, math.log(times) / math.log(n)) for n, times in BUILD_UP if n > 1]
+    powers = [
+        (n, math.log(math.log1p(-pull) / math.log1p(-pull / times)) / math.log(n))
+        for n, times, pull in BUILD_UP
+    ]
     if trainers <= powers[0][0]:
         return float(trainers) ** powers[0][1]
     for (low, at_low), (high, at_high) in zip(powers, powers[1:], strict=False):

@@ -6,9 +6,10 @@ from world_runs import Train
 from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.plan.calibration import measured
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
-from dlrm_hybrid.plan.layout import layout
-from dlrm_hybrid.report.runs import read_run
+from dlrm_hybrid.plan.layout import Densities, layout
+from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.traffic import Traffic
 
 STEPS = 40
 TRAIN_ROWS = 6_000
@@ -42,3 +43,25 @@ def test_bytes_of_every_class_are_as_calculated(overrides: tuple[str, ...], trai
     for traffic in compared:
         a_step = sent[traffic.value]["bytes"] / timed
         assert calculated[traffic] == pytest.approx(a_step, rel=0.01), traffic
+
+
+def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(train: Train) -> None:
+    def trained(name: str, steps: int) -> Run:
+        code, folder = train(name, *WORLD, "gradient=dct", f"train.steps={steps}")
+        assert code == 0
+        return read_run(folder)
+
+    def pushed(run: Run) -> float:
+        timed = max(one.values["timed_steps"] for one in run.events if one.kind is Kind.RANK)
+        return run.summary["network"]["by_class"][Traffic.GRADIENT_PUSH]["bytes"] / timed
+
+    def calculated(densities: Densities) -> float:
+        at = layout(world.config, TRAIN_ROWS, densities)
+        return bytes_by_class(at, frames(at))[Traffic.GRADIENT_PUSH]
+
+    long, short = trained("long", 60), trained("short", 20)
+    world = measured(long, layout(validate(saved_values(long.config)), TRAIN_ROWS), TRAIN_ROWS)
+    known = world.densities
+    assert calculated(known) == pytest.approx(pushed(long), rel=0.01)
+    assert abs(pushed(short) / pushed(long) - 1) > 0.015  # else this says nothing
+    assert calculated(known.over(20)) == pytest.approx(pushed(short), rel=0.01)

@@ -80,6 +80,7 @@ def test_a_union_is_between_one_part_and_the_sum_of_all(density: float, trainers
 
 
 def test_pulls_become_denser_as_was_measured() -> None:
-    for trainers, times in BUILD_UP:
-        assert union(0.01, build_up(trainers)) / 0.01 == pytest.approx(times, rel=0.04)
+    for trainers, times, pull in BUILD_UP:
+        assert union(pull / times, build_up(trainers)) == pytest.approx(pull)
+    assert build_up(1) == 1
     assert build_up(16) < build_up(17) < 17
