@@ -21,7 +21,7 @@ def test_worlds_learn_from_as_many_samples(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_becomes_a_row(train: Callable[..., tuple[int, Path]]) -> None:
-    words = (*threads.RUN, *threads.of_world("2 threads", 16, 1600))
+    words = (*threads.RUN, *threads.of_world("2 threads", 16, 1600), "data.rows=7000")
     code, folder = train("run", *words)
     assert code == 0
     run = read_run(folder)
