@@ -11,17 +11,8 @@ from dlrm_hybrid.compress.gradient.methods import methods
 
 # What changes nothing that a run's summary says; `bench` is in runs of older versions.
 WITHOUT_EFFECT = (
-    *(
-        "name",
-        "skip_completed",
-        "prepare",
-        "evaluate",
-        "telemetry",
-        "report",
-        "plan",
-        "bench",
-        "doctor",
-    ),
+    *("name", "skip_completed", "prepare", "evaluate", "telemetry", "report", "plan"),
+    *("bench", "doctor"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),

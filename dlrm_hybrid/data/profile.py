@@ -79,7 +79,7 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Everything the generator knows.
+    """All that synthetic rows are drawn from: columns, missing values, the teacher.
 
     Attributes:
         format: version of this layout.

@@ -174,7 +174,7 @@ class _Rows:
         self._dim = tables[0].shape[1]
 
     def look_up(self, ids_FB: Tensor) -> Tensor:
-        """Rows (B, F, D)."""
+        """The row of each id, (B, F, D), one table after the other in F."""
         num_tables, num_rows = ids_FB.shape
         out_BFD = torch.empty(num_rows, num_tables, self._dim)
         quads_BFQ = out_BFD.numpy().view(np.complex128)

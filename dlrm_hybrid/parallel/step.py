@@ -42,7 +42,7 @@ class Counted(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """How many rows were counted."""
         ...
 
 
@@ -175,7 +175,7 @@ class StepWorker(Protocol):
 
     @property
     def part(self) -> StagePart:
-        """Which layers it computes."""
+        """Which layers of the model it computes."""
         ...
 
     @property
@@ -190,7 +190,7 @@ class StepWorker(Protocol):
 
     @property
     def boundaries(self) -> StepBoundaries:
-        """To the neighbouring stages."""
+        """Its cuts to the neighbouring stages."""
         ...
 
     @property
@@ -200,7 +200,7 @@ class StepWorker(Protocol):
 
     @property
     def embedding_schedule(self) -> StepRate:
-        """Learning rate of the tables."""
+        """Learning rate of the tables, by step."""
         ...
 
     @property

@@ -20,8 +20,8 @@ LEAST_SHARE = 0.1
 COLD_TURNS = 2
 CLOSE = 0.003  # of the time of a step
 OWN_LOOKUP_SHARE = 0.6
-"""Time of looking up own tables over that of shared ones, whose ids and rows are packed; measured
-on a processor with two cores."""
+"""Time of looking up own tables over that of shared ones, whose ids and rows are packed. Assumed;
+runs of both kinds say it themselves."""
 
 
 def units_of(calibration: Calibration) -> UnitCosts:

@@ -10,6 +10,7 @@ from math import ceil
 from dlrm_hybrid.compress.activation.methods import METHODS as ACTIVATION_METHODS
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
+from dlrm_hybrid.compress.gradient.methods.leader import DeftSettings
 from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.plan.layout import Layout
@@ -209,7 +210,7 @@ def _rounds(world: Layout, stage: int) -> tuple[Round, ...]:
             rounds.append(Round(scales, scales, scales))
         elif op == "leader" and gradient.name == "deft":
             parts = sum(trainers if one.count * trainers > count else 1 for one in tensors)
-            lists = 2 if getattr(gradient, "deft").budget == "exact" else 1  # noqa: B009
+            lists = 2 if gradient.of(DeftSettings).budget == "exact" else 1
             plan = frame_bytes([COUNT_BYTES * parts] * lists)
             rounds.append(Round(plan, FRAME_BYTES, plan))
         elif op == "leader":
@@ -231,12 +232,8 @@ def _activation(world: Layout, cut: int) -> float:
     count = shape[0] * shape[1]
     if keys.name == "dct":
         kept = _kept_of_row(world, cut, shape[1]) * shape[0]
-        width = shape[1] if not keys.allow_rice else None
-        if width is None:
-            return frame_bytes([sparse_bytes(count, kept, keys.precision, shape[1])])
-        value = VALUE_BYTES[keys.precision]
-        indices = min(4 * kept, count / 8, shape[0] + kept)
-        return frame_bytes([ceil(indices / value) * value + kept * value])
+        rice = bool(keys.allow_rice)
+        return frame_bytes([sparse_bytes(count, kept, keys.precision, shape[1], rice=rice)])
     if keys.name == "sketch":
         columns = max(1, round(shape[1] * (1 - sparsity_per_cut(world.config)[cut])))
         return frame_bytes([4.0 * shape[0] * columns])

@@ -16,7 +16,7 @@ from dlrm_hybrid.plan.layout import Layout, layout
 from dlrm_hybrid.plan.memory import Runtimes, memory_bytes, runtimes
 from dlrm_hybrid.plan.simulation.classes import by_classes, tree
 from dlrm_hybrid.plan.simulation.machine import Hosts
-from dlrm_hybrid.plan.simulation.world import Outcome, simulate
+from dlrm_hybrid.plan.simulation.world import FEWEST_STEPS, Outcome, simulate
 from dlrm_hybrid.plan.worlds import Planned
 from dlrm_hybrid.run.assembly.build import pipeline, prepared_folder
 from dlrm_hybrid.telemetry.traffic import Traffic
@@ -30,8 +30,7 @@ UNITS_OF = {
     "activation": ("encode_activation", "decode_activation"),
 }
 """Costs of units that only runs with the same choice in a section of the configuration know."""
-MOST_RANKS = 96  # of a simulation: half a minute
-FEWEST_STEPS = 30
+MOST_RANKS = 96  # of a simulation
 
 
 @dataclass(frozen=True, slots=True)

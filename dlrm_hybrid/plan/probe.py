@@ -16,7 +16,6 @@ from dlrm_hybrid.run.training import train
 
 STEPS = 300
 RATE = "1gbit"
-LATENCY = None
 MOST_TRAINERS, MOST_SERVERS = 2, 1
 COMMON = ("data", "model", "optimizer", "precision", "threads", "train")
 FIRST = "plan.calibration: none given, so two short runs are made here"
@@ -59,7 +58,7 @@ def world_of(values: Values) -> dict[str, Any]:
                 "servers": min(parallel["servers"], MOST_SERVERS),
                 "world": "processes",
             },
-            "network": {**network, **({"rate": RATE, "latency": LATENCY} if emulated else {})},
+            "network": {**network, **({"rate": RATE, "latency": None} if emulated else {})},
             "sync": {**values["sync"], "record": False, "replay": None, "warmup_steps": 0},
         }
     )

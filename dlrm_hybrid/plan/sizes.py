@@ -42,7 +42,9 @@ def dense_bytes(count: float, precision: str) -> float:
     return count * VALUE_BYTES[precision]
 
 
-def sparse_bytes(count: int, kept: float, precision: str, width: int | None = None) -> float:
+def sparse_bytes(
+    count: int, kept: float, precision: str, width: int | None = None, *, rice: bool = True
+) -> float:
     """Payload of some elements of a tensor in the encoding that takes the fewest bytes.
 
     Args:
@@ -50,14 +52,16 @@ def sparse_bytes(count: int, kept: float, precision: str, width: int | None = No
         kept: how many are sent, on average.
         precision: of values on the wire.
         width: of the rows of a matrix whose indices may be sent row by row; None for a tensor.
+        rice: whether indices may be Rice codes.
     """
     if kept >= count:
         return dense_bytes(count, precision)
     if kept <= 0:
         return 0.0
     value = VALUE_BYTES[precision]
-    rice = RICE_HEAD_BYTES + math.ceil(kept * rice_bits(kept / count) / 8)
-    indices = [INDEX_BYTES * kept, count / 8, rice]
+    indices = [INDEX_BYTES * kept, count / 8]
+    if rice:
+        indices.append(RICE_HEAD_BYTES + math.ceil(kept * rice_bits(kept / count) / 8))
     if width is not None and width <= MOST_ROW_WIDTH:
         indices.append(count / width + kept)
     return math.ceil(min(indices) / value) * value + kept * value

@@ -123,8 +123,7 @@ class RestartLoop(Revival):
             f"{message}; its trainer is started again, {number} of {self.revivals.limit}, the "
             "others go on"
         )
-        self._incarnations.update(mates)
-        return [self._rank(one) for one in sorted(mates)]
+        return self._next_incarnation(mates)
 
     @override
     def rejoin(self, index: int) -> list[Rank]:
@@ -132,6 +131,9 @@ class RestartLoop(Revival):
         names = build.rank_names(self.request.config)
         left = ", ".join(names[mate] for mate in sorted(mates))
         self.say(f"left after SIGTERM: {left}; started again, the others go on")
+        return self._next_incarnation(mates)
+
+    def _next_incarnation(self, mates: frozenset[int]) -> list[Rank]:
         self._incarnations.update(mates)
         return [self._rank(one) for one in sorted(mates)]
 

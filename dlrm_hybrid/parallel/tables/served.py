@@ -70,7 +70,7 @@ class TableClient:
 
     @property
     def servers(self) -> int:
-        """How many there are."""
+        """How many table servers own the rows."""
         return len(self._group)
 
     def ask(self, split: SplitIds, number: int, microbatch: int = 0) -> None:

@@ -24,8 +24,6 @@ from dlrm_hybrid.plan.layout import Layout, layout
 from dlrm_hybrid.plan.simulation.machine import LINE_SHARE, Hosts
 from dlrm_hybrid.plan.simulation.world import Outcome, simulate
 
-FEWEST_STEPS = 30
-
 Demands = Mapping[str, float]
 """Seconds that a step of one trainer takes of what all share, by its name."""
 
@@ -43,7 +41,7 @@ def by_classes(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
         machine=_renumbered([hosts.machine[rank] for rank in kept]),
         host=_renumbered([hosts.host[rank] for rank in kept]),
     )
-    alone = simulate(few, units, there, FEWEST_STEPS)
+    alone = simulate(few, units, there)
     shared = _demands(world, units, hosts, alone)
     beside = alone.seconds_per_step - sum(shared.values()) + _exchange_seconds(world, hosts)
     steps = throughput(trainers, max(beside, 0.0), shared, config.sync.name)

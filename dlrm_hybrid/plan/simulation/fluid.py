@@ -1,8 +1,8 @@
 """Time in a world whose cores and links are shared: discrete events between fluid rates.
 
-Tasks of a host take its cores in turns. Messages of a pair of ranks go
-one after the other, as in one TCP connection; pairs share the links of both hosts max-min fairly:
-no pair could be faster without another one, not a faster one, being slower.
+Tasks of a host take its cores in turns. Messages of a pair of ranks go one after the other, as in
+one TCP connection; pairs share the links of both hosts max-min fairly: no pair could be faster
+without another one, not a faster one, being slower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Ranks whose programs are run with costs in place of tensors: what each does, sends and waits for.
 
-A program is that of a worker (`parallel.step`) or of a server (`plan.servers`). What it computes
-and sends between two effects is noted, and takes its time before the effect is carried out.
+A program is that of a worker (`parallel.step`) or of a server (`simulation.servers`). What it
+computes and sends between two effects is noted, and takes its time before the effect is carried
+out.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from typing_extensions import override
 
-from dlrm_hybrid.comm.mailbox import Key, Receive
+from dlrm_hybrid.comm.mailbox import Key, Receive, key_of
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.schedule import Pipeline
@@ -29,7 +29,9 @@ from dlrm_hybrid.plan.simulation.machine import Rank
 from dlrm_hybrid.types import BatchNumber, Version
 from dlrm_hybrid.wire.frame import Kind
 
-FORWARD_SHARE = 0.36  # of the time of forward and backward together, measured
+FORWARD_SHARE = 0.36
+"""Of the time of forward and backward together: one matrix product of three, and what is beside it.
+Assumed; no benchmark measures it."""
 TENSOR: Any = "a tensor"  # wherever there would be one
 
 
@@ -37,7 +39,8 @@ def frame_key(
     kind: Kind, sender: int, number: int, *, boundary: int = 0, round: int = 0, microbatch: int = 0
 ) -> Key:
     """What a frame is asked for by; see `comm.mailbox.Receive`."""
-    return kind, sender, number, boundary, round, microbatch
+    asked = Receive(kind, sender, number, boundary=boundary, round=round, microbatch=microbatch)
+    return key_of(asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

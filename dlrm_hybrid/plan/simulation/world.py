@@ -42,9 +42,10 @@ from dlrm_hybrid.train.progress import SYNC_EVERY
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Kind
 
+FEWEST_STEPS = 30
 WARMUP_SHARE = 1 / 3
-JITTER, JITTER_STEPS = 0.25, 1 << 20  # of steps that nobody waits for
-MEETING_BYTES = 800.0  # a report of a worker, most of it what compression let through
+JITTER, JITTER_STEPS = 0.25, 1 << 20  # of steps that nobody waits for; assumed
+REPORT_BYTES, DECISION_BYTES = 800.0, 88.0  # as in runs; in reports most is what compression let by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Outcome:
     cold_seconds: tuple[float, ...] = ()
 
 
-def simulate(world: Layout, units: UnitCosts, hosts: Hosts, steps: int = 30) -> Outcome:
+def simulate(world: Layout, units: UnitCosts, hosts: Hosts, steps: int = FEWEST_STEPS) -> Outcome:
     """Run so many steps of every trainer."""
     return _World(world, frames(world), units, hosts, steps).run()
 
@@ -164,9 +165,9 @@ class _World:
             for other in others:
                 yield Receive(Kind.REPORT, other, step)
             for other in others:
-                rank.send(other, frame_key(Kind.DECISION, leads, step), 88.0)
+                rank.send(other, frame_key(Kind.DECISION, leads, step), DECISION_BYTES)
             return
-        rank.send(leads, frame_key(Kind.REPORT, rank.rank, step), MEETING_BYTES)
+        rank.send(leads, frame_key(Kind.REPORT, rank.rank, step), REPORT_BYTES)
         yield Receive(Kind.DECISION, leads, step)
 
     def _worker(self, rank: Rank, role: WorkerRole) -> PlannedWorker:

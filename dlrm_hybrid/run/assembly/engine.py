@@ -43,7 +43,7 @@ def mailbox_capacity(config: Config) -> int:
 
 
 def test_part(config: Config, shards: Shards) -> TestPart:
-    """The rows to evaluate."""
+    """The rows of the test part, as evaluations read them."""
     rows = shards.test_rows(config.data.test_part)
     return TestPart(shards, rows, config.evaluate.batch_size)
 
@@ -206,7 +206,7 @@ def _served(
     storage: RowStorage,
     clock: SpanClock,
 ) -> _Access:
-    """Tables on table servers."""
+    """How trainers reach their tables where table servers own them."""
     topology = layout.topology
     servers = [
         (channels[rank], build_world.table_server(config, layout, index, storage, clock))

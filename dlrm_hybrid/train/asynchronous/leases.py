@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TypeVar, final
 
 from dlrm_hybrid.data.loader import LoaderState
+
+T = TypeVar("T")
 
 MOST_AT_ONCE = 8  # batches of a lease: so many share one message to the leader and its answer
 
@@ -132,7 +134,7 @@ class Leases:
     def join(self, trainer: int) -> Leases:
         """A trainer is there again, level with the slowest."""
         level = self.done[trainer] - self._slowest()
-        since = (*self.since[:trainer], level, *self.since[trainer + 1 :])
+        since = with_own(self.since, trainer, level)
         return replace(self, since=since, away=self.away - {trainer})
 
     def finish(self, trainer: int, done: int) -> Leases:
@@ -141,13 +143,8 @@ class Leases:
         Raises:
             ValueError: that is not possible.
         """
-        new = done - self.done[trainer]
-        if not 0 <= new <= len(self.under_way[trainer]):
-            raise ValueError(
-                f"trainer {trainer} has learned from {done} batches; it had done "
-                f"{self.done[trainer]}, and {len(self.under_way[trainer])} are under way"
-            )
-        return self._with(trainer, self.under_way[trainer][new:], done)
+        left = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
+        return self._with(trainer, left, done)
 
     def _slack(self, trainer: int) -> int:
         """How many more batches it may have than the slowest has learned from."""
@@ -161,9 +158,35 @@ class Leases:
         return min((self.done[one] - self.since[one] for one in trainers), default=0)
 
     def _with(self, trainer: int, under_way: tuple[int, ...], done: int) -> Leases:
-        rest = slice(trainer + 1, None)
         return replace(
             self,
-            under_way=(*self.under_way[:trainer], under_way, *self.under_way[rest]),
-            done=(*self.done[:trainer], done, *self.done[rest]),
+            under_way=with_own(self.under_way, trainer, under_way),
+            done=with_own(self.done, trainer, done),
         )
+
+
+def not_learned(
+    trainer: int, done: int, before: int, under_way: tuple[int, ...]
+) -> tuple[int, ...]:
+    """What a trainer still has under way when it says that it has learned from `done` batches.
+
+    Args:
+        trainer: which one, for the message.
+        done: batches since the run began.
+        before: those that it had told of.
+        under_way: batches it was given since then, in their order.
+
+    Raises:
+        ValueError: that is not possible.
+    """
+    if not 0 <= done - before <= len(under_way):
+        raise ValueError(
+            f"trainer {trainer} has learned from {done} batches; it had done {before}, and "
+            f"{len(under_way)} are under way"
+        )
+    return under_way[done - before :]
+
+
+def with_own(of_all: tuple[T, ...], trainer: int, own: T) -> tuple[T, ...]:
+    """A value for each trainer, with another one of one of them."""
+    return (*of_all[:trainer], own, *of_all[trainer + 1 :])

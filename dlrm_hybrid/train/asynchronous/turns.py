@@ -8,11 +8,10 @@ has a turn, but no batch, passes. Who comes again joins at a rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
+from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, not_learned, with_own
 
 PASS = -1
 """In place of a batch: a turn in which the trainer learns nothing."""
@@ -74,8 +73,8 @@ class Turns:
         under_way = tuple(one for one in turns if one != PASS)
         after = replace(
             after,
-            dealt=_with(after.dealt, trainer, dealt[len(turns) :]),
-            under_way=_with(after.under_way, trainer, (*after.under_way[trainer], *under_way)),
+            dealt=with_own(after.dealt, trainer, dealt[len(turns) :]),
+            under_way=with_own(after.under_way, trainer, (*after.under_way[trainer], *under_way)),
         )
         return after, turns
 
@@ -89,8 +88,8 @@ class Turns:
         return replace(
             self,
             returned=tuple(returned),
-            dealt=_with(self.dealt, trainer, ()),
-            under_way=_with(self.under_way, trainer, ()),
+            dealt=with_own(self.dealt, trainer, ()),
+            under_way=with_own(self.under_way, trainer, ()),
             away=self.away | {trainer},
         )
 
@@ -110,17 +109,11 @@ class Turns:
         Raises:
             ValueError: that is not possible.
         """
-        new = done - self.done[trainer]
-        under_way = self.under_way[trainer]
-        if not 0 <= new <= len(under_way):
-            raise ValueError(
-                f"trainer {trainer} has learned from {done} batches; it had done "
-                f"{self.done[trainer]}, and {len(under_way)} are under way"
-            )
+        left = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
         return replace(
             self,
-            under_way=_with(self.under_way, trainer, under_way[new:]),
-            done=(*self.done[:trainer], done, *self.done[trainer + 1 :]),
+            under_way=with_own(self.under_way, trainer, left),
+            done=with_own(self.done, trainer, done),
         )
 
     def _deal(self, most: int) -> Turns:
@@ -138,9 +131,3 @@ class Turns:
             returned=self.returned[again:],
             dealt=tuple(tuple(turns) for turns in dealt),
         )
-
-
-def _with(
-    of_all: Sequence[tuple[int, ...]], trainer: int, own: tuple[int, ...]
-) -> tuple[tuple[int, ...], ...]:
-    return (*of_all[:trainer], own, *of_all[trainer + 1 :])
