@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS
 from dlrm_hybrid.data.shards import Shards, Words
 from dlrm_hybrid.kernels.criteo import gather
@@ -33,12 +34,12 @@ class Batch:
 
     Attributes:
         dense_BI: float32, log(x + 1) of the integer features, negatives taken as 0.
-        ids_FB: int64, feature-major and contiguous, row numbers of the embedding tables.
+        bags: int64, row numbers of the embedding tables.
         label_B: float32, 0 or 1.
     """
 
     dense_BI: npt.NDArray[np.float32]
-    ids_FB: npt.NDArray[np.int64]
+    bags: Bags[npt.NDArray[np.int64]]
     label_B: npt.NDArray[np.float32]
 
 
@@ -88,7 +89,7 @@ class Loader:
     Attributes:
         steps_per_epoch: global batches in one epoch.
         dropped_rows: rows left out at the end of each epoch.
-        watch: is shown the ids (F, B) of each batch that is read; None: nobody is.
+        watch: is shown the ids of each batch that is read; None: nobody is.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Loader:
         self._loaded: tuple[int, int] | None = None  # epoch and number of the block in memory
         self._order_R = np.empty(0, np.uint32)
         self.dropped_rows = rows % global_rows
-        self.watch: Callable[[npt.NDArray[np.int64]], None] | None = None
+        self.watch: Callable[[Bags[npt.NDArray[np.int64]]], None] | None = None
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
         """The batch at `state` and the state of the batch after it.
@@ -166,7 +167,7 @@ class Loader:
             filled += len(order_B)
             number, row = number + 1, 0
         if self.watch is not None:
-            self.watch(batch.ids_FB)
+            self.watch(batch.bags)
         return batch
 
     def after(self, state: LoaderState) -> LoaderState:
@@ -310,7 +311,7 @@ def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator
 def _empty_batch(rows: int) -> Batch:
     return Batch(
         dense_BI=np.empty((rows, NUM_DENSE), np.float32),
-        ids_FB=np.empty((NUM_CATEGORICAL, rows), np.int64),
+        bags=Bags(np.empty((NUM_CATEGORICAL, rows), np.int64)),
         label_B=np.empty(rows, np.float32),
     )
 
@@ -330,7 +331,7 @@ def _gather(
         order_B,
         first,
         batch.dense_BI,
-        batch.ids_FB,
+        batch.bags.values,
         batch.label_B,
         table_rows_F,
     )

@@ -10,6 +10,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.layers import DotInteraction, Mlp, Precision
 from dlrm_hybrid.model.spec import ModelSpec, StagePart
@@ -39,9 +40,9 @@ class Dlrm(nn.Module):
         draw_dense(self.dense_parameters(), seed)
         draw_embeddings(self.embeddings.weights(), seed)
 
-    def forward(self, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
-        """Logits (B,) of dense_BI float32 and ids_FB int64."""
-        return self.logits(dense_BI, self.embeddings(ids_FB))
+    def forward(self, dense_BI: Tensor, bags: Bags[Tensor]) -> Tensor:
+        """Logits (B,) of dense_BI, float32, and of the ids of the tables."""
+        return self.logits(dense_BI, self.embeddings(bags))
 
     def logits(self, dense_BI: Tensor, pooled_BFD: Tensor) -> Tensor:
         """Logits (B,) of dense_BI and of what was looked up in the tables."""

@@ -28,6 +28,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
 from dlrm_hybrid.kernels.scatter import apply_sgd, look_up
@@ -106,14 +107,14 @@ class Embeddings:
             else None
         )
 
-    def __call__(self, ids_FB: Tensor) -> Tensor:
-        """Look up ids_FB, int64 and contiguous → float32 (B, F, D).
+    def __call__(self, bags: Bags[Tensor]) -> Tensor:
+        """Look up the ids of a batch → float32 (B, F, D).
 
         Raises:
             RuntimeError: an id is not a row of its table.
             ValueError: the ids are on another device.
         """
-        require_ids_on_cpu(ids_FB)
+        ids_FB = require_ids_on_cpu(bags).values
         if self._rows is not None and ids_FB.numel() <= SMALL_IDS:
             return cast(Tensor, _LookUp.apply(self._rows.leaf, self._rows, ids_FB, self._lr))
         num_rows = ids_FB.shape[1]
@@ -236,9 +237,15 @@ class DistinctIds:
         return sum_KD
 
 
-def require_ids_on_cpu(ids_FB: Tensor) -> None:
+def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:
+    """The same memory as tensors."""
+    return bags.map(lambda array: torch.from_numpy(array))
+
+
+def require_ids_on_cpu(bags: Bags[Tensor]) -> Bags[Tensor]:
     """Refuse ids of another device with a ValueError that names it."""
-    require_cpu(ids_FB, "ids_FB", "an embedding lookup")
+    require_cpu(bags.values, "bags", "an embedding lookup")
+    return bags
 
 
 def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
@@ -257,17 +264,17 @@ def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
     return keys_FB, shift
 
 
-def distinct_ids(ids_FB: Tensor, order_F: Int64s) -> DistinctIds:
+def distinct_ids(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
     """The distinct ids of a batch.
 
     Args:
-        ids_FB: int64; at most 2**31.
+        bags: ids, at most 2**31.
         order_F: the order of tables in which to list them.
 
     Raises:
         ValueError: the ids are on another device.
     """
-    require_ids_on_cpu(ids_FB)
+    ids_FB = require_ids_on_cpu(bags).values
     num_tables, num_rows = ids_FB.shape
     keys_FB, shift = sorted_keys(ids_FB)
     ids_K = np.empty(ids_FB.numel(), np.int64)

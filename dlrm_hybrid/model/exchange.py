@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
@@ -124,18 +125,18 @@ class IdExchange:
         self._features_T = [len(wanted) for wanted in routes.wanted_T]
         self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
 
-    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """What each lookup has to look up for the batches of all trainers, concatenated.
 
         Args:
-            ids_FB: int64, of this trainer's batch; rows of their tables.
+            bags: of this trainer's batch; rows of their tables.
             rows_T: rows of every trainer's batch.
 
         Returns:
             For each lookup, as FBGEMM takes them: the ids held here, int64, and where in them the
             bag of each feature and row begins, int64 (features * N + 1,).
         """
-        ids_LB = ids_FB.to(WIRE_DTYPE).index_select(0, self._order)
+        ids_LB = bags.values.to(WIRE_DTYPE).index_select(0, self._order)
         mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
         ids = self._group.exchange(
             ids_LB.view(-1),
@@ -167,9 +168,9 @@ def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tens
     return (ids_LN - first_L1)[here_LN], offsets
 
 
-def check_ids(ids_FB: Tensor, table_rows_F1: Tensor) -> None:
+def check_ids(bags: Bags[Tensor], table_rows_F1: Tensor) -> None:
     """Refuse ids that are no rows; FBGEMM would end the process at another trainer."""
-    require_ids_on_cpu(ids_FB)
+    ids_FB = require_ids_on_cpu(bags).values
     bad_FB = (ids_FB < 0).logical_or_(ids_FB >= table_rows_F1)
     if bad_FB.any():
         table, row = (int(index) for index in bad_FB.nonzero()[0])
@@ -229,16 +230,16 @@ class DistinctExchange:
             slice(end - held, end) for held, end in zip(self._num_held_T, ends_T, strict=True)
         ]
 
-    def ask(self, ids_FB: Tensor) -> Asked:
+    def ask(self, bags: Bags[Tensor]) -> Asked:
         """Send every trainer the ids of its tables; receive those of the tables held here.
 
         Args:
-            ids_FB: int64, of this trainer's batch, which may be empty; rows of their tables.
+            bags: of this trainer's batch, which may be empty; rows of their tables.
 
         Raises:
             DlrmError: a trainer sent invalid ids.
         """
-        mine, num_rows = distinct_ids(ids_FB, self._order_F), ids_FB.shape[1]
+        mine, num_rows = distinct_ids(bags, self._order_F), bags.rows
         mine_T = [int(mine.counts_F[held].sum()) for held in self._held_T]
         parts_T = np.split(mine.ids_K, np.cumsum(mine_T)[:-1])
         messages_T = [
@@ -254,8 +255,8 @@ class DistinctExchange:
             if ids_K is None:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
-        bags = distinct_bags(np.concatenate(ids_T), counts_TL)
-        return Asked(mine, mine_T, bags, [len(ids_K) for ids_K in ids_T], rows_T)
+        theirs = distinct_bags(np.concatenate(ids_T), counts_TL)
+        return Asked(mine, mine_T, theirs, [len(ids_K) for ids_K in ids_T], rows_T)
 
     def answer(self, pooled_NW: Tensor, asked: Asked) -> Tensor:
         """Send the rows that were asked for; returns those of this trainer's batch (B, F, D).

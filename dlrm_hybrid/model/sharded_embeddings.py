@@ -40,6 +40,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.exchange import DistinctExchange, IdExchange, check_ids, routes
@@ -139,11 +140,11 @@ class ShardedEmbeddings:
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
 
-    def __call__(self, ids_FB: Tensor, rows_T: Sequence[int] | None = None) -> Tensor:
-        """Look up ids_FB, int64 → float32 (B, F, D), in the order of the spec's tables.
+    def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int] | None = None) -> Tensor:
+        """Look up the ids of a batch → float32 (B, F, D), in the order of the spec's tables.
 
         Args:
-            ids_FB: of this trainer's batch, which may be empty.
+            bags: of this trainer's batch, which may be empty.
             rows_T: rows of every trainer's batch, the same for all; None: they ask each other,
                 which costs one more collective. Distinct ids need no such answer.
 
@@ -153,16 +154,16 @@ class ShardedEmbeddings:
             PeerLostError: a trainer is gone; also in backward.
             DeadlineError: a trainer did not come in time; also in backward.
         """
-        check_ids(ids_FB, self._table_rows_F1)
+        check_ids(bags, self._table_rows_F1)
         if self._distinct is not None:
-            return self._look_up_distinct(self._distinct, ids_FB)
-        num_rows = ids_FB.shape[1]
+            return self._look_up_distinct(self._distinct, bags)
+        num_rows = bags.rows
         if rows_T is None:
             rows_T = self._rows_of_all(num_rows)
-        lookups = self._ids(ids_FB, rows_T)
+        lookups = self._ids(bags, rows_T)
         looked_up = [
-            _looked_up(kernel, *bags, sum(rows_T))
-            for kernel, bags in zip(self._kernels, lookups, strict=True)
+            _looked_up(kernel, *asked, sum(rows_T))
+            for kernel, asked in zip(self._kernels, lookups, strict=True)
         ]
         # All are sent before the first is waited for.
         on_their_way: list[Any] = [
@@ -174,8 +175,8 @@ class ShardedEmbeddings:
         pooled_BFD = pooled_BN.view(num_rows, len(self._order), self._spec.embedding_dim)
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
 
-    def _look_up_distinct(self, exchange: DistinctExchange, ids_FB: Tensor) -> Tensor:
-        asked = exchange.ask(ids_FB)
+    def _look_up_distinct(self, exchange: DistinctExchange, bags: Bags[Tensor]) -> Tensor:
+        asked = exchange.ask(bags)
         (kernel,) = self._kernels
         pooled_NW = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, 0)
         return exchange.answer(pooled_NW, asked)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.types import BatchNumber, DlrmError
@@ -33,16 +34,16 @@ class Inputs:
     Attributes:
         rows: B.
         dense_BI: float32; the first stage needs it.
-        ids_FB: int64, contiguous; the stage with the interaction needs it.
+        bags: ids; the stage with the interaction needs them.
         label_B: float32, 0 or 1; the last stage needs it to learn.
-        coming: `ids_FB` of the batches after it, as far as the tables want to know them.
+        coming: `bags` of the batches after it, as far as the tables want to know them.
     """
 
     rows: int
     dense_BI: Tensor | None
-    ids_FB: Tensor | None
+    bags: Bags[Tensor] | None
     label_B: Tensor | None
-    coming: Sequence[Tensor] = ()
+    coming: Sequence[Bags[Tensor]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,11 +128,11 @@ class Stage:
         """Whether a batch is in flight."""
         return batch in self._batches
 
-    def ids(self, batch: BatchNumber) -> Tensor:
-        """What a batch in flight looks up, (F, B)."""
-        ids_FB = self._batches[batch].inputs.ids_FB
-        assert ids_FB is not None
-        return ids_FB
+    def bags(self, batch: BatchNumber) -> Bags[Tensor]:
+        """What a batch in flight looks up."""
+        bags = self._batches[batch].inputs.bags
+        assert bags is not None
+        return bags
 
     def take_rows(self, batch: BatchNumber, pooled_BFD: Tensor) -> None:
         """Rows of the tables for a batch in flight; before its first forward."""
@@ -162,7 +163,7 @@ class Stage:
             named = {
                 "rows": torch.tensor(inputs.rows),
                 "dense": inputs.dense_BI,
-                "ids": inputs.ids_FB,
+                "ids": None if inputs.bags is None else inputs.bags.values,
                 "label": inputs.label_B,
                 "pooled": flying.pooled_BFD,
                 **{f"entered.{number}": one.entered_bN for number, one in flying.graphs.items()},
@@ -180,7 +181,8 @@ class Stage:
             dense, ids, label, pooled = (
                 state.get(f"{batch}.{name}") for name in ("dense", "ids", "label", "pooled")
             )
-            inputs = Inputs(rows=rows, dense_BI=dense, ids_FB=ids, label_B=label)
+            bags = None if ids is None else Bags(ids)
+            inputs = Inputs(rows=rows, dense_BI=dense, bags=bags, label_B=label)
             self.begin(BatchNumber(batch), inputs, pooled)
             graphs = self._batches[BatchNumber(batch)].graphs
             for microbatch in range(self.microbatches):

@@ -64,13 +64,13 @@ class StepInputs(Protocol):
     """A trainer's batch, or as much of it as a stage reads; see `stage.Inputs`."""
 
     @property
-    def ids_FB(self) -> Any:  # noqa: N802
-        """Of the tables; not None where the interaction is."""
+    def bags(self) -> Any:
+        """Ids of the tables; not None where the interaction is."""
         ...
 
     @property
     def coming(self) -> Sequence[Any]:
-        """`ids_FB` of the batches after it, as far as the tables want to know them."""
+        """`bags` of the batches after it, as far as the tables want to know them."""
         ...
 
 
@@ -86,7 +86,7 @@ class StepStage(Protocol):
         """Whether a batch is in flight."""
         ...
 
-    def ids(self, batch: BatchNumber) -> Any:
+    def bags(self, batch: BatchNumber) -> Any:
         """What a batch in flight looks up."""
         ...
 
@@ -138,10 +138,10 @@ class StepBoundaries(Protocol):
 class StepTables(Protocol):
     """A trainer's access to the tables; see `tables.base.Tables`."""
 
-    def prefetch(self, batch: BatchNumber, ids_FB: Any) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Any) -> None:
         """Ask for the rows of a batch."""
 
-    def lookup(self, batch: BatchNumber, ids_FB: Any, lr: float) -> Program[Any]:
+    def lookup(self, batch: BatchNumber, bags: Any, lr: float) -> Program[Any]:
         """Pooled rows of a batch."""
         ...
 
@@ -287,15 +287,15 @@ def _read(worker: StepWorker, batch: BatchNumber, inputs: StepInputs) -> None:
     """Take a batch in, and ask for its rows and those of the next ones where that helps."""
     worker.stage.begin(batch, inputs)
     if worker.tables is not None:
-        assert inputs.ids_FB is not None
-        for number, ids_FB in enumerate((inputs.ids_FB, *inputs.coming), batch):
-            worker.tables.prefetch(BatchNumber(number), ids_FB)
+        assert inputs.bags is not None
+        for number, bags in enumerate((inputs.bags, *inputs.coming), batch):
+            worker.tables.prefetch(BatchNumber(number), bags)
 
 
 def look_up(worker: StepWorker, tables: StepTables, batch: BatchNumber) -> Program[Any]:
     """Rows of the tables for a batch in flight."""
     lr = worker.embedding_schedule.lr(batch)
-    return (yield from tables.lookup(batch, worker.stage.ids(batch), lr))
+    return (yield from tables.lookup(batch, worker.stage.bags(batch), lr))
 
 
 def _finish(worker: StepWorker, batch: BatchNumber) -> Program[StepResult]:

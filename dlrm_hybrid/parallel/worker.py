@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.boundaries import EVALUATION, Boundaries
@@ -67,9 +68,9 @@ def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> 
     return Inputs(
         rows=len(batch.label_B),
         dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,
-        ids_FB=torch.from_numpy(batch.ids_FB) if part.has_interaction else None,
+        bags=tensor_bags(batch.bags) if part.has_interaction else None,
         label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
-        coming=[torch.from_numpy(later.ids_FB) for later in coming if part.has_interaction],
+        coming=[tensor_bags(later.bags) for later in coming if part.has_interaction],
     )
 
 
@@ -146,8 +147,8 @@ def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor
     batch, boundaries = BatchNumber(number), worker.boundaries
     pooled_BFD = None
     if worker.tables is not None:
-        assert inputs.ids_FB is not None
-        pooled_BFD = yield from worker.tables.predict(inputs.ids_FB)
+        assert inputs.bags is not None
+        pooled_BFD = yield from worker.tables.predict(inputs.bags)
     received_BN = yield from boundaries.receive_activations(batch, EVALUATION, inputs.rows)
     boundaries.confirm(batch)
     left = predict_stage(worker.stage.model, inputs, received_BN, pooled_BFD)

@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.parallel.messages import Messenger
@@ -113,8 +114,8 @@ class WorldEvaluation:
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
-            nothing_FB = torch.from_numpy(group[0].ids_FB[:, :0])
-            self.runner.run(self.evaluator.tables.predict(nothing_FB))
+            nothing = Bags(torch.from_numpy(group[0].bags.values[:, :0]))
+            self.runner.run(self.evaluator.tables.predict(nothing))
         return None
 
 

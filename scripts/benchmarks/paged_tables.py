@@ -27,6 +27,7 @@ import torch
 from harness import SEED, Row, arguments, each, load, one_thread, publish, render
 from numpy.typing import NDArray
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.profile import Profile, Staircase
 from dlrm_hybrid.model import row_storage
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
@@ -202,7 +203,7 @@ def distinct(
     ids_FN = np.stack(columns)
     for first in range(0, ids_FN.shape[1], BATCH):
         ids_FB = np.ascontiguousarray(ids_FN[:, first : first + BATCH])
-        yield split_batch(torch.from_numpy(ids_FB), 1)[1].asked[0].ids
+        yield split_batch(Bags(torch.from_numpy(ids_FB)), 1)[1].asked[0].ids
 
 
 def drawn(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
 from dlrm_hybrid.parallel.stage import count_correct
@@ -54,7 +55,7 @@ class Trainer:
     ) -> StepResult:
         """Learn from one batch: dense_BI float32, ids_FB int64, label_B float32 of 0 and 1."""
         self.model.embeddings.set_lr(embedding_lr)
-        looked_up_BFD: Tensor = self.model.embeddings(ids_FB)
+        looked_up_BFD: Tensor = self.model.embeddings(Bags(ids_FB))
         pooled_BFD = looked_up_BFD.detach().requires_grad_()
         logit_B = self.model.logits(dense_BI, pooled_BFD)
         loss = functional.binary_cross_entropy_with_logits(logit_B, label_B)
@@ -92,4 +93,4 @@ class Trainer:
 def predict(model: Dlrm, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
     """Logits (B,) without a graph; nothing learns."""
     with torch.no_grad():  # FBGEMM has no kernels for inference mode
-        return model(dense_BI, ids_FB)
+        return model(dense_BI, Bags(ids_FB))

@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
-import torch
 from harness import Row, command, load, render, section, slug, spread, train_once
 from utilisation import cpu_percent, faster, network_percent, speed
 from world import ranks
@@ -28,7 +27,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.profile import WEIGHT_ONE, builtin
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.model.embeddings import distinct_ids
+from dlrm_hybrid.model.embeddings import distinct_ids, tensor_bags
 from dlrm_hybrid.model.exchange import encoded_ids
 from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.parallel.tables.row_cache import CacheLimits, RowCache, ids_of, keys_of
@@ -224,7 +223,7 @@ def expected_bytes(config: Config, steps: int) -> tuple[float, float]:
         cache = RowCache(CacheLimits(keys.cache_rows, max(keys.cache_batches, 1)))
         for step in range(steps):
             batch, state = loader.read(state)
-            ids = distinct_ids(torch.from_numpy(batch.ids_FB), np.arange(len(rows_F)))
+            ids = distinct_ids(tensor_bags(batch.bags), np.arange(len(rows_F)))
             both = [OwnedIds(ids.ids_K, ids.counts_F)] * 2
             if keys.cache_rows:
                 turn = cache.turn(step, keys_of(ids))

@@ -219,7 +219,7 @@ def _our_batches(shards: Shards, case: Case) -> Iterator[Batch]:
         batch, state = loader.read(state)
         yield (
             torch.from_numpy(batch.dense_BI),
-            torch.from_numpy(batch.ids_FB),
+            torch.from_numpy(batch.bags.values),
             torch.from_numpy(batch.label_B),
         )
 

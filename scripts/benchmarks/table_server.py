@@ -28,7 +28,7 @@ from dlrm_hybrid.data import synthetic
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, tensor_bags
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.sharding import CommPrecision, casts
 from dlrm_hybrid.model.table_rows import TableRows
@@ -190,7 +190,7 @@ def messages_of(
         distinct = 0
         for worker in topology.interaction_group:
             batch, state = loader.read(state)
-            (asked,) = split_batch(torch.from_numpy(batch.ids_FB), 1)[1].asked
+            (asked,) = split_batch(tensor_bags(batch.bags), 1)[1].asked
             gradient_KD = torch.randn(len(asked.ids.ids_K), dim, generator=generator)
             sections = id_sections(asked, rows)
             values = value_section(gradient_KD, gradient_cast)

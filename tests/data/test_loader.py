@@ -51,22 +51,22 @@ def walk(loader, state, steps):
 
 
 def rows_of(batches):
-    return np.concatenate([batch.ids_FB[0] for batch in batches])
+    return np.concatenate([batch.bags.values[0] for batch in batches])
 
 
 def assert_equal_batches(left, right):
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         assert np.array_equal(one.dense_BI, other.dense_BI)
-        assert np.array_equal(one.ids_FB, other.ids_FB)
+        assert np.array_equal(one.bags.values, other.bags.values)
         assert np.array_equal(one.label_B, other.label_B)
 
 
 def assert_rows_whole(batch, all_records):
-    records = all_records[batch.ids_FB[0]]
+    records = all_records[batch.bags.values[0]]
     assert np.array_equal(batch.label_B, records.view(np.float32)[:, 0])
     assert np.array_equal(batch.dense_BI, records.view(np.float32)[:, 1:14])
-    assert np.array_equal(batch.ids_FB, records[:, 14:].T)
+    assert np.array_equal(batch.bags.values, records[:, 14:].T)
 
 
 def test_batches_have_the_layout_that_the_model_reads(shards, records):
@@ -74,7 +74,7 @@ def test_batches_have_the_layout_that_the_model_reads(shards, records):
     assert_rows_whole(batch, records)
     for array, dtype, shape in (
         (batch.dense_BI, np.float32, (50, 13)),
-        (batch.ids_FB, np.int64, (26, 50)),
+        (batch.bags.values, np.int64, (26, 50)),
         (batch.label_B, np.float32, (50,)),
     ):
         assert array.dtype == dtype
@@ -148,7 +148,8 @@ def test_the_parts_of_all_trainers_are_the_global_batch(
         parts.append(part_batches)
     for step, batch in enumerate(batches):
         pieces = [part[step] for part in parts]
-        assert np.array_equal(batch.ids_FB, np.concatenate([p.ids_FB for p in pieces], axis=1))
+        ids_FB = np.concatenate([one.bags.values for one in pieces], axis=1)
+        assert np.array_equal(batch.bags.values, ids_FB)
         assert np.array_equal(batch.dense_BI, np.concatenate([p.dense_BI for p in pieces]))
         assert np.array_equal(batch.label_B, np.concatenate([p.label_B for p in pieces]))
 
@@ -161,7 +162,8 @@ def test_any_loader_gives_the_part_of_any_trainer(shards, trainers):
         reads = [loader.read(at) for loader in own]
         for part, (batch, after) in enumerate(reads):
             found = one.part(at, part)
-            for name in ("dense_BI", "ids_FB", "label_B"):
+            assert np.array_equal(found.bags.values, batch.bags.values)
+            for name in ("dense_BI", "label_B"):
                 assert (getattr(found, name) == getattr(batch, name)).all()
             assert one.after(at) == after
         at = reads[0][1]
@@ -190,7 +192,7 @@ def test_order_depends_on_seed_and_epoch_only(shards, block_rows):
     assert not np.array_equal(first, other)
     assert (first == second).mean() < 0.05
     later, _ = make_loader(shards, shuffle_block_rows=block_rows).read(LoaderState(1, 0, 0))
-    assert np.array_equal(later.ids_FB[0], second[:16])
+    assert np.array_equal(later.bags.values[0], second[:16])
 
 
 def test_a_block_is_made_of_whole_runs_from_everywhere(shards):
@@ -203,7 +205,7 @@ def test_a_block_is_made_of_whole_runs_from_everywhere(shards):
     assert len(runs) == 10
     assert runs != list(range(runs[0], runs[0] + 10))
     # The rows of ten runs meet in every batch of ten.
-    assert np.mean([len(set((batch.ids_FB[0] // 30).tolist())) for batch in batches]) > 5
+    assert np.mean([len(set((batch.bags.values[0] // 30).tolist())) for batch in batches]) > 5
 
 
 def test_without_shuffling_rows_come_in_file_order(shards):
@@ -218,7 +220,7 @@ def test_the_order_is_the_same_on_every_machine(shards):
     # Written down once: a change here changes every training run.
     loader = make_loader(shards, batch_size=8)
     batch, state = loader.read(START)
-    assert batch.ids_FB[0].tolist() == [192, 262, 191, 300, 189, 312, 321, 318]
+    assert batch.bags.values[0].tolist() == [192, 262, 191, 300, 189, 312, 321, 318]
     assert state == LoaderState(0, 0, 8)
     assert permutation(1, 10).tolist() == [9, 0, 5, 4, 8, 1, 2, 6, 7, 3]
 

@@ -5,6 +5,7 @@ import torch
 from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, unsharded
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model import exchange as exchanges
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
@@ -57,9 +58,9 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
         for step in range(STEPS):
             rows_T = rows_of(step, trainer.trainers)
             ids_FB, gradient_BFD = batch(step, sum(rows_T))
+            bags_T = [Bags(ids_FB[:, part].contiguous()) for part in parts_of(rows_T)]
             lookups = [
-                LookupRequest(BatchNumber(step), ids_FB[:, part].contiguous(), faster * lr_of(step))
-                for part in parts_of(rows_T)
+                LookupRequest(BatchNumber(step), bags, faster * lr_of(step)) for bags in bags_T
             ]
             updates = [
                 UpdateRequest(BatchNumber(step), SCALE * gradient_BFD[part])
@@ -104,7 +105,7 @@ def counts_distinct(argument: str, report, stop) -> None:
         ids_FB, gradient_BFD = batch(0, sum(rows_T))
         mine = trainer.mine(rows_T)
         assert (trainer.sent_bytes, trainer.dense_bytes) == (0, 0)
-        sharded(ids_FB[:, mine].contiguous()).backward(gradient_BFD[mine])
+        sharded(Bags(ids_FB[:, mine].contiguous())).backward(gradient_BFD[mine])
         holders = [sharded.shards[name][0].trainer for name in SPEC.table_names]
         trainer.tell(
             counted=trainer.sent_bytes,
@@ -132,7 +133,7 @@ def hears_no_ids(argument: str, report, stop) -> None:
 
 def _tell_fault(trainer, sharded, ids_FB: Tensor) -> None:
     try:
-        sharded(ids_FB)
+        sharded(Bags(ids_FB))
     except DlrmError as error:
         trainer.tell(message=str(error))
 
@@ -145,7 +146,7 @@ def holds_nothing(argument: str, report, stop) -> None:
         ids_FB, gradient_BFD = batch(0, sum(rows_T), FEW_TABLES)
         mine = trainer.mine(rows_T)
         sharded.set_lr(0.5)
-        out_BFD = sharded(ids_FB[:, mine].contiguous())
+        out_BFD = sharded(Bags(ids_FB[:, mine].contiguous()))
         out_BFD.backward(gradient_BFD[mine])
         holders = {shards[0].trainer for shards in sharded.shards.values()}
         after = gather(trainer, sharded, 0)

@@ -16,6 +16,7 @@ from member_groups import members_group
 from torch import Tensor
 from torch import distributed as dist
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
@@ -141,7 +142,7 @@ def lr_of(step: int) -> float:
 def learn_unsharded(embeddings: Embeddings, step: int, trainers: int, scale: float = 1.0) -> Tensor:
     ids_FB, gradient_BFD = batch(step, trainers * rows_of(step))
     embeddings.set_lr(lr_of(step) / scale)
-    out_BFD = embeddings(ids_FB)
+    out_BFD = embeddings(Bags(ids_FB))
     out_BFD.backward(gradient_BFD * scale / trainers)
     return out_BFD
 
@@ -153,7 +154,7 @@ def learn_sharded(
     ids_FB, gradient_BFD = batch(step, sum(rows_T))
     mine = trainer.mine(rows_T)
     sharded.set_lr(lr_of(step) / scale)
-    out_BFD = sharded(ids_FB[:, mine].contiguous(), rows_T)
+    out_BFD = sharded(Bags(ids_FB[:, mine].contiguous()), rows_T)
     out_BFD.backward(gradient_BFD[mine] * scale / trainer.trainers)
     return out_BFD
 
@@ -204,9 +205,9 @@ def looks_up_uneven_batches(argument: str, report, stop) -> None:
             ids_FB, _ = batch(step, sum(rows_T))
             mine = trainer.mine(rows_T)
             with torch.no_grad():
-                asked_BFD = sharded(ids_FB[:, mine].contiguous())
-                told_BFD = sharded(ids_FB[:, mine].contiguous(), rows_T)
-                expected_BFD = oracle(ids_FB)[mine] if sum(rows_T) else asked_BFD
+                asked_BFD = sharded(Bags(ids_FB[:, mine].contiguous()))
+                told_BFD = sharded(Bags(ids_FB[:, mine].contiguous()), rows_T)
+                expected_BFD = oracle(Bags(ids_FB))[mine] if sum(rows_T) else asked_BFD
             assert asked_BFD.shape == (rows_T[trainer.number], 7, 8)
             assert torch.equal(asked_BFD, expected_BFD)
             assert torch.equal(told_BFD, expected_BFD)
@@ -220,7 +221,7 @@ def refuses_a_bad_id(argument: str, report, stop) -> None:
             ids_FB, _ = batch(0, 4)
             ids_FB[3, 2] = bad_id
             try:
-                sharded(ids_FB)
+                sharded(Bags(ids_FB))
             except RuntimeError as error:
                 trainer.tell(message=str(error))
 
@@ -233,7 +234,7 @@ def loses_a_trainer(argument: str, report, stop) -> None:
         if last and trainer.given["before"] == "lookup":
             os._exit(0)
         try:
-            out_BFD = sharded(ids_FB)
+            out_BFD = sharded(Bags(ids_FB))
             if last:
                 os._exit(0)
             out_BFD.backward(gradient_BFD)
@@ -285,7 +286,7 @@ def counts(argument: str, report, stop) -> None:
         mine = trainer.mine(rows_T)
         told = []
         assert (trainer.sent_bytes, trainer.dense_bytes) == (0, 0)
-        out_BFD = sharded(ids_FB[:, mine].contiguous(), rows_T)
+        out_BFD = sharded(Bags(ids_FB[:, mine].contiguous()), rows_T)
         told.append((trainer.sent_bytes, trainer.dense_bytes))
         out_BFD.backward(gradient_BFD[mine])
         told.append((trainer.sent_bytes, trainer.dense_bytes))
@@ -309,7 +310,7 @@ def counts_beside_the_interface(argument: str, report, stop) -> None:
         mine = trainer.mine(rows_T)
 
         def step() -> None:
-            sharded(ids_FB[:, mine].contiguous(), rows_T).backward(gradient_BFD[mine])
+            sharded(Bags(ids_FB[:, mine].contiguous()), rows_T).backward(gradient_BFD[mine])
 
         for _ in range(3):
             step()

@@ -7,6 +7,7 @@ from plain_dlrm import PlainBatch, PlainDlrm, PlainTraining
 from reference_step import Trainer, predict
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers import Precision
@@ -72,7 +73,7 @@ def test_outputs_and_gradients_equal_the_plain_model():
     dense_BI, ids_FB, label_B = batch = _batch(PAPER, 0)
     tables = {name: table.clone() for name, table in model.embeddings.weights().items()}
     model.embeddings.set_lr(1.0)  # so a table moves by its gradient
-    logit_B = model(dense_BI, ids_FB)
+    logit_B = model(dense_BI, Bags(ids_FB))
     torch.nn.functional.binary_cross_entropy_with_logits(logit_B, label_B).backward()
     probability_B1 = plain(_plain_batch(batch))
     torch.nn.BCELoss()(probability_B1, label_B.view(-1, 1)).backward()
@@ -160,7 +161,7 @@ def test_prediction_learns_nothing_and_counts_the_right_side():
     after = Trainer(model, Sgd()).tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
     with torch.no_grad():
-        assert torch.equal(logit_B, model(dense_BI, ids_FB))
+        assert torch.equal(logit_B, model(dense_BI, Bags(ids_FB)))
     expected = sum(
         (logit >= 0) == (label == 1) for logit, label in zip(logit_B, label_B, strict=True)
     )

@@ -6,6 +6,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import (
     SMALL_IDS,
     DistinctBags,
@@ -41,7 +42,7 @@ def _ids(seed: int, rows: int = 32) -> Tensor:
 
 def _learn(embeddings: Embeddings, steps: range) -> None:
     for step in steps:
-        out_BFD = embeddings(_ids(step))
+        out_BFD = embeddings(Bags(_ids(step)))
         gradient = torch.randn(out_BFD.shape, generator=torch.Generator().manual_seed(step))
         out_BFD.backward(gradient)
 
@@ -56,7 +57,7 @@ def test_looks_up_the_row_of_every_id():
     for rows in (5, 32, 1):
         ids_FB = _ids(rows, rows)
         expected = torch.stack([table[ids] for table, ids in zip(tables, ids_FB, strict=True)], 1)
-        assert torch.equal(embeddings(ids_FB).detach(), expected)
+        assert torch.equal(embeddings(Bags(ids_FB)).detach(), expected)
 
 
 @pytest.mark.parametrize("optimizer", EmbeddingOptimizer)
@@ -83,7 +84,7 @@ def test_learns_the_bits_that_torchrec_learns(optimizer: EmbeddingOptimizer):
         ids_FB = _ids(step)
         lengths = torch.ones(ids_FB.numel(), dtype=torch.int64)
         features = KeyedJaggedTensor(list(SPEC.table_names), ids_FB.flatten(), lengths=lengths)
-        looked_up = embeddings(ids_FB)
+        looked_up = embeddings(Bags(ids_FB))
         theirs_looked_up = torchrec(features).values()
         assert torch.equal(theirs_looked_up.view(32, 4, 8), looked_up)
         gradient_BFD = torch.randn((32, 4, 8), generator=torch.Generator().manual_seed(step))
@@ -101,7 +102,7 @@ def test_any_batch_learns_the_bits_that_fbgemm_learns(rows: int):
         bags_K = torch.arange(ids_FB.numel())
         bags = DistinctBags(ids_FB.flatten(), torch.arange(ids_FB.numel() + 1), bags_K)
         gradient_BFD = torch.randn((rows, 4, 8), generator=torch.Generator().manual_seed(step))
-        ours(ids_FB).backward(gradient_BFD)
+        ours(Bags(ids_FB)).backward(gradient_BFD)
         fbgemm.pooled(bags).backward(gradient_BFD.view(rows, -1))
     before = _embeddings(EmbeddingOptimizer.SGD).weights()
     for name, weight in ours.weights().items():
@@ -116,7 +117,7 @@ def test_an_id_outside_its_table_is_an_error(bad_id: int, rows: int, optimizer: 
     ids_FB = _ids(1, rows)
     ids_FB[3, 5] = bad_id
     with pytest.raises(RuntimeError, match=r"out of bounds|num_rows"):
-        _embeddings(optimizer)(ids_FB)
+        _embeddings(optimizer)(Bags(ids_FB))
 
 
 def _rowwise_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:

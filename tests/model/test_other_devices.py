@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import (
     EmbeddingOptimizer,
     EmbeddingOptions,
@@ -15,20 +16,20 @@ from dlrm_hybrid.model.layers import Mlp, Precision
 from dlrm_hybrid.model.spec import ModelSpec
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(8, 1), table_rows=(10, 20))
-IDS = torch.zeros(2, 3, dtype=torch.int64, device="meta")
+IDS = Bags(torch.zeros(2, 3, dtype=torch.int64, device="meta"))
 
 
 @pytest.mark.parametrize("optimizer", [EmbeddingOptimizer.SGD, EmbeddingOptimizer.ADAGRAD])
 def test_tables_refuse_ids_of_another_device(optimizer: EmbeddingOptimizer):
     embeddings = Embeddings(SPEC, EmbeddingOptions(optimizer=optimizer, eps=1e-8))
-    with pytest.raises(ValueError, match=r"ids_FB is on meta, .* pass its \.cpu\(\)"):
+    with pytest.raises(ValueError, match=r"bags is on meta, .* pass its \.cpu\(\)"):
         embeddings(IDS)
 
 
 def test_exchanges_refuse_ids_of_another_device():
-    with pytest.raises(ValueError, match="ids_FB is on meta"):
+    with pytest.raises(ValueError, match="bags is on meta"):
         distinct_ids(IDS, np.arange(2))
-    with pytest.raises(ValueError, match="ids_FB is on meta"):
+    with pytest.raises(ValueError, match="bags is on meta"):
         check_ids(IDS, torch.tensor([[10], [20]]))
 
 

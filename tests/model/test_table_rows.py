@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import (
     EmbeddingOptimizer,
     EmbeddingOptions,
@@ -62,7 +63,7 @@ def test_learn_what_fbgemm_learns(
         assert torch.equal(restored(rows)[name], table), name
     for step in range(STEPS):
         batches = [batch(trainers * step + trainer) for trainer in range(trainers)]
-        found = [distinct_ids(ids_FB, ORDER_F) for ids_FB, _ in batches]
+        found = [distinct_ids(Bags(ids_FB), ORDER_F) for ids_FB, _ in batches]
         sums = [ids.sum_by_id(grad) for ids, (_, grad) in zip(found, batches, strict=True)]
         bags = distinct_bags(
             np.concatenate([ids.ids_K for ids in found]), np.stack([ids.counts_F for ids in found])

@@ -14,6 +14,7 @@ import torch
 from tiny_world import is_wanted
 from torch import Tensor, nn
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
@@ -57,7 +58,7 @@ def batch(number: int) -> Inputs:
     return Inputs(
         rows=ROWS,
         dense_BI=torch.from_numpy(dense_BI),
-        ids_FB=torch.from_numpy(ids_FB),
+        bags=Bags(torch.from_numpy(ids_FB)),
         label_B=torch.from_numpy(label_B),
     )
 
@@ -117,9 +118,9 @@ class PlainTables(Tables):
         self._optimizer, self._lr = optimizer, lr
         self._ids: dict[BatchNumber, Tensor] = {}
 
-    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+    def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
         yield from ()
-        self._ids[batch] = ids_FB
+        self._ids[batch] = ids_FB = bags.values
         return torch.stack([rows[ids] for rows, ids in zip(self.rows, ids_FB, strict=True)], 1)
 
     def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:

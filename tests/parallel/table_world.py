@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -119,9 +120,9 @@ class World:
 def learning(tables: Tables, trainer: int, batches: range, staleness: int) -> Program[None]:
     for number in batches:
         for later in range(number, number + staleness + 1):
-            tables.prefetch(BatchNumber(later), ids_of(trainer, later))
+            tables.prefetch(BatchNumber(later), Bags(ids_of(trainer, later)))
         batch = BatchNumber(number)
-        pooled_BFD = yield from tables.lookup(batch, ids_of(trainer, number), LR)
+        pooled_BFD = yield from tables.lookup(batch, Bags(ids_of(trainer, number)), LR)
         yield from tables.update(batch, gradient_of(pooled_BFD, trainer))
 
 

@@ -19,6 +19,7 @@ from table_world import (
 from test_row_cache import Reference
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.parallel.effects import Program
@@ -96,8 +97,8 @@ def test_rows_are_as_old_and_sums_as_long_as_the_rule_says(
 def steady(tables: Tables, trainer: int, batches: range) -> Program[None]:
     """Gradients that are multiples of 1/64, so that their sums are exact."""
     for number in batches:
-        batch, ids_FB = BatchNumber(number), ids_of(trainer, number)
-        pooled_BFD = yield from tables.lookup(batch, ids_FB, 1.0)
+        batch, bags = BatchNumber(number), Bags(ids_of(trainer, number))
+        pooled_BFD = yield from tables.lookup(batch, bags, 1.0)
         yield from tables.update(batch, steady_gradient(trainer, number, pooled_BFD.shape))
 
 
@@ -202,7 +203,7 @@ def test_predictions_see_the_tables_as_they_are() -> None:
     world = World(1, 2, 0, cache=MANY)
     world.learn(0, 5)
     ids_FB = ids_of(0, 3)
-    pooled_BFD = world.runner.run({0: world.tables[0].predict(ids_FB)})[0]
+    pooled_BFD = world.runner.run({0: world.tables[0].predict(Bags(ids_FB))})[0]
     for table, ids_B in enumerate(ids_FB):
         weight = world.weights()[f"embedding.{table + 1}.weight"]
         assert torch.equal(pooled_BFD[:, table], weight[ids_B])

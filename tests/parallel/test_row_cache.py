@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import distinct_ids
 from dlrm_hybrid.parallel.tables.row_cache import (
     CacheLimits,
@@ -99,7 +100,7 @@ def test_a_cache_that_goes_on_asks_for_the_same(
 def test_keys_stand_for_ids(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids_FB = torch.from_numpy(rng.integers(0, [[1], [5], [2**31 - 1]], (3, 9)))
-    ids = distinct_ids(ids_FB, np.arange(3))
+    ids = distinct_ids(Bags(ids_FB), np.arange(3))
     keys_K = keys_of(ids)
     assert (np.diff(keys_K) > 0).all()
     back = ids_of(keys_K, 3)

@@ -20,6 +20,7 @@ from table_world import (
 )
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.table_rows import TableRows
@@ -159,13 +160,13 @@ def test_predictions_are_of_all_updates() -> None:
     world = World(2, 2, 3)
     world.learn(0, 10)
     ids_FB = ids_of(7, 7)
-    (found,) = world.runner.run({0: world.tables[0].predict(ids_FB)}).values()
+    (found,) = world.runner.run({0: world.tables[0].predict(Bags(ids_FB))}).values()
     weights = world.weights()
     for table, ids_B in enumerate(ids_FB):
         expected = weights[f"embedding.{table + 1}.weight"][ids_B]
         assert torch.equal(found[:, table], expected)
     world.learn(10, 5)  # what was asked for ahead is still there
-    (none,) = world.runner.run({1: world.tables[1].predict(ids_FB[:, :0])}).values()
+    (none,) = world.runner.run({1: world.tables[1].predict(Bags(ids_FB[:, :0]))}).values()
     assert none.shape == (0, 26, 8)
 
 
@@ -190,6 +191,6 @@ def test_foreign_messages_are_refused() -> None:
         transmit=lambda to, frame, num_bytes: frames.append(frame),
     )
     tables = ServedTables(TableClient(port, SPEC, CommPrecision.FLOAT32, SpanClock()), 1)
-    tables.prefetch(BatchNumber(0), ids_of(0, 0))
+    tables.prefetch(BatchNumber(0), Bags(ids_of(0, 0)))
     with pytest.raises(DlrmError, match="lookup 0 of rank 1, attempt 1: .* of attempt 0"):
         world.servers[0].handle(frames[0])

@@ -5,6 +5,7 @@ import torch
 from tiny_world import PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm, StageModel
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
@@ -51,7 +52,7 @@ def _whole(
     """Pooled rows of a whole model, its loss, and all gradients; `pooled` among them."""
     dense_BI, ids_FB, label_B = columns(batch)
     model = Dlrm(spec, TABLES, precision, SEED)
-    pooled_BFD = model.embeddings(ids_FB).detach().requires_grad_()
+    pooled_BFD = model.embeddings(Bags(ids_FB)).detach().requires_grad_()
     logit_B = model.top(model.interaction(model.bottom(dense_BI), pooled_BFD)).squeeze(1)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logit_B, label_B)
     loss.backward()
@@ -104,9 +105,9 @@ def test_correct_rows_are_counted_in_the_last_stage():
     batch = draw_batch(SMALL, ROWS, 0)
     dense_BI, ids_FB, label_B = columns(batch)
     model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
-    right = (model(dense_BI, ids_FB) >= 0) == (label_B == 1)
+    right = (model(dense_BI, Bags(ids_FB)) >= 0) == (label_B == 1)
     assert 0 < right.sum() < ROWS
-    pooled_BFD = model.embeddings(ids_FB).detach()
+    pooled_BFD = model.embeddings(Bags(ids_FB)).detach()
     results = _step(_models(SMALL, ("bottom.2", "top.1")), batch, pooled_BFD, microbatches=2)
     assert [one.correct for one in results] == [0, 0, int(right.sum())]
 
@@ -120,7 +121,7 @@ def test_bits_do_not_depend_on_where_the_features_lie(offset: int):
     memory = torch.empty(dense_BI.numel() + 4)
     moved_BI = memory[offset : offset + dense_BI.numel()].view_as(dense_BI).copy_(dense_BI)
     assert moved_BI.data_ptr() % 16 == 4 * offset
-    moved = Inputs(rows=ROWS, dense_BI=moved_BI, ids_FB=None, label_B=None)
+    moved = Inputs(rows=ROWS, dense_BI=moved_BI, bags=None, label_B=None)
     first = _models(narrow, ("bottom.1",))[0]
     left_BN = _begun(first, batch, None, 1).forward(NUMBER, 0, None)
     assert left_BN is not None

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
@@ -38,7 +39,7 @@ def step_of(seed: int) -> tuple[list[LookupRequest], list[UpdateRequest]]:
         )
 
     batch = BatchNumber(seed)
-    lookups = [LookupRequest(batch, ids_of(rows), 0.05) for rows in ROWS_T]
+    lookups = [LookupRequest(batch, Bags(ids_of(rows)), 0.05) for rows in ROWS_T]
     shape = (len(SPEC.table_rows), SPEC.embedding_dim)
     gradients = [torch.randn(rows, *shape, generator=generator) for rows in ROWS_T]
     return lookups, [UpdateRequest(batch, gradient_BFD) for gradient_BFD in gradients]
@@ -71,7 +72,7 @@ def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
     # The second and third vanish beside the first in half precision, unless they are summed first.
     gradient_BFD = torch.tensor([0.5, 0.0016, 0.0016]).view(3, 1, 1).expand(3, 4, 4)
     before = {name: weight.clone() for name, weight in embeddings.weights().items()}
-    (pooled_BFD,) = tables.lookup([LookupRequest(BatchNumber(0), ids_FB, 1.0)])
+    (pooled_BFD,) = tables.lookup([LookupRequest(BatchNumber(0), Bags(ids_FB), 1.0)])
     first_FD = torch.stack([weight[0] for weight in before.values()])
     assert torch.equal(pooled_BFD, rounding.pooled(first_FD).expand(3, 4, 4))
     tables.update([UpdateRequest(BatchNumber(0), gradient_BFD)])
@@ -93,4 +94,4 @@ def test_an_id_that_is_no_row_is_refused(bad_id: int) -> None:
         JointTables(EachIdOnce(embeddings_of("sgd"), rounding), SpanClock()),
     ):
         with pytest.raises(RuntimeError, match="out of bounds|num_rows|Expected idx"):
-            tables.predict([ids_FB])
+            tables.predict([Bags(ids_FB)])

@@ -24,6 +24,7 @@ from tiny_world import (
 )
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
@@ -212,7 +213,7 @@ def test_bounded_computes_with_exactly_the_older_version(staleness: int):
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(versions[max(0, step - staleness)][name])
-        logit_B = model(dense_BI, ids_FB)
+        logit_B = model(dense_BI, Bags(ids_FB))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logit_B, label_B)
         model.zero_grad()
         loss.backward()
@@ -271,7 +272,7 @@ def test_a_step_looks_up_first_and_updates_the_tables_last():
     run = train_step(worker, Tick(0), batch)
     lookup = next(run)
     assert isinstance(lookup, Together)
-    assert lookup.value.ids_FB is batch.ids_FB
+    assert lookup.value.bags is batch.bags
     assert lookup.value.lr == LR
     update = run.send(torch.randn(ROWS, 26, 4))
     assert isinstance(update, Together)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
@@ -314,14 +315,14 @@ def draw_batch(spec: ModelSpec, rows: int, seed: int) -> Inputs:
     return Inputs(
         rows=rows,
         dense_BI=torch.from_numpy(dense_BI),
-        ids_FB=torch.from_numpy(ids_FB),
+        bags=Bags(torch.from_numpy(ids_FB)),
         label_B=torch.from_numpy(label_B),
     )
 
 
 def columns(batch: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    assert batch.dense_BI is not None and batch.ids_FB is not None and batch.label_B is not None
-    return batch.dense_BI, batch.ids_FB, batch.label_B
+    assert batch.dense_BI is not None and batch.bags is not None and batch.label_B is not None
+    return batch.dense_BI, batch.bags.values, batch.label_B
 
 
 def shares(batch: Inputs, trainers: int) -> list[Inputs]:
@@ -333,7 +334,7 @@ def shares(batch: Inputs, trainers: int) -> list[Inputs]:
         Inputs(
             rows=rows,
             dense_BI=dense_BI[one],
-            ids_FB=ids_FB[:, one].contiguous(),
+            bags=Bags(ids_FB[:, one].contiguous()),
             label_B=label_B[one],
         )
         for one in slices
@@ -346,7 +347,7 @@ def reads(worker: Worker, batch: Inputs) -> Inputs:
     return Inputs(
         rows=batch.rows,
         dense_BI=batch.dense_BI if part.is_first else None,
-        ids_FB=batch.ids_FB if part.has_interaction else None,
+        bags=batch.bags if part.has_interaction else None,
         label_B=batch.label_B if part.is_last else None,
     )
 

@@ -50,7 +50,7 @@ def test_both_loaders_give_the_same_rows(tmp_path: Path) -> None:
     (ours,) = sequential_batches(shards, range(20), 20)
     (plain,) = plain_loader(rows, 20)
     np.testing.assert_allclose(ours.dense_BI, plain.dense_BI.numpy(), rtol=0, atol=1e-5)
-    np.testing.assert_array_equal(ours.ids_FB, plain.ids_FB.numpy())
+    np.testing.assert_array_equal(ours.bags.values, plain.ids_FB.numpy())
     np.testing.assert_array_equal(ours.label_B, plain.label_B1.numpy()[:, 0])
     assert ours.dense_BI.std() > 0.1
     assert all(

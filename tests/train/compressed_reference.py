@@ -6,10 +6,12 @@ Shapes: B rows of a batch, N width of a boundary, D embedding dimension, F table
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START, Batch
 from dlrm_hybrid.data.shards import open_shards
@@ -75,8 +77,8 @@ class Reference:
     def _step(self, batches: list[Batch]) -> None:
         lr, trainers = self._config.optimizer.lr, len(batches)
         self._tables.set_lr(lr)
-        ids_FB = torch.cat([torch.from_numpy(batch.ids_FB) for batch in batches], dim=1)
-        pooled_BFD = self._tables(ids_FB)
+        ids_FB = np.concatenate([batch.bags.values for batch in batches], axis=1)
+        pooled_BFD = self._tables(Bags(torch.from_numpy(ids_FB)))
         parts = pooled_BFD.detach().split(len(batches[0].label_B))
         sent, of_tables = [], []
         for trainer, (batch, part_BFD) in enumerate(zip(batches, parts, strict=True)):

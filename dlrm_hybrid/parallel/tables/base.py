@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.types import BatchNumber, Version
 
@@ -17,20 +18,20 @@ from dlrm_hybrid.types import BatchNumber, Version
 class Tables(Protocol):
     """One trainer's access to the tables; several batches may be between lookup and update."""
 
-    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
         """Ask for the rows of a batch whose `lookup` will follow; may do nothing.
 
         Args:
             batch: its number; batches come in their order, each at least once.
-            ids_FB: int64, contiguous.
+            bags: its ids.
         """
 
-    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+    def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
         """Pooled rows float32 (B, F, D), detached, that `update` will follow.
 
         Args:
             batch: its number.
-            ids_FB: int64, contiguous.
+            bags: its ids.
             lr: learning rate of the rows in this batch: FBGEMM wants it before the lookup.
         """
         ...
@@ -45,7 +46,7 @@ class Tables(Protocol):
         """
         ...
 
-    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
+    def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
         """Pooled rows as `lookup` gives them; no update follows."""
         ...
 

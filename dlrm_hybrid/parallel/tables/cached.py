@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
@@ -72,11 +73,11 @@ class CachedTables(Tables):
         self._updated = 0
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
         if batch in self._flying:
             return
         with self._client.looking_up:
-            ids = distinct_ids(ids_FB, np.arange(len(ids_FB)))
+            ids = distinct_ids(bags, np.arange(bags.tables))
             keys_K = keys_of(ids)
             turn = self._cache.turn(batch, keys_K)
             split = self._split(keys_K[turn.fetched_M], ids)
@@ -86,8 +87,8 @@ class CachedTables(Tables):
                 self._client.ask(split, batch)
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
-        self.prefetch(batch, ids_FB)
+    def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
+        self.prefetch(batch, bags)
         yield from self._receive(batch)
         flying = self._flying[batch]
         turn, fetched_MD = flying.turn, flying.fetched_MD
@@ -113,8 +114,8 @@ class CachedTables(Tables):
         self._updated = batch + 1
 
     @override
-    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
-        return self._client.predict(ids_FB, self._updated)
+    def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
+        return self._client.predict(bags, self._updated)
 
     @override
     def state_ahead(self) -> Program[dict[str, Tensor]]:
@@ -144,8 +145,7 @@ class CachedTables(Tables):
         kept_N4, batch = self._kept(), BatchNumber(self._updated)
         if not len(kept_N4):
             return
-        nothing = torch.empty(self._client.tables, 0, dtype=torch.int64)
-        ids, split = split_batch(nothing, self._client.servers)
+        ids, split = split_batch(self._client.nothing, self._client.servers)
         self._client.ask(split, batch)
         yield from self._client.receive(split, batch)
         slots_N = torch.from_numpy(kept_N4[:, 3].copy())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -22,8 +23,8 @@ from dlrm_hybrid.types import BatchNumber
 class EmbeddingTables(Protocol):
     """Tables that learn in backward: `model.Embeddings`, or sharded ones."""
 
-    def __call__(self, ids_FB: Tensor) -> Tensor:
-        """Pooled rows float32 (B, F, D) of ids_FB, int64 and contiguous."""
+    def __call__(self, bags: Bags[Tensor]) -> Tensor:
+        """Pooled rows float32 (B, F, D) of the ids of a batch."""
         ...
 
     def set_lr(self, lr: float) -> None:
@@ -48,11 +49,11 @@ class LocalTables(Tables):
         self._pooled: dict[BatchNumber, Tensor] = {}
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
+    def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
         yield from ()
         with self._looking_up:
             self._embeddings.set_lr(lr)
-            self._pooled[batch] = pooled_BFD = self._embeddings(ids_FB)
+            self._pooled[batch] = pooled_BFD = self._embeddings(bags)
             return pooled_BFD.detach()
 
     @override
@@ -62,7 +63,7 @@ class LocalTables(Tables):
             self._pooled.pop(batch).backward(mean_part(gradient_BFD, self._trainers))
 
     @override
-    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
+    def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
         yield from ()
         with self._looking_up, torch.no_grad():
-            return self._embeddings(ids_FB)
+            return self._embeddings(bags)

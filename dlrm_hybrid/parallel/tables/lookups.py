@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange import decoded_ids, encoded_ids
 from dlrm_hybrid.model.sharding import Cast, times
@@ -107,16 +108,16 @@ def split_ids(ids: OwnedIds, rows: int, lookups_S: Int64s) -> SplitIds:
     return SplitIds(asked, [torch.from_numpy(one) for one in where])
 
 
-def split_batch(ids_FB: Tensor, servers: int) -> tuple[DistinctIds, SplitIds]:
+def split_batch(bags: Bags[Tensor], servers: int) -> tuple[DistinctIds, SplitIds]:
     """The distinct ids of a batch, and all of them by server.
 
     Args:
-        ids_FB: int64, contiguous.
+        bags: its ids.
         servers: S.
     """
-    ids = distinct_ids(ids_FB, np.arange(len(ids_FB)))
+    ids = distinct_ids(bags, np.arange(bags.tables))
     owned = OwnedIds(ids.ids_K, ids.counts_F)
-    return ids, split_ids(owned, ids_FB.shape[1], lookups_of(ids, servers))
+    return ids, split_ids(owned, bags.rows, lookups_of(ids, servers))
 
 
 def lookups_of(ids: DistinctIds, servers: int) -> Int64s:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.embeddings import DistinctIds
 from dlrm_hybrid.model.sharding import CommPrecision, casts
@@ -62,7 +63,7 @@ class TableClient:
             np.array(owned_rows(spec.table_rows, index, len(self._group)), np.int64)
             for index in range(len(self._group))
         ]
-        self.tables = len(spec.table_rows)
+        self.nothing = Bags(torch.empty(len(spec.table_rows), 0, dtype=torch.int64))
         self._row_cast, self._gradient_cast = casts(precision)
         self.dim = spec.embedding_dim
         self.looking_up = clock.within(Span.EMBEDDING)
@@ -103,12 +104,12 @@ class TableClient:
             to = self._group[server]
             self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
 
-    def predict(self, ids_FB: Tensor, updated: int) -> Program[Tensor]:
+    def predict(self, bags: Bags[Tensor], updated: int) -> Program[Tensor]:
         """Pooled rows (B, F, D) with the updates of so many batches."""
-        if ids_FB.numel() == 0:
-            return ids_FB.new_empty(0, len(ids_FB), self.dim).float()
+        if not bags.rows:
+            return torch.empty(0, bags.tables, self.dim)
         with self.looking_up:
-            ids, split = split_batch(ids_FB, self.servers)
+            ids, split = split_batch(bags, self.servers)
             self.ask(split, updated, EVALUATION)
         rows_KD = yield from self.receive(split, updated, EVALUATION)
         with self.looking_up:
@@ -117,8 +118,7 @@ class TableClient:
     def settle(self, updated: int) -> Program[None]:
         """Wait until the updates of so many batches have arrived."""
         # Table servers take the messages of a rank in their order: they answer this one last.
-        nothing = torch.empty(self.tables, 0, dtype=torch.int64)
-        _, split = split_batch(nothing, self.servers)
+        _, split = split_batch(self.nothing, self.servers)
         self.ask(split, updated, EVALUATION)
         yield from self.receive(split, updated, EVALUATION)
 
@@ -151,19 +151,19 @@ class ServedTables(Tables):
         self._updated = 0
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Tensor) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
         if batch in self._flying:
             return
         with self._client.looking_up:
-            ids, split = split_batch(ids_FB, self._client.servers)
+            ids, split = split_batch(bags, self._client.servers)
             pooled_BFD = self._loaded.pop(batch, None)
             self._flying[batch] = _Flying(ids, split, pooled_BFD)
             if pooled_BFD is None:
                 self._client.ask(split, batch)
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
-        self.prefetch(batch, ids_FB)
+    def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
+        self.prefetch(batch, bags)
         flying = self._flying[batch]
         if flying.pooled_BFD is None:
             return (yield from self._receive(flying, batch))
@@ -180,8 +180,8 @@ class ServedTables(Tables):
         self._updated = batch + 1
 
     @override
-    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
-        return self._client.predict(ids_FB, self._updated)
+    def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
+        return self._client.predict(bags, self._updated)
 
     @override
     def state_ahead(self) -> Program[dict[str, Tensor]]:

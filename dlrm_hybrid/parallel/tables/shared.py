@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import split
 from dlrm_hybrid.model.embeddings import DistinctBags, DistinctIds, distinct_bags, distinct_ids
 from dlrm_hybrid.parallel.effects import Program, Together
@@ -27,7 +28,7 @@ class LookupRequest(NamedTuple):
     """What one trainer looks up; see `Tables.lookup`."""
 
     batch: BatchNumber
-    ids_FB: Tensor
+    bags: Bags[Tensor]
     lr: float
 
 
@@ -57,8 +58,8 @@ class Lookup(Protocol):
         """The learning rate with which the rows of the next lookups learn."""
         ...
 
-    def __call__(self, ids: Sequence[Tensor]) -> LookedUp:
-        """Look up ids_FB of each trainer."""
+    def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
+        """Look up the ids of each trainer."""
         ...
 
 
@@ -80,7 +81,7 @@ class JointTables:
         """Pooled rows of each trainer, detached."""
         with self._looking_up:
             self._look_up.set_lr(requests[0].lr)
-            found = self._look_up([one.ids_FB for one in requests])
+            found = self._look_up([one.bags for one in requests])
             self._batches[requests[0].batch] = found
             return found.rows()
 
@@ -91,10 +92,10 @@ class JointTables:
             found.update([mean_part(one.gradient_BFD, len(requests)) for one in requests])
         return [None] * len(requests)
 
-    def predict(self, ids: Sequence[Tensor]) -> list[Tensor]:
+    def predict(self, bags: Sequence[Bags[Tensor]]) -> list[Tensor]:
         """Pooled rows of the ids of each trainer; no update follows."""
         with self._looking_up, torch.no_grad():
-            return self._look_up(ids).rows()
+            return self._look_up(bags).rows()
 
 
 class Rounding(Protocol):
@@ -123,8 +124,8 @@ class SharedTables(Tables):
         self._group = group
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Tensor, lr: float) -> Program[Tensor]:
-        request = LookupRequest(batch, ids_FB, lr)
+    def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
+        request = LookupRequest(batch, bags, lr)
         return (yield Together(self._group, self._joint.lookup, request))
 
     @override
@@ -133,8 +134,8 @@ class SharedTables(Tables):
         yield Together(self._group, self._joint.update, request)
 
     @override
-    def predict(self, ids_FB: Tensor) -> Program[Tensor]:
-        return (yield Together(self._group, self._joint.predict, ids_FB))
+    def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
+        return (yield Together(self._group, self._joint.predict, bags))
 
 
 @final
@@ -155,9 +156,9 @@ class AllIds(Lookup):
         self.embeddings.set_lr(lr)
 
     @override
-    def __call__(self, ids: Sequence[Tensor]) -> LookedUp:
-        pooled_BFD = self.embeddings(torch.cat(list(ids), dim=1))
-        return _AllRows(pooled_BFD, [ids_FB.shape[1] for ids_FB in ids], self.rounding)
+    def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
+        pooled_BFD = self.embeddings(Bags(torch.cat([one.values for one in bags], dim=1)))
+        return _AllRows(pooled_BFD, [one.rows for one in bags], self.rounding)
 
 
 @final
@@ -209,12 +210,12 @@ class EachIdOnce(Lookup):
         self.embeddings.set_lr(lr)
 
     @override
-    def __call__(self, ids: Sequence[Tensor]) -> LookedUp:
-        order_F = np.arange(len(ids[0]))
-        distinct = [distinct_ids(ids_FB, order_F) for ids_FB in ids]
+    def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
+        order_F = np.arange(bags[0].tables)
+        distinct = [distinct_ids(one, order_F) for one in bags]
         counts_TF = np.stack([one.counts_F for one in distinct])
-        bags = distinct_bags(np.concatenate([one.ids_K for one in distinct]), counts_TF)
-        return _DistinctRows(distinct, bags, self.embeddings.pooled(bags), self.rounding)
+        asked = distinct_bags(np.concatenate([one.ids_K for one in distinct]), counts_TF)
+        return _DistinctRows(distinct, asked, self.embeddings.pooled(asked), self.rounding)
 
 
 @final

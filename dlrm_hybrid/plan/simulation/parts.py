@@ -47,7 +47,7 @@ def frame_key(
 class PlannedInputs:
     """A batch; `coming` has so many of those after it."""
 
-    ids_FB: Any = TENSOR
+    bags: Any = TENSOR
     coming: Sequence[Any] = ()
 
 
@@ -96,7 +96,7 @@ class PlannedStage(StepStage):
         pass
 
     @override
-    def ids(self, batch: BatchNumber) -> Any:
+    def bags(self, batch: BatchNumber) -> Any:
         return TENSOR
 
     @override

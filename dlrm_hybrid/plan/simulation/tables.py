@@ -27,11 +27,11 @@ class LocalTables(StepTables):
     seconds: float
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Any) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Any) -> None:
         pass
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Any, lr: float) -> Program[Any]:
+    def lookup(self, batch: BatchNumber, bags: Any, lr: float) -> Program[Any]:
         yield from ()
         self.rank.work(self.seconds / 2)
         return TENSOR
@@ -60,11 +60,11 @@ class SharedTables(StepTables):
     seconds: float
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Any) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Any) -> None:
         pass
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Any, lr: float) -> Program[Any]:
+    def lookup(self, batch: BatchNumber, bags: Any, lr: float) -> Program[Any]:
         last = len(self.phases) - 1
         for phase, size in enumerate(self.phases[:last]):
             self.rank.work(self.seconds / 2 / last)
@@ -115,7 +115,7 @@ class ServedTables(StepTables):
     _asked: int = -1
 
     @override
-    def prefetch(self, batch: BatchNumber, ids_FB: Any) -> None:
+    def prefetch(self, batch: BatchNumber, bags: Any) -> None:
         if batch <= self._asked:
             return
         self._asked = batch
@@ -124,7 +124,7 @@ class ServedTables(StepTables):
             self.rank.send(server, frame_key(Kind.LOOKUP, self.rank.rank, batch), self.ask_bytes)
 
     @override
-    def lookup(self, batch: BatchNumber, ids_FB: Any, lr: float) -> Program[Any]:
+    def lookup(self, batch: BatchNumber, bags: Any, lr: float) -> Program[Any]:
         for server in self.servers:
             yield Receive(Kind.ROWS, server, batch)
         self.rank.work(self.seconds / 3)

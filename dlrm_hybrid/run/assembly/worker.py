@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
@@ -167,8 +168,8 @@ class _EqualBatches:
     embeddings: ShardedEmbeddings
     trainers: int
 
-    def __call__(self, ids_FB: Tensor) -> Tensor:
-        return self.embeddings(ids_FB, [ids_FB.shape[1]] * self.trainers)
+    def __call__(self, bags: Bags[Tensor]) -> Tensor:
+        return self.embeddings(bags, [bags.rows] * self.trainers)
 
     def set_lr(self, lr: float) -> None:
         self.embeddings.set_lr(lr)

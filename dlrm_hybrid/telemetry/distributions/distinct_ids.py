@@ -14,6 +14,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.bags import Bags
+
 EVERY = 64  # batches; the first is counted, too
 
 
@@ -31,11 +33,11 @@ class IdSample:
     ids: int = 0
     _seen: int = 0
 
-    def add(self, ids_FB: npt.NDArray[np.int64]) -> None:
+    def add(self, bags: Bags[npt.NDArray[np.int64]]) -> None:
         """Take a batch; counts each `EVERY`th."""
         if self._seen % EVERY == 0:
             self.batches += 1
-            self.ids += count_distinct(ids_FB)
+            self.ids += count_distinct(bags)
         self._seen += 1
 
     def to_json(self) -> dict[str, int] | None:
@@ -43,10 +45,10 @@ class IdSample:
         return {"batches": self.batches, "ids": self.ids} if self.batches else None
 
 
-def count_distinct(ids_FB: npt.NDArray[np.int64]) -> int:
+def count_distinct(bags: Bags[npt.NDArray[np.int64]]) -> int:
     """Distinct ids of each table, added up."""
-    sorted_FB = np.sort(ids_FB, axis=1)
-    return len(ids_FB) + int(np.count_nonzero(sorted_FB[:, 1:] != sorted_FB[:, :-1]))
+    sorted_FB = np.sort(bags.values, axis=1)
+    return bags.tables + int(np.count_nonzero(sorted_FB[:, 1:] != sorted_FB[:, :-1]))
 
 
 def mean_ids(several: Iterable[Mapping[str, Any]]) -> float | None:

@@ -178,9 +178,9 @@ class SimulatedPace(Pace):
             batch = self.trainers.part(self._positions.of(step), part)
             done = self._leases.done[trainer]
             for worker in self.trainers.workers[trainer]:
-                ids_FB = stage_inputs(worker, batch).ids_FB
-                if worker.tables is not None and ids_FB is not None:
-                    worker.tables.prefetch(BatchNumber(done), ids_FB)
+                bags = stage_inputs(worker, batch).bags
+                if worker.tables is not None and bags is not None:
+                    worker.tables.prefetch(BatchNumber(done), bags)
             heapq.heappush(self._begun, _Begun(now + self._time(trainer, done), trainer, batch))
 
     def _learn(self, trainer: int, batch: Batch) -> StepMetrics:
