@@ -31,6 +31,7 @@ POSITIONAL = {
     "prepare": ("data=criteo_kaggle ", "data.raw"),
     "train": ("", "checkpoint.resume"),
     "evaluate": ("", "evaluate.checkpoint"),
+    "export": ("", "export.checkpoint"),
     "report": ("", "report.runs"),
     "plan": ("", "plan.calibration"),
     "doctor": ("", "doctor.action"),

@@ -26,6 +26,7 @@ VERBS = {
     "prepare": "parse raw Criteo rows into shards of integers and ids",
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
+    "export": "write a checkpoint's model as pt2, ONNX or safetensors, checked",
     "report": "compare runs: tables and plots in one HTML file",
     "plan": "predict speed, bytes and memory of worlds before training them",
     "doctor": "check this machine and report problems; make key files",
@@ -41,6 +42,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
     "train": TRAIN_READS,
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
+    "export": ("export", "data", "threads"),
     "report": ("report",),
     "plan": ("plan", *TRAIN_READS),
     "doctor": ("doctor", "data"),
@@ -77,6 +79,10 @@ EXAMPLES = {
     "evaluate": (
         "evaluate evaluate.checkpoint=runs/mine",
         "evaluate evaluate.checkpoint=runs/mine/checkpoints/best",
+    ),
+    "export": (
+        "export export.checkpoint=runs/mine export.output=served",
+        "export export.checkpoint=a export.output=b export.int8=true",
     ),
     "report": (
         "report report.runs=runs/mine",

@@ -51,6 +51,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "network=host": {"network.bind": None},
     "activation=dct": {"activation.allow_rice": None},
     "activation=none": {"activation.observe": None},
+    "export.format=safetensors": {"export.names": "ours"},
 }
 # Keys that must not be null with a choice, and what they must be.
 NEEDED: Mapping[str, Mapping[str, str]] = {

@@ -230,6 +230,18 @@ class EvaluateConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class ExportConfig:
+    """What the verb `export` writes for other programs; see docs/export.md."""
+
+    checkpoint: Path | None
+    output: Path | None
+    format: Literal["pt2", "onnx", "safetensors"]
+    names: Literal["ours", "torchrec", "dlrm"]
+    int8: bool
+    check_rows: Positive
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class CheckpointConfig:
     """When to save, how many to keep, where to go on from, and how often after a loss."""
 
@@ -305,6 +317,7 @@ class Config:
     prepare: PrepareConfig
     train: TrainConfig
     evaluate: EvaluateConfig
+    export: ExportConfig
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig

@@ -36,10 +36,17 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"record": False, "replay": None},
     },
 }
-NOT_PREPARED: Mapping[str, Any] = {"check": False, "overwrite": False}
-NOT_PLANNED: Mapping[str, Any] = {
-    **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
-    **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
+# Sections of later versions that only other commands read.
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "prepare": {"check": False, "overwrite": False},
+    "plan": {
+        **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
+        **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
+    },
+    "export": {
+        **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},
+        **{"int8": False, "check_rows": 10_000},
+    },
 }
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {
@@ -132,7 +139,7 @@ def _names(fault: str, key: str) -> bool:
 def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of a checkpoint with the keys of today, neither fewer nor more."""
     kept = {key: value for key, value in values.items() if key not in REPLACED}
-    values = {"prepare": NOT_PREPARED, "plan": NOT_PLANNED, **kept}
+    values = {**OTHERS, **kept}
     added = {
         name: {**keys, **cast("dict[str, Any]", section)}
         for name, keys in ADDED_LATER.items()

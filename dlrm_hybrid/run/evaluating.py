@@ -65,13 +65,16 @@ class Evaluation:
         return self.facts["rows"] == self.shards.manifest.identity
 
 
-def prepare_evaluation(request: Request, path: Path, display: Display) -> Evaluation:
+def prepare_evaluation(
+    request: Request, path: Path, display: Display, verb: str = "evaluate"
+) -> Evaluation:
     """Find a checkpoint and its rows, which are prepared where they are missing.
 
     Args:
         request: what the command line says of rows and evaluation.
         path: a run folder or checkpoint.
         display: for progress.
+        verb: that was typed.
 
     Raises:
         ConfigError: the command line asks for what the checkpoint cannot do.
@@ -86,7 +89,7 @@ def prepare_evaluation(request: Request, path: Path, display: Display) -> Evalua
         raise ConfigError(faults_text(faults))
     config = validate(values)
     compile_for(config, display)
-    command = Command("evaluate", request.overrides)
+    command = Command(verb, request.overrides)
     rows = _rows(config, checkpoint, given, display, command)
     # What the command line does not set is as the rows have it.
     kept = {

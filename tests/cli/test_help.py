@@ -135,7 +135,7 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
             "experiment: `report` does not read it; `train` and `plan` do",
         ),
         ("report hydra.run.dir=x", "hydra.run.dir: `report` does not read it; `train` does"),
-        ("report data.rows=5", "`prepare`, `train`, `evaluate`, `plan` and `doctor` do"),
+        ("report data.rows=5", "`evaluate`, `export`, `plan` and `doctor` do"),
     ],
 )
 def test_a_mistake_is_met_with_the_command_that_was_meant(

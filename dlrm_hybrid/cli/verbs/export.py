@@ -1,0 +1,35 @@
+"""The verb `export`: a checkpoint's model as a file for other programs."""
+
+from __future__ import annotations
+
+from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.export.writing import export
+from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.types import ExitCode
+
+
+def run(request: Request) -> int:
+    """Write the model of `export.checkpoint`, check it and show how well it agrees."""
+    terminal = Terminal()
+    done = export(request, terminal)
+    found = done.comparison
+    terminal.line(f"checkpoint {done.checkpoint}, step {done.step:,}")
+    rows = [_cells("checkpoint", found.before), _cells(done.file, found.after)]
+    head = (f"{found.before.rows:,} test rows", "log-loss", "AUC")
+    terminal.table(Table(head, rows))
+    auc = "" if found.auc_difference is None else f", AUC by {found.auc_difference:+.6f}"
+    terminal.line(
+        f"largest difference of a score {found.score_difference:.2g}, "
+        f"of a logit {found.logit_difference:.2g}{auc}"
+    )
+    for remark in done.remarks:
+        terminal.line(remark)
+    terminal.line(f"wrote {done.folder} ({done.file}: {quantity(done.num_bytes)}B)")
+    return ExitCode.DONE
+
+
+def _cells(name: str, scores: BinaryScores) -> list[str]:
+    auc = MISSING if scores.auc is None else f"{scores.auc:.6f}"
+    return [name, f"{scores.log_loss:.6f}", auc]

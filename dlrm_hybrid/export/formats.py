@@ -1,0 +1,177 @@
+"""A plain model as a file of each format, and such a file as a function that scores rows.
+
+Shapes: B batch, I integer features, F tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.checkpoint.writer import write_tensors
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
+from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import ResourceError
+
+Format = Literal["pt2", "onnx", "safetensors"]
+INPUTS, OUTPUTS = ("dense", "ids"), ("logit", "score")
+OPSET = 18
+# Above this a file of ONNX, a protocol buffer of 2 GiB at most, keeps tensors in one beside it.
+MOST_ONNX_BYTES = 1 << 30
+
+Floats = npt.NDArray[np.float32]
+Scorer = Callable[[Batch], tuple[Floats, Floats]]
+"""Logits and probabilities (B,) of the rows of a batch."""
+
+
+def inputs_of(batch: Batch) -> dict[str, npt.NDArray[Any]]:
+    """A batch as written models want it: ids row by row."""
+    assert batch.bags.offsets is None
+    return {"dense": batch.dense_BI, "ids": np.ascontiguousarray(batch.bags.values.T)}
+
+
+def require(format: Format) -> None:
+    """Raise ResourceError if a format needs packages that are not installed."""
+    for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
+        try:
+            import_module(package)
+        except ImportError:
+            raise ResourceError(
+                f"export.format = onnx: needs {package}, which is not installed: "
+                "pip install 'dlrm-hybrid[export]'"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """How a model lies in a folder.
+
+    Attributes:
+        format: of the file.
+        naming: of the tensors in a file that has nothing else.
+        spec: the shape of the model.
+        int8: whether its tables are `quantised`.
+    """
+
+    format: Format
+    naming: Naming
+    spec: ModelSpec
+    int8: bool
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return f"model.{self.format}"
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write a model of these float32 tensors, by the names of a checkpoint.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = folder / self.file
+        held = quantised(self.spec, tensors) if self.int8 else tensors
+        if self.format == "safetensors":
+            theirs = to_theirs(self.naming, self.spec, held)
+            write_tensors(path, {name: one.contiguous() for name, one in theirs.items()})
+            return
+        program = _program(PlainDlrm(self.spec, held), self.spec)
+        if self.format == "pt2":
+            program.example_inputs = None  # the only part of the file that would be a pickle
+            with _silent():
+                torch.export.save(program, path)
+            return
+        with _silent():
+            written: Any = torch.onnx.export(
+                program,
+                input_names=INPUTS,
+                output_names=OUTPUTS,
+                opset_version=OPSET,
+                verbose=False,
+            )
+            num_bytes = sum(one.nbytes for one in held.values())
+            written.save(path, external_data=num_bytes > MOST_ONNX_BYTES)
+
+    def scorer(self, folder: Path) -> Scorer:
+        """Read it back, by what its users would read it with."""
+        path = folder / self.file
+        if self.format == "onnx":
+            return _onnx_scorer(path)
+        if self.format == "pt2":
+            return _torch_scorer(torch.export.load(path).module())
+        names = list(shapes_of(self.spec))
+        if self.int8:
+            names += (f"{table}.{kind}" for table in self.spec.table_names for kind in INT8_KINDS)
+        tensors = to_ours(self.naming, self.spec, names, _tensors_of(path))
+        return _torch_scorer(PlainDlrm(self.spec, tensors))
+
+    def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
+        """What a file made of these tensors has to say of rows."""
+        held = quantised(self.spec, tensors) if self.int8 else tensors
+        return _torch_scorer(PlainDlrm(self.spec, held))
+
+
+def _tensors_of(path: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
+    return found
+
+
+def _torch_scorer(module: Any) -> Scorer:
+    def score(batch: Batch) -> tuple[Floats, Floats]:
+        inputs = {name: torch.from_numpy(array) for name, array in inputs_of(batch).items()}
+        with torch.no_grad():
+            found: tuple[Tensor, Tensor] = module(**inputs)
+        return found[0].numpy(), found[1].numpy()
+
+    return score
+
+
+def _onnx_scorer(path: Path) -> Scorer:
+    runtime = import_module("onnxruntime")
+    options: Any = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def score(batch: Batch) -> tuple[Floats, Floats]:
+        logit_B, score_B = session.run(list(OUTPUTS), inputs_of(batch))
+        return logit_B, score_B
+
+    return score
+
+
+def _program(model: PlainDlrm, spec: ModelSpec) -> Any:
+    """The graph of a model for batches of any size."""
+    examples = {
+        "dense": torch.zeros(2, spec.bottom[0]),
+        "ids": torch.zeros(2, len(spec.table_rows), dtype=torch.int64),
+    }
+    any_batch = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
+    return torch.export.export(model, (), kwargs=examples, dynamic_shapes=any_batch)
+
+
+@contextmanager
+def _silent() -> Generator[None, None, None]:
+    """Without what torch's exporter says of its own innards."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,108 @@
+"""Names and layout of a model's tensors here, in facebookresearch/dlrm and in TorchRec.
+
+    ours                dlrm               torchrec
+    embedding.1.weight  emb_l.0.weight     sparse_arch.embedding_bag_collection.embedding_bags
+                                           .t_cat_0.weight
+    bottom.1.weight     bot_l.0.weight     dense_arch.model._mlp.0._linear.weight
+    bottom.2.weight     bot_l.2.weight     dense_arch.model._mlp.1._linear.weight
+    top.1.weight        top_l.0.weight     over_arch.model.0._mlp.0._linear.weight
+    top.3.weight        top_l.4.weight     over_arch.model.1.weight      (the last layer)
+
+facebookresearch/dlrm numbers the modules of an MLP, and every second one is an activation. The
+tensors are the same but for one: TorchRec lists the dot products of pairs of vectors by the first
+of a pair, (0, 1), (0, 2), …, the others by the second, (0, 1), (0, 2), (1, 2), …; so the columns of
+the first top layer are in another order there.
+
+Shapes: M outputs of a layer, W inputs of the first top layer, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import ConfigError
+
+Naming = Literal["ours", "torchrec", "dlrm"]
+
+TORCHREC_TABLES = "sparse_arch.embedding_bag_collection.embedding_bags"
+MIXED = "top.1.weight"  # the tensor whose columns TorchRec orders otherwise
+
+
+def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a model, by its name here."""
+    rows = zip(spec.table_names, spec.table_rows, strict=True)
+    tables = {f"{table}.weight": (count, spec.embedding_dim) for table, count in rows}
+    return {**tables, **spec.dense_shapes()}
+
+
+def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str, str]:
+    """What tensors of a model are called elsewhere, by their names here.
+
+    Args:
+        naming: where.
+        spec: the model.
+        names: here.
+
+    Raises:
+        ConfigError: no such model is there.
+    """
+    if naming == "ours":
+        return {name: name for name in names}
+    if naming == "dlrm":
+        return {name: _in_dlrm(name) for name in names}
+    if len(spec.top) < 2:
+        raise ConfigError(
+            f"model.top = {list(spec.top)}: TorchRec's OverArch has at least two layers"
+        )
+    return {name: _in_torchrec(name, len(spec.top)) for name in names}
+
+
+def to_theirs(naming: Naming, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names and in the layout of `naming`; see `names_of`."""
+    found = dict(tensors)
+    if naming == "torchrec":
+        found[MIXED] = found[MIXED][:, columns_in_torchrec(spec)]
+    return {their: found[our] for our, their in names_of(naming, spec, tensors).items()}
+
+
+def to_ours(
+    naming: Naming, spec: ModelSpec, names: Iterable[str], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The inverse of `to_theirs`, for tensors of these names here."""
+    found = {our: tensors[their] for our, their in names_of(naming, spec, names).items()}
+    if naming == "torchrec":
+        mixed_MW = torch.empty_like(found[MIXED])
+        mixed_MW[:, columns_in_torchrec(spec)] = found[MIXED]
+        found[MIXED] = mixed_MW
+    return found
+
+
+def columns_in_torchrec(spec: ModelSpec) -> Tensor:
+    """int64 (W,): for each input of TorchRec's first top layer, which of ours it is."""
+    first_P, second_P = torch.triu_indices(spec.num_vectors, spec.num_vectors, offset=1)
+    pairs_P = spec.embedding_dim + second_P * (second_P - 1) // 2 + first_P
+    return torch.cat((torch.arange(spec.embedding_dim), pairs_P))
+
+
+def _in_dlrm(name: str) -> str:
+    part, number, kind = name.split(".")
+    if part == "embedding":
+        return f"emb_l.{int(number) - 1}.{kind}"
+    return f"{'bot_l' if part == 'bottom' else 'top_l'}.{2 * (int(number) - 1)}.{kind}"
+
+
+def _in_torchrec(name: str, top_layers: int) -> str:
+    part, number, kind = name.split(".")
+    index = int(number) - 1
+    if part == "embedding":
+        return f"{TORCHREC_TABLES}.t_cat_{index}.{kind}"
+    if part == "bottom":
+        return f"dense_arch.model._mlp.{index}._linear.{kind}"
+    if index == top_layers - 1:
+        return f"over_arch.model.1.{kind}"
+    return f"over_arch.model.0._mlp.{index}._linear.{kind}"

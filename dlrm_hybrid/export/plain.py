@@ -1,0 +1,124 @@
+"""The model out of torch's standard operators alone, for `torch.export` and whatever follows it.
+
+Shapes: B batch, I integer features, F tables, D embedding dimension, R rows of a table; V = F + 1
+vectors that meet, P = V(V-1)/2 pairs of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dlrm_hybrid.model.spec import ModelSpec
+
+LEVELS = 255  # of an 8-bit row, from its least value to its greatest
+BLOCK_ELEMENTS = 1 << 22  # quantised at once
+INT8_KINDS = ("weight_scale", "weight_offset")  # of tensors beside an 8-bit `weight`
+
+
+@final
+class PlainDlrm(nn.Module):
+    """Bottom MLP and tables → dot interaction → top MLP; inputs and outputs have names.
+
+    Args:
+        spec: the shape of the model.
+        tensors: by the names of a checkpoint, or `quantised`; they are shared, not copied.
+    """
+
+    _pairs_P: Tensor
+
+    def __init__(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
+        self.bottom = _mlp("bottom", spec.bottom, tensors, relu_last=True)
+        self.top = _mlp("top", spec.top_widths, tensors, relu_last=False)
+        first_P, second_P = torch.tril_indices(spec.num_vectors, spec.num_vectors, offset=-1)
+        self.register_buffer("_pairs_P", first_P * spec.num_vectors + second_P, persistent=False)
+        self.requires_grad_(False)
+        self.eval()
+
+    def forward(self, dense: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and probabilities of a click, both float32 (B,).
+
+        Args:
+            dense: float32 (B, I), as they are prepared.
+            ids: int64 (B, F), rows of the tables.
+        """
+        x_BD = self.bottom(dense)
+        rows = [table(ids[:, number]) for number, table in enumerate(self.embedding)]
+        z_BVD = torch.stack([x_BD, *rows], 1)
+        dots_BVV = torch.bmm(z_BVD, z_BVD.transpose(1, 2))
+        dots_BP = dots_BVV.flatten(1).index_select(1, self._pairs_P)
+        logit_B = self.top(torch.cat((x_BD, dots_BP), 1)).squeeze(1)
+        return logit_B, torch.sigmoid(logit_B)
+
+
+@final
+class Int8Table(nn.Module):
+    """A table of `quantised` rows; see there."""
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_offset: Tensor
+
+    def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
+        super().__init__()
+        for kind in ("weight", *INT8_KINDS):
+            self.register_buffer(kind, tensors[f"{name}.{kind}"])
+
+    def forward(self, ids_B: Tensor) -> Tensor:
+        """Rows as float32 (B, D)."""
+        steps_BD = functional.embedding(ids_B, self.weight).float()
+        scale_B, offset_B = self.weight_scale[ids_B], self.weight_offset[ids_B]
+        return steps_BD * scale_B.unsqueeze(1) + offset_B.unsqueeze(1)
+
+
+def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model with tables of 8-bit integers, and a scale and an offset of each row.
+
+    value = offset + scale × integer. The offset is the row's least value, 255 steps of its scale
+    are from there to the greatest: no value is off by more than half a step and float32's rounding.
+
+    Args:
+        spec: the model.
+        tensors: float32, by the names of a checkpoint; those of dense layers are taken over.
+    """
+    found = dict(tensors)
+    for name in spec.table_names:
+        table_RD = tensors[f"{name}.weight"]
+        low_R, high_R = torch.aminmax(table_RD, dim=1)
+        scale_R = (high_R - low_R) / LEVELS
+        integers_RD = torch.empty(table_RD.shape, dtype=torch.uint8)
+        block_rows = max(1, BLOCK_ELEMENTS // spec.embedding_dim)
+        for first in range(0, len(table_RD), block_rows):
+            some = slice(first, first + block_rows)
+            step_R = torch.where(scale_R[some] > 0, scale_R[some], 1.0)  # of equal values: all 0
+            steps_RD = (table_RD[some] - low_R[some, None]) / step_R[:, None]
+            integers_RD[some] = steps_RD.round_().clamp_(0, LEVELS)
+        values = (integers_RD, scale_R, low_R)
+        found |= {
+            f"{name}.{kind}": x for kind, x in zip(("weight", *INT8_KINDS), values, strict=True)
+        }
+    return found
+
+
+def _table(tensors: Mapping[str, Tensor], name: str) -> nn.Module:
+    if f"{name}.{INT8_KINDS[0]}" in tensors:
+        return Int8Table(tensors, name)
+    return nn.Embedding.from_pretrained(tensors[f"{name}.weight"].detach())
+
+
+def _mlp(
+    part: str, widths: Sequence[int], tensors: Mapping[str, Tensor], *, relu_last: bool
+) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for layer in range(1, len(widths)):
+        linear = nn.Linear(widths[layer - 1], widths[layer], device="meta")
+        linear.weight = nn.Parameter(tensors[f"{part}.{layer}.weight"].detach())
+        linear.bias = nn.Parameter(tensors[f"{part}.{layer}.bias"].detach())
+        modules += [linear, nn.ReLU()]
+    return nn.Sequential(*(modules if relu_last else modules[:-1]))

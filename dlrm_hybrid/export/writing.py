@@ -1,0 +1,199 @@
+"""From a checkpoint to a folder with the model, its vocabularies, and what both mean."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid import __version__
+from dlrm_hybrid.config.schema import ExportConfig
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.data.format import VOCABULARY_FOLDER
+from dlrm_hybrid.data.loader import sequential_batches
+from dlrm_hybrid.data.shards import COLUMNS
+from dlrm_hybrid.disk import writing
+from dlrm_hybrid.export.comparison import (
+    LOGIT_TOLERANCE,
+    SCORE_TOLERANCE,
+    Comparison,
+    compare,
+)
+from dlrm_hybrid.export.folder import new_folder
+from dlrm_hybrid.export.formats import ModelFile, Scorer, require
+from dlrm_hybrid.export.names import names_of, shapes_of
+from dlrm_hybrid.export.saved_model import SavedModel
+from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.run.evaluating import Evaluation, prepare_evaluation
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import ConfigError, DataError
+
+OUTPUT_KEY = "export.output"
+MODEL_FILE = "model.json"
+FORMAT = 1  # of that file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A model that was written and found equal to its checkpoint.
+
+    Attributes:
+        checkpoint: its folder.
+        step: of it.
+        folder: the new one.
+        file: of the model in it.
+        num_bytes: of that file and those beside it that it needs.
+        comparison: with the checkpoint.
+        remarks: what a person should know.
+    """
+
+    checkpoint: Path
+    step: int
+    folder: Path
+    file: str
+    num_bytes: int
+    comparison: Comparison
+    remarks: tuple[str, ...]
+
+
+def export(request: Request, display: Display) -> Exported:
+    """Write the model of `export.checkpoint` into the new folder `export.output`, and check it.
+
+    Args:
+        request: the command.
+        display: for progress.
+
+    Raises:
+        ConfigError: a key is missing, or the folder is there.
+        DataError: the checkpoint or its rows are missing or damaged, or the written model differs.
+        ResourceError: a package is missing, or the disk refuses.
+    """
+    options = request.config.export
+    if options.checkpoint is None or options.output is None:
+        wanted = {
+            "checkpoint": "name a run folder or one of its checkpoints",
+            "output": "name a new folder",
+        }
+        missing = [name for name in wanted if getattr(options, name) is None]
+        raise ConfigError(faults_text([f"export.{one} = null: {wanted[one]}" for one in missing]))
+    require(options.format)
+    with new_folder(Path(options.output), OUTPUT_KEY) as folder:
+        evaluation = prepare_evaluation(request, Path(options.checkpoint), display, "export")
+        build_model.prepare_torch(evaluation.config)
+        saved = _load(evaluation, display)
+        file = ModelFile(
+            format=options.format, naming=options.names, spec=saved.spec, int8=options.int8
+        )
+        names_of(file.naming, file.spec, shapes_of(file.spec))  # or there is none
+        with writing(folder, OUTPUT_KEY):
+            file.write(folder, saved.tensors)
+            num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+            vocabulary = evaluation.rows / VOCABULARY_FOLDER
+            shutil.copytree(vocabulary, folder / VOCABULARY_FOLDER)
+        comparison = _compare(evaluation, options, saved, file, folder, display)
+        with writing(folder, OUTPUT_KEY):
+            text = json.dumps(_description(evaluation, file, comparison), indent=1)
+            (folder / MODEL_FILE).write_text(text + "\n", encoding="utf-8")
+    return Exported(
+        checkpoint=evaluation.checkpoint,
+        step=evaluation.facts["step"],
+        folder=Path(options.output),
+        file=file.file,
+        num_bytes=num_bytes,
+        comparison=comparison,
+        remarks=tuple(_remarks(evaluation)),
+    )
+
+
+def _load(evaluation: Evaluation, display: Display) -> SavedModel:
+    with display.counter("checkpoint", "bytes", is_late=True) as show:
+        return SavedModel.load(
+            evaluation.config,
+            evaluation.checkpoint,
+            evaluation.shards.table_rows,
+            Precision.FLOAT32,
+            lambda done, total: show(done, total),
+        )
+
+
+def _compare(
+    evaluation: Evaluation,
+    options: ExportConfig,
+    saved: SavedModel,
+    file: ModelFile,
+    folder: Path,
+    display: Display,
+) -> Comparison:
+    """Score rows of the test part with the written file, and with the checkpoint.
+
+    Raises:
+        DataError: the file is not the checkpoint's model, or its 8-bit tables not this one's.
+    """
+    shards = evaluation.shards
+    rows = shards.test_rows(evaluation.config.data.test_part)[: options.check_rows]
+    written = file.scorer(folder)
+
+    def against(before: Scorer) -> Comparison:
+        batches = sequential_batches(shards, rows, evaluation.config.evaluate.batch_size)
+        with display.counter("check", "rows", is_late=True) as show:
+            return compare(before, written, batches, lambda done: show(done, len(rows)))
+
+    found = against(saved.score)
+    same = against(file.expected(saved.tensors)) if options.int8 else found
+    if not same.is_equal:
+        raise DataError(
+            f"{file.file}: differs from {evaluation.checkpoint} on {len(rows):,} rows: scores by "
+            f"{same.score_difference:.2g} (at most {SCORE_TOLERANCE:g}), logits by "
+            f"{same.logit_difference:.2g} (at most {LOGIT_TOLERANCE:g}); nothing was written"
+        )
+    return found
+
+
+def _remarks(evaluation: Evaluation) -> Iterator[str]:
+    config = evaluation.config
+    if config.precision != Precision.FLOAT32:
+        yield f"the file computes in float32, the run in {config.precision}"
+    if config.activation.name != "none" and config.activation.evaluate_masked:
+        yield (
+            "the file sends no activations between stages, so it masks none; "
+            "activation.evaluate_masked=true lets `evaluate` mask them"
+        )
+
+
+def _description(evaluation: Evaluation, file: ModelFile, comparison: Comparison) -> dict[str, Any]:
+    """What `model.json` says: enough to feed the model without this program."""
+    manifest, spec = evaluation.shards.manifest, file.spec
+    columns = COLUMNS[1:]
+    return {
+        "format": FORMAT,
+        "program": f"dlrm_hybrid {__version__}",
+        "file": file.file,
+        "names": file.naming,
+        "int8": file.int8,
+        "checkpoint": {
+            "folder": str(evaluation.checkpoint),
+            "step": evaluation.facts["step"],
+            "config_hash": evaluation.facts["config_hash"],
+        },
+        "inputs": {
+            "dense": {"dtype": "float32", "columns": columns[: spec.bottom[0]]},
+            "ids": {
+                "dtype": "int64",
+                "columns": columns[spec.bottom[0] :],
+                "table_rows": spec.table_rows,
+            },
+        },
+        "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},
+        "model": {
+            "embedding_dim": spec.embedding_dim,
+            "bottom": spec.bottom,
+            "top": spec.top,
+        },
+        "data": {**asdict(manifest.semantics), **manifest.vocabulary},
+        "check": asdict(comparison),
+    }
