@@ -82,7 +82,7 @@ EXAMPLES = {
     ),
     "export": (
         "export export.checkpoint=runs/mine export.output=served",
-        "export export.checkpoint=a export.output=b export.int8=true",
+        "export export.format=safetensors --help",
     ),
     "report": (
         "report report.runs=runs/mine",
