@@ -26,7 +26,7 @@ VERBS = {
     "prepare": "parse raw Criteo rows into shards of integers and ids",
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
-    "export": "write a checkpoint's model as pt2, ONNX or safetensors, checked",
+    "export": "write a checkpoint's model as pt2, ONNX or safetensors",
     "report": "compare runs: tables and plots in one HTML file",
     "plan": "predict speed, bytes and memory of worlds before training them",
     "doctor": "check this machine and report problems; make key files",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 from dlrm_hybrid import __version__
 from dlrm_hybrid.config.schema import ExportConfig
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.data.format import VOCABULARY_FOLDER
 from dlrm_hybrid.data.loader import sequential_batches
-from dlrm_hybrid.data.shards import COLUMNS
 from dlrm_hybrid.disk import writing
+from dlrm_hybrid.export import vocabularies
 from dlrm_hybrid.export.comparison import (
     LOGIT_TOLERANCE,
     SCORE_TOLERANCE,
@@ -93,11 +91,10 @@ def export(request: Request, display: Display) -> Exported:
         with writing(folder, OUTPUT_KEY):
             file.write(folder, saved.tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-            vocabulary = evaluation.rows / VOCABULARY_FOLDER
-            shutil.copytree(vocabulary, folder / VOCABULARY_FOLDER)
+            columns = vocabularies.write(folder, vocabularies.read(evaluation.shards))
         comparison = _compare(evaluation, options, saved, file, folder, display)
         with writing(folder, OUTPUT_KEY):
-            text = json.dumps(_description(evaluation, file, comparison), indent=1)
+            text = json.dumps(_description(evaluation, file, columns, comparison), indent=1)
             (folder / MODEL_FILE).write_text(text + "\n", encoding="utf-8")
     return Exported(
         checkpoint=evaluation.checkpoint,
@@ -165,10 +162,14 @@ def _remarks(evaluation: Evaluation) -> Iterator[str]:
         )
 
 
-def _description(evaluation: Evaluation, file: ModelFile, comparison: Comparison) -> dict[str, Any]:
+def _description(
+    evaluation: Evaluation,
+    file: ModelFile,
+    columns: list[dict[str, Any]],
+    comparison: Comparison,
+) -> dict[str, Any]:
     """What `model.json` says: enough to feed the model without this program."""
     manifest, spec = evaluation.shards.manifest, file.spec
-    columns = COLUMNS[1:]
     return {
         "format": FORMAT,
         "program": f"dlrm_hybrid {__version__}",
@@ -181,12 +182,8 @@ def _description(evaluation: Evaluation, file: ModelFile, comparison: Comparison
             "config_hash": evaluation.facts["config_hash"],
         },
         "inputs": {
-            "dense": {"dtype": "float32", "columns": columns[: spec.bottom[0]]},
-            "ids": {
-                "dtype": "int64",
-                "columns": columns[spec.bottom[0] :],
-                "table_rows": spec.table_rows,
-            },
+            "dense": {"dtype": "float32", "columns": vocabularies.dense_columns()},
+            "ids": {"dtype": "int64", "columns": columns},
         },
         "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},
         "model": {

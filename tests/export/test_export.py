@@ -80,7 +80,6 @@ def test_what_is_written_scores_as_the_checkpoint(
     assert "300 test rows" in shown.out and ", AUC by " in shown.out
     description = json.loads((output / "model.json").read_text())
     assert description["check"]["before"]["rows"] == 300
-    assert description["inputs"]["ids"]["table_rows"] == list(prepared(runs[layout]).table_rows)
 
     model = saved(runs[layout])
     file = ModelFile(format=format, naming="ours", spec=model.spec, int8=int8)
@@ -98,12 +97,15 @@ def test_what_is_written_scores_as_the_checkpoint(
 
 def test_the_folder_has_the_vocabularies(runs: dict[str, Path], tmp_path: Path) -> None:
     assert export(runs["single"], tmp_path / "out", "export.format=safetensors") == 0
-    of_rows = prepared(runs["single"]).folder / "vocabulary"
-    names = sorted(path.name for path in of_rows.iterdir())
-    assert sorted(path.name for path in (tmp_path / "out" / "vocabulary").iterdir()) == names
-    for name in names:
-        copied = (tmp_path / "out" / "vocabulary" / name).read_bytes()
-        assert copied == (of_rows / name).read_bytes()
+    shards = prepared(runs["single"])
+    columns = json.loads((tmp_path / "out" / "model.json").read_text())["inputs"]["ids"]["columns"]
+    assert [one["rows"] for one in columns] == list(shards.table_rows)
+    for number, one in enumerate(columns, 1):
+        keys = np.load(tmp_path / "out" / one["vocabulary"])
+        source = shards.folder / "vocabulary" / f"C{number:02d}.bin"
+        np.testing.assert_array_equal(keys, np.fromfile(source, np.uint32))
+        assert (one["name"], one["first_id"]) == (f"C{number}", 0)
+        assert len(keys) == one["rows"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # no lock, no half folder
 
 

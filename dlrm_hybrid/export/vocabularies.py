@@ -1,0 +1,79 @@
+"""The categories of prepared rows as arrays that numpy opens; columns as `model.json` has them.
+
+Shapes: V categories of a column, in the order of their ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dlrm_hybrid.data.format import COLUMN_FILES, VOCABULARY_FOLDER
+from dlrm_hybrid.data.shards import DAMAGED, Shards
+from dlrm_hybrid.types import NUM_DENSE, DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The categories of one column.
+
+    Attributes:
+        column: its name.
+        keys_V: as they were read, by id.
+        first_id: 1 where id 0 stands for all others, else 0.
+    """
+
+    column: str
+    keys_V: npt.NDArray[np.uint32]
+    first_id: int
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of its table."""
+        return len(self.keys_V) + self.first_id
+
+
+def read(shards: Shards) -> list[Vocabulary]:
+    """The vocabularies that rows were prepared with.
+
+    Raises:
+        DataError: a file is missing, or is not what `prepare` wrote.
+    """
+    folder, manifest = shards.folder / VOCABULARY_FOLDER, shards.manifest
+    try:
+        contents = [(folder / name).read_bytes() for name in COLUMN_FILES]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
+    digests = b"".join(xxhash.xxh3_128_digest(content) for content in contents)
+    if xxhash.xxh3_128_hexdigest(digests) != manifest.vocabulary_xxh3:
+        raise DataError(f"{folder}: does not match manifest.json; {DAMAGED}")
+    return [
+        Vocabulary(f"C{number}", np.frombuffer(content, "<u4"), int(manifest.out_of_vocabulary))
+        for number, content in enumerate(contents, 1)
+    ]
+
+
+def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
+    """Write `vocabulary/1.npy` …; returns what `model.json` says of each column.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    (folder / VOCABULARY_FOLDER).mkdir()
+    columns: list[dict[str, Any]] = []
+    for number, one in enumerate(vocabularies, 1):
+        file = f"{VOCABULARY_FOLDER}/{number}.npy"
+        np.save(folder / file, one.keys_V)
+        rows = {"first_id": one.first_id, "rows": one.table_rows}
+        columns.append({"name": one.column, "vocabulary": file, **rows})
+    return columns
+
+
+def dense_columns() -> list[dict[str, str]]:
+    """What `model.json` says of the columns of integers."""
+    return [{"name": f"I{number}", "transform": "log1p"} for number in range(1, NUM_DENSE + 1)]
