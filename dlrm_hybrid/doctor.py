@@ -192,7 +192,7 @@ def _bfloat16() -> Finding:
     """Both precisions on the layers of the paper's model, on one thread as ranks do."""
     import torch
 
-    from dlrm_hybrid.model.layers import measure_bfloat16
+    from dlrm_hybrid.model.layers.speed import measure_bfloat16
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.layers import DotInteraction, Mlp, Precision
+from dlrm_hybrid.model.layers.interactions import DotInteraction
+from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, StagePart
 from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 

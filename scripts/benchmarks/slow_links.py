@@ -40,7 +40,7 @@ from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run.assembly.model import keep_freed_memory

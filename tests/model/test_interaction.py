@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.model.layers import DotInteraction
+from dlrm_hybrid.model.layers.interactions import DotInteraction
 
 
 @given(rows=st.integers(1, 5), tables=st.integers(1, 7), dim=st.integers(1, 6))

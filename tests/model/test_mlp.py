@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.model.layers import Mlp, Precision
+from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.products import Precision
 
 WIDTHS = (5, 8, 6, 3)
 

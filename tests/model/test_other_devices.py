@@ -12,7 +12,8 @@ from dlrm_hybrid.model.embeddings import (
     distinct_ids,
 )
 from dlrm_hybrid.model.exchange import check_ids
-from dlrm_hybrid.model.layers import Mlp, Precision
+from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(8, 1), table_rows=(10, 20))

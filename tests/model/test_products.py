@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dlrm_hybrid.model.layers import affine, gradient_of_input, gradient_of_weight
+from dlrm_hybrid.model.layers.products import affine, gradient_of_input, gradient_of_weight
 
 SHAPES = [(3, 2), (64, 16), (13, 512), (367, 40), (128, 128)]  # N, M on both sides of every rule
 

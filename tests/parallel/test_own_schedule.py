@@ -6,7 +6,7 @@ from reference_step import Trainer
 from tiny_world import SEED, SGD, SMALL, TABLES, Layout, TinyWorld, columns, draw_batch
 
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.parallel.schedule import Op, Schedule
 
 TICKS = 11

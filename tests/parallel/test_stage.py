@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm, StageModel
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, aligned, predict_stage
 from dlrm_hybrid.types import BatchNumber, ConfigError

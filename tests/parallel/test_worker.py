@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION

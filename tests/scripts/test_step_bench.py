@@ -8,7 +8,7 @@ from step import CASES, PAPER_SIZES, Case, Sizes, measure_products, measure_step
 
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 8, 4), top=(8, 1), table_rows=tuple(range(1, 27)))

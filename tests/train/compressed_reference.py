@@ -16,7 +16,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START, Batch
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.dlrm import StageModel
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import Partition
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model

@@ -17,7 +17,7 @@ from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.dlrm import StageModel
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.sharding import CommPrecision

@@ -1,0 +1,1 @@
+"""The dense layers: matrix products, MLPs, interactions; how fast bfloat16 is."""

@@ -1,0 +1,122 @@
+"""MLPs as one autograd node.
+
+Shapes: B batch, N width of a layer's input, M width of its output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from dlrm_hybrid.model.layers.products import (
+    Precision,
+    affine,
+    as_type,
+    gradient_of_input,
+    gradient_of_weight,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one layer computes."""
+
+    dtype: torch.dtype
+    relu: bool
+
+
+@final
+class _Chain(torch.autograd.Function):
+    """x W^T + b, layer after layer, each in its own type and with its own ReLU or none.
+
+    A layer computes the same bits whatever chain it is in: results that leave a chain as
+    float32 lose nothing, so a chain may be cut between any two layers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kinds: tuple[_Kind, ...], x_BN: Tensor, *parameters: Tensor) -> Tensor:
+        saved: list[Tensor] = []
+        for kind, weight_MN, bias_M in zip(kinds, parameters[0::2], parameters[1::2], strict=True):
+            x_BN, weight_MN = as_type(x_BN, kind.dtype), as_type(weight_MN, kind.dtype)
+            saved += (x_BN, weight_MN)
+            x_BN = affine(x_BN, weight_MN, as_type(bias_M, kind.dtype), relu=kind.relu)
+        ctx.kinds = kinds
+        ctx.save_for_backward(*saved, x_BN)
+        return as_type(x_BN, torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g_BM,) = gradients
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        kinds: tuple[_Kind, ...] = ctx.kinds
+        wants_input = ctx.needs_input_grad[1]
+        of_parameters: list[Tensor] = []
+        for layer in reversed(range(len(kinds))):
+            x_BN, weight_MN, y_BM = saved[2 * layer : 2 * layer + 3]
+            kind = kinds[layer]
+            g_BM = as_type(g_BM, kind.dtype)
+            if kind.relu:
+                mask, y_BM = torch.ops.aten.threshold_backward, as_type(y_BM, kind.dtype)
+                if layer == len(kinds) - 1:  # what arrived belongs to the caller
+                    g_BM = mask.default(g_BM, y_BM, 0)
+                else:
+                    mask.grad_input(g_BM, y_BM, 0, grad_input=g_BM)
+            of_weight_MN = as_type(gradient_of_weight(g_BM, x_BN, weight_MN), torch.float32)
+            of_parameters += (g_BM.sum(0, dtype=torch.float32), of_weight_MN)
+            if layer > 0 or wants_input:
+                g_BM = gradient_of_input(g_BM, weight_MN)
+        of_input = as_type(g_BM, torch.float32) if wants_input else None
+        return (None, of_input, *reversed(of_parameters))
+
+
+@final
+class Layer(nn.Module):
+    """The parameters of one layer: `weight` (M, N) and `bias` (M,), float32, zero until drawn."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(fan_out, fan_in))
+        self.bias = nn.Parameter(torch.zeros(fan_out))
+
+
+@final
+class Mlp(nn.Module):
+    """Layers `1`, `2`, … or some of them: x_BN float32 → float32 (B, M), each with ReLU.
+
+    In bfloat16 the last layer still multiplies in float32: it is small, slower in bfloat16, and
+    its output would have three digits only.
+
+    Args:
+        widths: of the input and of every layer.
+        relu_last: whether ReLU follows the last layer too.
+        precision: type of the products of all layers but the last.
+        layers: numbers of consecutive layers to hold; None for all. Each keeps the name and the
+            type that it has in the full MLP.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        *,
+        relu_last: bool,
+        precision: Precision,
+        layers: range | None = None,
+    ) -> None:
+        super().__init__()
+        last = len(widths) - 1
+        layers = range(1, last + 1) if layers is None else layers
+        hidden = torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float32
+        self._kinds = tuple(
+            _Kind(torch.float32, relu_last) if number == last else _Kind(hidden, relu=True)
+            for number in layers
+        )
+        for number in layers:
+            self.add_module(str(number), Layer(widths[number - 1], widths[number]))
+        self._flat = tuple(self.parameters())
+
+    def forward(self, x_BN: Tensor) -> Tensor:
+        """The chain's output, (B, M of the last layer)."""
+        return cast(Tensor, _Chain.apply(self._kinds, x_BN, *self._flat))

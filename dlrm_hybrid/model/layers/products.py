@@ -1,0 +1,88 @@
+"""The matrix products of a layer, each by the library that is fastest at its shape.
+
+torch multiplies float32 with MKL, whose AVX2 kernels on AMD reach half of what oneDNN's AVX-512
+kernels do (105 against 205 GFLOP/s on one Zen 5 core at batch 128), but for tiny layers. bfloat16
+goes to oneDNN in any case. Which library multiplies depends on the layer's shape alone, so the same
+batch gives the same bits in every process of a machine. On other devices torch multiplies.
+
+Shapes: B batch, N width of a layer's input, M width of its output.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ONEDNN_ELEMENTS = 4096  # of a weight: below, oneDNN's set-up costs more than it saves
+NARROW = 32  # inputs: a product with so few columns is better computed transposed
+
+
+def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor, *, relu: bool) -> Tensor:
+    """x W^T + b, cut at 0 if `relu`: (B, M); all of one type."""
+    if _onednn_is_faster(weight_MN) or _onednn_fuses_relu(weight_MN):
+        return _onednn(x_BN, weight_MN, bias_M, relu=relu)
+    y_BM = functional.linear(x_BN, weight_MN, bias_M)
+    return y_BM.relu_() if relu else y_BM
+
+
+def gradient_of_input(g_BM: Tensor, weight_MN: Tensor) -> Tensor:
+    """G W: (B, N)."""
+    if _onednn_is_faster(weight_MN):
+        return _onednn(g_BM, weight_MN.t(), None, relu=False)
+    return g_BM.mm(weight_MN)
+
+
+def gradient_of_weight(g_BM: Tensor, x_BN: Tensor, weight_MN: Tensor) -> Tensor:
+    """G^T X: (M, N); of `weight_MN` only the shape matters."""
+    if not _onednn_is_faster(weight_MN):
+        return g_BM.t().mm(x_BN)
+    if x_BN.shape[1] < NARROW:
+        return _onednn(x_BN.t(), g_BM.t(), None, relu=False).t()
+    return _onednn(g_BM.t(), x_BN.t(), None, relu=False)
+
+
+def _onednn_is_faster(weight_MN: Tensor) -> bool:
+    return (
+        weight_MN.dtype == torch.float32
+        and weight_MN.numel() >= ONEDNN_ELEMENTS
+        and weight_MN.is_cpu
+        and _has_onednn()
+    )
+
+
+def _onednn_fuses_relu(weight_MN: Tensor) -> bool:
+    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and _has_onednn()
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    product: Tensor = _operator()(x, weight, bias, "relu" if relu else "none", [], "")
+    return product
+
+
+@cache
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available()
+
+
+@cache
+def _operator() -> Any:
+    # The operator that torch.compile calls for linear layers; any strides will do.
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
+class Precision(StrEnum):
+    """In which type the hidden layers multiply; parameters and gradients are always float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+def as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor itself where it has the type."""
+    # A step would call `to` forty times without need.
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
