@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
+from dlrm_hybrid.config.model import unread_interactions
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
     MOST_JOBS,
@@ -276,14 +277,18 @@ def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Null for parts of `gradient` that its method does not read, and their faults."""
-    if not isinstance(values.get("gradient"), Mapping):
-        return values, []
-    given = cast("Mapping[str, Any]", values["gradient"])
-    sections = OmegaConf.load(conf_folder() / "gradient" / "base" / "sections.yaml")
-    defaults = cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
-    gradient, faults = unread_sections(given, defaults)
-    return {**values, "gradient": gradient}, faults
+    """Null for parts of `gradient` and `model` that no choice there reads, and their faults."""
+    faults: list[str] = []
+    for group, unread in (("gradient", unread_sections), ("model", unread_interactions)):
+        given = values.get(group)
+        if not isinstance(given, Mapping):
+            continue
+        sections = OmegaConf.load(conf_folder() / group / "base" / "sections.yaml")
+        defaults = cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
+        kept, more = unread(cast("Mapping[str, Any]", given), defaults)
+        values = {**values, group: kept}
+        faults += more
+    return values, faults
 
 
 def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:

@@ -52,13 +52,13 @@ def unread_sections(
         here = f"gradient={name}" if reader_of(section).startswith("gradient=") else given
         faults += [
             f"gradient.{section}{key} = {value!r}: only applies to {reader_of(section)}, not {here}"
-            for key, value in _changed(gradient[section], values)
+            for key, value in changed(gradient[section], values)
         ]
     return kept, faults
 
 
-def _changed(given: Any, default: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What differs from the defaults, by key below the section."""
+def changed(given: Any, default: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What differs from the defaults of a section, by key below it."""
     if not isinstance(given, Mapping):
         return [("", given)]
     values = cast("Mapping[str, Any]", given)

@@ -9,6 +9,7 @@ from typing import Any
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
+from dlrm_hybrid.config.model import dense_tensors, interaction_rules
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import NUM_DENSE
@@ -109,7 +110,7 @@ def _model(config: Config) -> Iterator[str]:
     if model.bottom[-1] != model.embedding_dim:
         yield (
             f"model.bottom[{len(model.bottom) - 1}] = {model.bottom[-1]}: must equal "
-            f"model.embedding_dim = {model.embedding_dim}, both feed the dot interaction"
+            f"model.embedding_dim = {model.embedding_dim}, both feed the interaction"
         )
     if model.top[-1] != 1:
         yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
@@ -148,7 +149,7 @@ def _parallel(config: Config) -> Iterator[str]:
         yield f"{given}: no layer {missing} to cut after; choose from {choices}"
     elif list(parallel.cuts) != sorted(set(parallel.cuts), key=known.index):
         yield f"{given}: name each cut once, in the order of the layers"
-    tensors = 2 * (len(config.model.bottom) - 1 + len(config.model.top))
+    tensors = dense_tensors(config.model)
     if parallel.servers > tensors:
         yield (
             f"parallel.servers = {parallel.servers}: the model has only {tensors} dense tensors "
@@ -386,6 +387,6 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_choices, _data, _model, _optimizer, _parallel, schedule_rules, _sync, _tables, _network),
-    *(gradient_rules, _pull, _activation),
+    *(_choices, _data, _model, interaction_rules, _optimizer, _parallel, schedule_rules, _sync),
+    *(_tables, _network, gradient_rules, _pull, _activation),
 )

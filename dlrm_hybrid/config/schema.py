@@ -58,13 +58,34 @@ class DataConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class CrossConfig:
+    """Cross layers of low rank; of `model.interaction=cross` alone."""
+
+    layers: Annotated[int, Field(ge=1, le=64)]
+    rank: Annotated[int, Field(ge=1, le=65_536)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class FmConfig:
+    """The deep network beside a factorization machine; of `model.interaction=fm` alone."""
+
+    deep: Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class ModelConfig:
-    """Widths of the network, input first; the top network's input follows from the rest."""
+    """Widths of the network, input first; the top network's input follows from the rest.
+
+    `cross` and `fm` belong to the interaction of that name; null elsewhere.
+    """
 
     name: Name
     embedding_dim: Annotated[int, Field(ge=4, le=4096, multiple_of=4)]  # FBGEMM's tables
     bottom: Annotated[tuple[Positive, ...], Field(min_length=2)]
     top: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    interaction: Literal["dot", "cross", "fm"]
+    cross: CrossConfig | None
+    fm: FmConfig | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

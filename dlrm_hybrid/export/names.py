@@ -7,11 +7,12 @@
     bottom.2.weight     bot_l.2.weight     dense_arch.model._mlp.1._linear.weight
     top.1.weight        top_l.0.weight     over_arch.model.0._mlp.0._linear.weight
     top.3.weight        top_l.4.weight     over_arch.model.1.weight      (the last layer)
+    interaction.1.v     –                  inter_arch.crossnet.V_kernels.0   (w: W_kernels, bias)
 
 facebookresearch/dlrm numbers the modules of an MLP, and every second one is an activation. The
 tensors are the same but for one: TorchRec lists the dot products of pairs of vectors by the first
 of a pair, (0, 1), (0, 2), …, the others by the second, (0, 1), (0, 2), (1, 2), …; so the columns of
-the first top layer are in another order there.
+the first top layer are in another order there. TorchRec's model with cross layers is `DLRM_DCN`.
 
 Shapes: M outputs of a layer, W inputs of the first top layer, D embedding dimension.
 """
@@ -24,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.model.interaction import Cross, Dot
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 
@@ -53,6 +55,12 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
     """
     if naming == "ours":
         return {name: name for name in names}
+    has_model = {"dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
+    if not isinstance(spec.interaction, has_model):
+        raise ConfigError(
+            f"export.names = {naming!r}: has no model with the interaction of this one, "
+            f"{spec.interaction}; use ours"
+        )
     if naming == "dlrm":
         return {name: _in_dlrm(name) for name in names}
     if len(spec.top) < 2:
@@ -65,7 +73,7 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
 def to_theirs(naming: Naming, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors under the names and in the layout of `naming`; see `names_of`."""
     found = dict(tensors)
-    if naming == "torchrec":
+    if naming == "torchrec" and isinstance(spec.interaction, Dot):
         found[MIXED] = found[MIXED][:, columns_in_torchrec(spec)]
     return {their: found[our] for our, their in names_of(naming, spec, tensors).items()}
 
@@ -75,7 +83,7 @@ def to_ours(
 ) -> dict[str, Tensor]:
     """The inverse of `to_theirs`, for tensors of these names here."""
     found = {our: tensors[their] for our, their in names_of(naming, spec, names).items()}
-    if naming == "torchrec":
+    if naming == "torchrec" and isinstance(spec.interaction, Dot):
         mixed_MW = torch.empty_like(found[MIXED])
         mixed_MW[:, columns_in_torchrec(spec)] = found[MIXED]
         found[MIXED] = mixed_MW
@@ -101,6 +109,9 @@ def _in_torchrec(name: str, top_layers: int) -> str:
     index = int(number) - 1
     if part == "embedding":
         return f"{TORCHREC_TABLES}.t_cat_{index}.{kind}"
+    if part == "interaction":
+        crossed = {"v": "V_kernels", "w": "W_kernels", "bias": "bias"}[kind]
+        return f"inter_arch.crossnet.{crossed}.{index}"
     if part == "bottom":
         return f"dense_arch.model._mlp.{index}._linear.{kind}"
     if index == top_layers - 1:

@@ -1,18 +1,19 @@
 """The model out of torch's standard operators alone, for `torch.export` and whatever follows it.
 
 Shapes: B batch, I integer features, F tables, D embedding dimension, R rows of a table; V = F + 1
-vectors that meet, P = V(V-1)/2 pairs of them.
+vectors that meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dlrm_hybrid.export.interactions import plain_interaction, plain_mlp
 from dlrm_hybrid.model.spec import ModelSpec
 
 LEVELS = 255  # of an 8-bit row, from its least value to its greatest
@@ -22,22 +23,19 @@ INT8_KINDS = ("weight_scale", "weight_offset")  # of tensors beside an 8-bit `we
 
 @final
 class PlainDlrm(nn.Module):
-    """Bottom MLP and tables → dot interaction → top MLP; inputs and outputs have names.
+    """Bottom MLP and tables → interaction → top MLP; inputs and outputs have names.
 
     Args:
         spec: the shape of the model.
         tensors: by the names of a checkpoint, or `quantised`; they are shared, not copied.
     """
 
-    _pairs_P: Tensor
-
     def __init__(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
-        self.bottom = _mlp("bottom", spec.bottom, tensors, relu_last=True)
-        self.top = _mlp("top", spec.top_widths, tensors, relu_last=False)
-        first_P, second_P = torch.tril_indices(spec.num_vectors, spec.num_vectors, offset=-1)
-        self.register_buffer("_pairs_P", first_P * spec.num_vectors + second_P, persistent=False)
+        self.bottom = plain_mlp("bottom", len(spec.bottom) - 1, tensors, relu_last=True)
+        self.interaction = plain_interaction(spec, tensors)
+        self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False)
         self.requires_grad_(False)
         self.eval()
 
@@ -50,10 +48,7 @@ class PlainDlrm(nn.Module):
         """
         x_BD = self.bottom(dense)
         rows = [table(ids[:, number]) for number, table in enumerate(self.embedding)]
-        z_BVD = torch.stack([x_BD, *rows], 1)
-        dots_BVV = torch.bmm(z_BVD, z_BVD.transpose(1, 2))
-        dots_BP = dots_BVV.flatten(1).index_select(1, self._pairs_P)
-        logit_B = self.top(torch.cat((x_BD, dots_BP), 1)).squeeze(1)
+        logit_B = self.top(self.interaction(torch.stack([x_BD, *rows], 1))).squeeze(1)
         return logit_B, torch.sigmoid(logit_B)
 
 
@@ -110,15 +105,3 @@ def _table(tensors: Mapping[str, Tensor], name: str) -> nn.Module:
     if f"{name}.{INT8_KINDS[0]}" in tensors:
         return Int8Table(tensors, name)
     return nn.Embedding.from_pretrained(tensors[f"{name}.weight"].detach())
-
-
-def _mlp(
-    part: str, widths: Sequence[int], tensors: Mapping[str, Tensor], *, relu_last: bool
-) -> nn.Sequential:
-    modules: list[nn.Module] = []
-    for layer in range(1, len(widths)):
-        linear = nn.Linear(widths[layer - 1], widths[layer], device="meta")
-        linear.weight = nn.Parameter(tensors[f"{part}.{layer}.weight"].detach())
-        linear.bias = nn.Parameter(tensors[f"{part}.{layer}.bias"].detach())
-        modules += [linear, nn.ReLU()]
-    return nn.Sequential(*(modules if relu_last else modules[:-1]))

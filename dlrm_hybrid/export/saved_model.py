@@ -19,9 +19,10 @@ from dlrm_hybrid.checkpoint.reader import Progress, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import full_pieces
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 
 Floats = npt.NDArray[np.float32]
@@ -59,7 +60,7 @@ class SavedModel:
         Raises:
             DataError: a file is missing, changed or does not fit.
         """
-        spec = build_model.spec(config, table_rows)
+        spec = build.model_spec(config, table_rows)
         options = build_model.embedding_options(config)
         loaded = cls(Dlrm(spec, options, precision, seed=0))
         open_checkpoint(folder, progress).fill(full_pieces(loaded.tensors))

@@ -24,7 +24,7 @@ from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.formats import ModelFile, Scorer, require
 from dlrm_hybrid.export.names import names_of, shapes_of
 from dlrm_hybrid.export.saved_model import SavedModel
-from dlrm_hybrid.model.layers import Precision
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import Evaluation, prepare_evaluation
@@ -190,6 +190,8 @@ def _description(
             "embedding_dim": spec.embedding_dim,
             "bottom": spec.bottom,
             "top": spec.top,
+            "interaction": {"name": type(spec.interaction).__name__.lower()}
+            | asdict(spec.interaction),
         },
         "data": {**asdict(manifest.semantics), **manifest.vocabulary},
         "check": asdict(comparison),

@@ -1,5 +1,7 @@
 """The deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091), also in stages.
 
+With other interactions it is DCN-V2 or DeepFM; see `layers.interactions`.
+
 Shapes: B batch, I integer features, F tables, D embedding dimension; N width of a stage's input, M
 of its output.
 """
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.layers.interactions import DotInteraction
+from dlrm_hybrid.model.layers.interactions import interaction
 from dlrm_hybrid.model.layers.mlp import Mlp
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, StagePart
@@ -21,7 +23,7 @@ from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 
 @final
 class Dlrm(nn.Module):
-    """Bottom MLP and tables → dot interaction → top MLP → one logit per row.
+    """Bottom MLP and tables → interaction → top MLP → one logit per row.
 
     Args:
         spec: widths and tables.
@@ -36,7 +38,7 @@ class Dlrm(nn.Module):
         super().__init__()
         self.spec = spec
         self.bottom = Mlp(spec.bottom, relu_last=True, precision=precision)
-        self.interaction = DotInteraction(spec.num_vectors, spec.embedding_dim)
+        self.interaction = interaction(spec, precision)
         self.top = Mlp(spec.top_widths, relu_last=False, precision=precision)
         self.embeddings = Embeddings(spec, embedding)
         draw_dense(self.dense_parameters(), seed)
@@ -52,7 +54,8 @@ class Dlrm(nn.Module):
         return self.top(self.interaction(x_BD, pooled_BFD)).squeeze(1)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of the MLPs by name: `bottom.1.weight` …, in the order of the layers."""
+        """Parameters by name, in the order of `ModelSpec.dense_shapes()`; those of tables are not
+        among them."""
         return dict(self.named_parameters())
 
 
@@ -77,9 +80,7 @@ class StageModel(nn.Module):
             if part.bottom
             else None
         )
-        self.interaction = (
-            DotInteraction(spec.num_vectors, spec.embedding_dim) if part.has_interaction else None
-        )
+        self.interaction = interaction(spec, precision) if part.has_interaction else None
         self.top = (
             Mlp(spec.top_widths, relu_last=False, precision=precision, layers=part.top)
             if part.top

@@ -1,7 +1,7 @@
 """What a DLRM looks like: widths, tables, the names of its tensors; and its pipeline stages.
 
-A cut `bottom.2` or `top.2` comes after that layer. The dot interaction and the tables belong to
-the stage with the first layer of the top MLP: its activations need every table at once.
+A cut `bottom.2` or `top.2` comes after that layer. The interaction and the tables belong to the
+stage with the first layer of the top MLP: its activations need every table at once.
 
 Shapes: D embedding dimension, F = tables + 1 vectors that meet in the interaction.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dlrm_hybrid.model.interaction import Dot, Interaction
 from dlrm_hybrid.types import ConfigError
 
 
@@ -24,6 +25,7 @@ class ModelSpec:
         bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16).
         top: widths of the top MLP without its input, which follows from the rest: (512, 256, 1).
         table_rows: rows of every embedding table.
+        interaction: how the bottom MLP's output and the rows of the tables meet.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -33,6 +35,7 @@ class ModelSpec:
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     table_rows: tuple[int, ...]
+    interaction: Interaction = Dot()
 
     def __post_init__(self) -> None:
         faults: list[str] = []
@@ -57,8 +60,8 @@ class ModelSpec:
 
     @property
     def interaction_width(self) -> int:
-        """Width of the top MLP's input: D and one dot product for every pair of vectors."""
-        return self.embedding_dim + self.num_vectors * (self.num_vectors - 1) // 2
+        """Width of the top MLP's input."""
+        return self.interaction.width(self.num_vectors, self.embedding_dim)
 
     @property
     def top_widths(self) -> tuple[int, ...]:
@@ -67,7 +70,7 @@ class ModelSpec:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """`bottom.1` … `top.4`, in the order of the forward pass."""
+        """`bottom.1` … `top.4`, those of the MLPs, in the order of the forward pass."""
         bottom = (f"bottom.{layer}" for layer in range(1, len(self.bottom)))
         top = (f"top.{layer}" for layer in range(1, len(self.top) + 1))
         return (*bottom, *top)
@@ -78,14 +81,25 @@ class ModelSpec:
         return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
     def dense_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every dense parameter by name: `bottom.1.weight` (out, in), `bottom.1.bias`."""
-        widths = [*zip(self.bottom, self.bottom[1:], strict=False)]
-        widths += zip(self.top_widths, self.top, strict=False)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, (fan_in, fan_out) in zip(self.layer_names, widths, strict=True):
-            shapes[f"{name}.weight"] = (fan_out, fan_in)
-            shapes[f"{name}.bias"] = (fan_out,)
-        return shapes
+        """Shape of every dense parameter by name, in the order of the forward pass.
+
+        `bottom.1.weight` (out, in), `bottom.1.bias` …, then those of the interaction
+        (`interaction.1.v`), then those of the top MLP.
+        """
+        interaction = self.interaction.shapes(self.num_vectors, self.embedding_dim)
+        return {
+            **_shapes("bottom", self.bottom),
+            **{f"interaction.{name}": shape for name, shape in interaction.items()},
+            **_shapes("top", self.top_widths),
+        }
+
+
+def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{mlp}.{layer}.{name}": shape
+        for layer, (fan_in, fan_out) in enumerate(pairwise(widths), 1)
+        for name, shape in (("weight", (fan_out, fan_in)), ("bias", (fan_out,)))
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +115,8 @@ class StagePart:
         is_last: it reads the labels and gives the logits.
         input_width: of an input row: integer features or the activations of the stage before.
         output_width: of an output row: activations for the next stage, or 1, the logit.
+        parameter_names: `bottom.3.weight`, `bottom.3.bias` …, in the order of
+            `ModelSpec.dense_shapes()`; those of the interaction among them.
     """
 
     index: int
@@ -111,19 +127,13 @@ class StagePart:
     is_last: bool
     input_width: int
     output_width: int
+    parameter_names: tuple[str, ...]
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """`bottom.3` …, in the order of the forward pass."""
+        """`bottom.3` …, those of the MLPs, in the order of the forward pass."""
         bottom = (f"bottom.{layer}" for layer in self.bottom)
         return (*bottom, *(f"top.{layer}" for layer in self.top))
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """`bottom.3.weight`, `bottom.3.bias` …, in the order of `ModelSpec.dense_shapes()`."""
-        return tuple(
-            f"{layer}.{tensor}" for layer in self.layer_names for tensor in ("weight", "bias")
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,8 @@ def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
     bottom = range(layers.start + 1, min(layers.stop, num_bottom) + 1)
     top = range(max(layers.start - num_bottom, 0) + 1, layers.stop - num_bottom + 1)
     outputs = (*spec.bottom[1:], *spec.top)
+    roots = [f"{name}." for name in spec.layer_names[layers.start : layers.stop]]
+    roots += ["interaction."] * (1 in top)
     return StagePart(
         index=index,
         bottom=bottom,
@@ -202,4 +214,5 @@ def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
         is_last=layers.stop == num_all,
         input_width=outputs[layers.start - 1] if layers.start else spec.bottom[0],
         output_width=outputs[layers.stop - 1],
+        parameter_names=tuple(one for one in spec.dense_shapes() if one.startswith(tuple(roots))),
     )

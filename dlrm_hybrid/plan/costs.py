@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.plan.layout import Layout
+from dlrm_hybrid.plan.layout import Layout, matrices
 from dlrm_hybrid.plan.simulation.machine import MessageCosts
 from dlrm_hybrid.telemetry.spans import Span
 
@@ -21,7 +21,7 @@ class UnitCosts:
 
     Attributes:
         multiply: of a weight and a row, forward and backward.
-        layer: of a layer and a micro-batch, whatever its size.
+        layer: of a layer's product and a micro-batch, whatever its size.
         interact: of a row, in the stage with the interaction.
         own_lookup: of a row, where one trainer has the tables.
         lookup: of a row, where trainers share them.
@@ -75,9 +75,7 @@ def shape_of(world: Layout) -> tuple[object, ...]:
 
 def multiplications(world: Layout, stage: int) -> int:
     """Weights that a row meets in a stage."""
-    shapes = world.spec.dense_shapes()
-    names = world.partition.stages[stage].layer_names
-    return sum(shapes[f"{name}.weight"][0] * shapes[f"{name}.weight"][1] for name in names)
+    return sum(outputs * inputs for outputs, inputs in matrices(world, stage))
 
 
 def cut_elements(world: Layout, stage: int) -> int:
@@ -89,12 +87,12 @@ def cut_elements(world: Layout, stage: int) -> int:
 
 
 def compute_features(world: Layout, stage: int) -> tuple[float, float, float]:
-    """Of a step: rows times weights, layers times micro-batches, rows that interact."""
+    """Of a step: rows times weights, products times micro-batches, rows that interact."""
     part, config = world.partition.stages[stage], world.config
     rows = config.train.batch_size
     return (
         rows * multiplications(world, stage),
-        config.schedule.microbatches * len(part.layer_names),
+        config.schedule.microbatches * len(matrices(world, stage)),
         rows if part.has_interaction else 0,
     )
 

@@ -12,7 +12,7 @@ from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.plan.sizes import build_up
-from dlrm_hybrid.run.assembly.build import profile, topology
+from dlrm_hybrid.run.assembly.build import model_spec, profile, topology
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.types import NUM_DENSE
 
@@ -148,10 +148,7 @@ def layout(config: Config, train_rows: int, densities: Densities | None = None) 
     """
     known = densities or Densities()
     rows = table_rows(profile(), config, train_rows)
-    model = config.model
-    spec = ModelSpec(
-        embedding_dim=model.embedding_dim, bottom=model.bottom, top=model.top, table_rows=rows
-    )
+    spec = model_spec(config, rows)
     partition = Partition.of(spec, config.parallel.cuts)
     found = distinct_ids(profile(), config.train.batch_size)
     return Layout(
@@ -168,6 +165,13 @@ def layout(config: Config, train_rows: int, densities: Densities | None = None) 
             ),
         ),
     )
+
+
+def matrices(world: Layout, stage: int) -> list[tuple[int, int]]:
+    """Outputs and inputs of all matrix products of a stage, layers and interaction."""
+    shapes = world.spec.dense_shapes()
+    names = world.partition.stages[stage].parameter_names
+    return [(shape[0], shape[1]) for shape in map(shapes.__getitem__, names) if len(shape) == 2]
 
 
 def table_rows(profile: Profile, config: Config, train_rows: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
-from dlrm_hybrid.plan.layout import Layout
+from dlrm_hybrid.plan.layout import Layout, matrices
 
 RUNTIME_BYTES = 400_000_000
 """Of a rank that has imported torch and evaluated, without what it owns; where no run says more."""
@@ -82,7 +82,7 @@ def _worker(world: Layout, stage: int) -> int:
     dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + own)
     part, rows = world.partition.stages[stage], config.train.batch_size
     # What forward keeps for backward, twice: the values and their gradients.
-    widths = [part.input_width, *(_width(world, name) for name in part.layer_names)]
+    widths = [part.input_width, *(outputs for outputs, _ in matrices(world, stage))]
     activations = 2 * FLOAT_BYTES * rows * sum(widths)
     tables = 0
     if part.has_interaction:
@@ -91,10 +91,6 @@ def _worker(world: Layout, stage: int) -> int:
         if not topology.table_servers:
             tables = sum(world.ids.rows) * _row_bytes(world) * COPIES // topology.trainers
     return dense + activations + tables + READER_BYTES
-
-
-def _width(world: Layout, layer: str) -> int:
-    return world.spec.dense_shapes()[f"{layer}.weight"][0]
 
 
 def _row_bytes(world: Layout) -> int:

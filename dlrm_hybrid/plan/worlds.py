@@ -13,10 +13,9 @@ from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
-from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.plan.simulation.machine import Hosts
 from dlrm_hybrid.run.assembly.build import host as host_of
-from dlrm_hybrid.run.assembly.build import topology
+from dlrm_hybrid.run.assembly.build import model_spec, topology
 from dlrm_hybrid.types import ConfigError
 
 Values = Mapping[str, Any]
@@ -138,11 +137,7 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
 
 
 def _layers(config: Config) -> tuple[str, ...]:
-    model = config.model
-    spec = ModelSpec(
-        embedding_dim=model.embedding_dim, bottom=model.bottom, top=model.top, table_rows=(1,)
-    )
-    return spec.layer_names[:-1]
+    return model_spec(config, table_rows=(1,)).layer_names[:-1]
 
 
 def _choices(key: str, given: Sequence[Any] | None) -> list[dict[str, Any]]:

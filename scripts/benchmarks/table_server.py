@@ -110,7 +110,7 @@ def _silent(*_: object) -> None:
 
 def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> Iterator[Row]:
     """A row for each optimizer and batch size."""
-    spec = model.spec(configured(1), shards.manifest.table_rows)
+    spec = build.model_spec(configured(1), shards.manifest.table_rows)
     topology = Topology(
         trainers=TRAINERS, stages=1, servers=1, interaction_stage=0, table_servers=1
     )

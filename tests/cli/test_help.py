@@ -56,9 +56,10 @@ def test_the_help_of_a_verb_lists_what_it_reads_on_80_columns(
             or len(all_groups()[group]) == 1
         )
     listed = {line.split("=")[0].strip() for line in text.splitlines() if line.startswith("  ")}
-    hidden = {"gradient", *NAMES}  # of gradient only what the chosen method reads
+    # Only what the chosen method or interaction reads.
+    hidden = ("gradient.", "model.cross.", "model.fm.")
     expected = {key.name for key in keys_read(verb)} - NAMES
-    assert {name for name in expected if name.partition(".")[0] not in hidden} <= listed
+    assert {name for name in expected if not name.startswith(hidden)} <= listed
     assert not (set(all_keys()) - expected) & listed
 
 
@@ -70,6 +71,9 @@ def test_types_choices_and_defaults_come_from_the_schema_and_the_configuration()
     assert "gradient=dct: DCT-DP (Gupta et al., KDD 2021)" in text
     assert "gradient.lifespan=1000 maximum steps between two estimates" in text
     assert "gradient.sidco" not in text
+    assert "model.cross" not in text
+    text = help_text("train", values_of(["model=dcnv2"]))
+    assert "model.cross.rank=128" in text and "model.fm" not in text
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
     [
         ("train experiment=dct_hybrid", "write +experiment=dct_hybrid"),
         ("train modle=dlrm_small", "did you mean model=dlrm_small?"),
-        ("train model=dlrm_smal", "choose from dlrm_paper, dlrm_small"),
+        ("train model=dlrm_smal", "choose from dcnv2, deepfm, dlrm_paper, dlrm_small"),
         ("train steps=100", "did you mean train.steps=100?"),
         ("train --steps 100", "did you mean train.steps=100?"),
         ("train --steps=100", "did you mean train.steps=100?"),

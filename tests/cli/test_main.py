@@ -58,7 +58,7 @@ def test_all_faults_are_told_and_nothing_is_made(
     assert capsys.readouterr().err == (
         "configuration: 3 faults\n"
         "  optimizer.lrr: unknown key; did you mean optimizer.lr=1?\n"
-        "  model=huge: no such choice; choose from dlrm_paper, dlrm_small\n"
+        "  model=huge: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small\n"
         "  train.epochs = 0: must be greater than or equal to 1\n"
     )
     assert list(tmp_path.iterdir()) == []

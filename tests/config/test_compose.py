@@ -70,7 +70,10 @@ def test_every_choice_holds(choice: str) -> None:
             "gradient.name=dct: sets only the name; gradient=dct selects the choice with all its "
             "keys",
         ),
-        ("model=huge", "model=huge: no such choice; choose from dlrm_paper, dlrm_small"),
+        (
+            "model=huge",
+            "model=huge: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small",
+        ),
         (
             "+experiment=nope",
             "+experiment=nope: no such choice; choose from baseline, dct_dp, "
@@ -78,9 +81,12 @@ def test_every_choice_holds(choice: str) -> None:
             "paper_table7",
         ),
         ("train.steps=[1,", "train.steps=[1,: cannot be parsed as key=value"),
-        ("model=1", "model=1: no such choice; choose from dlrm_paper, dlrm_small"),
+        ("model=1", "model=1: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small"),
         ("+@ata.raw=[]", "+@ata.raw=[]: the keys of a group cannot be moved with @"),
-        ("model=[[1]]", "model=[[1]]: no such choice; choose from dlrm_paper, dlrm_small"),
+        (
+            "model=[[1]]",
+            "model=[[1]]: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small",
+        ),
         ("train.seed=a\nb", "train.seed=a\\nb: cannot be parsed as key=value"),
         ("name=\x1b[31m\0", "name=\\x1b[31m\\x00: cannot be parsed as key=value"),
         (
@@ -105,8 +111,7 @@ def test_every_choice_holds(choice: str) -> None:
         ),
         (
             "model.embedding_dim=8",
-            "model.bottom[4] = 16: must equal model.embedding_dim = 8, "
-            "both feed the dot interaction",
+            "model.bottom[4] = 16: must equal model.embedding_dim = 8, both feed the interaction",
         ),
         (
             "optimizer.momentum=0.9",
@@ -153,7 +158,7 @@ def test_faults_between_keys_are_told_with_those_of_single_keys() -> None:
         "train.batch_size = 'x': must be an integer"
     ]
     assert faults("model=huge", "model.top=[2]") == [
-        "model=huge: no such choice; choose from dlrm_paper, dlrm_small"
+        "model=huge: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small"
     ]
 
 
@@ -186,7 +191,7 @@ def test_an_experiment_sweeps_what_it_names_unless_the_command_line_does() -> No
         ("train.seed=shuffle(range(0,1000000000000))", "more than 10,000 values"),
         ("train.seed=range(0,9,0)", "a range needs start, stop and a step that is not 0"),
         ("train.seed=interval(0,1)", "a sweep needs single values: train.seed=1,2,3 or range(1,4)"),
-        ("model=glob(x*)", "no such choice; choose from dlrm_paper, dlrm_small"),
+        ("model=glob(x*)", "no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_at_once(override: str, message: str) -> None:

@@ -2,7 +2,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from tiny_world import PAPER, SEED, SMALL, TABLES, columns, draw_batch
+from tiny_world import CROSS, MACHINE, PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
@@ -70,7 +70,9 @@ def _gathered(results: list[StageResult]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("spec", [SMALL, PAPER], ids=["small", "paper"])
+@pytest.mark.parametrize(
+    "spec", [SMALL, PAPER, CROSS, MACHINE], ids=["small", "paper", "cross", "machine"]
+)
 def test_every_list_of_cuts_gives_loss_and_gradients_of_the_whole_model(
     spec: ModelSpec, precision: Precision
 ):
@@ -90,11 +92,12 @@ def test_every_list_of_cuts_gives_loss_and_gradients_of_the_whole_model(
         assert all(weight.grad is None for model in models for weight in model.parameters())
 
 
+@pytest.mark.parametrize("spec", [SMALL, CROSS, MACHINE], ids=["dot", "cross", "machine"])
 @pytest.mark.parametrize("microbatches", [2, 3, 4])
-def test_microbatches_sum_to_the_gradients_of_the_batch(microbatches: int):
-    batch = draw_batch(SMALL, ROWS, 0)
-    pooled_BFD, loss, expected = _whole(SMALL, batch, Precision.FLOAT32)
-    results = _step(_models(SMALL, ("bottom.2", "top.1")), batch, pooled_BFD, microbatches)
+def test_microbatches_sum_to_the_gradients_of_the_batch(microbatches: int, spec: ModelSpec):
+    batch = draw_batch(spec, ROWS, 0)
+    pooled_BFD, loss, expected = _whole(spec, batch, Precision.FLOAT32)
+    results = _step(_models(spec, ("bottom.2", "top.1")), batch, pooled_BFD, microbatches)
     for name, gradient in _gathered(results).items():
         assert expected[name].abs().max() > 1e-5
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-7, msg=name)

@@ -9,7 +9,9 @@ import torch
 from reference_step import Trainer, predict
 from tiny_world import (
     ATTEMPT,
+    CROSS,
     LR,
+    MACHINE,
     PAPER,
     SEED,
     SGD,
@@ -85,6 +87,13 @@ def test_no_cut_changes_a_bit(precision: Precision):
     assert len(CUTS) == 64
     worlds = [TinyWorld(SMALL, Layout(cuts=cuts), precision=precision, lr=1.0) for cuts in CUTS]
     _check_equal(_plain(SMALL, precision), worlds, SMALL, steps=10)
+
+
+@pytest.mark.parametrize("spec", [CROSS, MACHINE], ids=["cross", "machine"])
+def test_no_cut_changes_a_bit_with_other_interactions(spec: ModelSpec):
+    layouts = [Layout(cuts=cuts, servers=len(cuts) % 3) for cuts in SOME_CUTS]
+    worlds = [TinyWorld(spec, layout, lr=0.5) for layout in layouts]
+    _check_equal(_plain(spec), worlds, spec, steps=10)
 
 
 @pytest.mark.parametrize("precision", list(Precision))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
@@ -52,6 +53,8 @@ PAPER = ModelSpec(
     top=(512, 256, 128, 1),
     table_rows=tuple(2 + 7 * table for table in range(26)),
 )
+CROSS = replace(SMALL, interaction=Cross(layers=2, rank=5))
+MACHINE = replace(SMALL, interaction=Fm(deep=(24, 12)))
 LR = 0.1
 SEED = 1
 ATTEMPT = 3

@@ -1,7 +1,11 @@
 """How the output of the bottom MLP and the rows of the tables meet.
 
+Each takes x_BD, the output of the bottom MLP, and e_BED, the pooled rows of the tables, and gives
+the input of the top MLP.
+
 Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width,
-P = F(F-1)/2 pairs.
+E = F - 1 tables, P = F(F-1)/2 pairs, W = F D all vectors one after the other, R rank of a cross
+layer.
 """
 
 from __future__ import annotations
@@ -10,6 +14,18 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+
+from dlrm_hybrid.model.interaction import Cross, Dot, Fm
+from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.products import (
+    Precision,
+    affine,
+    as_type,
+    gradient_of_input,
+    gradient_of_weight,
+    hidden_type,
+)
+from dlrm_hybrid.model.spec import ModelSpec
 
 
 @final
@@ -58,3 +74,119 @@ class DotInteraction(nn.Module):
     def forward(self, x_BD: Tensor, e_BED: Tensor) -> Tensor:
         """The input of the top MLP, float32 (B, D + P)."""
         return cast(Tensor, _PairDots.apply(x_BD, e_BED, self._pairs, self._columns))
+
+
+@final
+class _CrossChain(torch.autograd.Function):
+    """All cross layers as one node: two products each, and what is elementwise in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dtype: torch.dtype, x_BD: Tensor, e_BED: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        x0_BW = torch.cat((x_BD, e_BED.flatten(1)), 1)
+        saved: list[Tensor] = [x0_BW]
+        x_BW = x0_BW
+        for v_RW, w_WR, bias_W in zip(*(parameters[k::3] for k in range(3)), strict=True):
+            entered_BW, v_RW, w_WR = (as_type(one, dtype) for one in (x_BW, v_RW, w_WR))
+            u_BR = affine(entered_BW, v_RW, None, relu=False)
+            y_BW = as_type(affine(u_BR, w_WR, as_type(bias_W, dtype), relu=False), torch.float32)
+            saved += (entered_BW, v_RW, u_BR, w_WR, y_BW)
+            x_BW = torch.addcmul(x_BW, x0_BW, y_BW)
+        ctx.dtype, ctx.shape = dtype, e_BED.shape
+        ctx.save_for_backward(*saved)
+        return x_BW
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g_BW,) = gradients
+        x0_BW, *saved = ctx.saved_tensors
+        of_x0_BW = torch.zeros_like(x0_BW)
+        of_parameters: list[Tensor] = []
+        for last in range(len(saved), 0, -5):
+            entered_BW, v_RW, u_BR, w_WR, y_BW = saved[last - 5 : last]
+            of_x0_BW.addcmul_(g_BW, y_BW)
+            of_y_BW = g_BW * x0_BW
+            rounded_BW = as_type(of_y_BW, ctx.dtype)
+            of_u_BR = gradient_of_input(rounded_BW, w_WR)
+            of_w_WR = gradient_of_weight(rounded_BW, u_BR, w_WR)
+            of_v_RW = gradient_of_weight(of_u_BR, entered_BW, v_RW)
+            found = (of_y_BW.sum(0), of_w_WR, of_v_RW)
+            of_parameters += (as_type(one, torch.float32) for one in found)
+            g_BW = g_BW + as_type(gradient_of_input(of_u_BR, v_RW), torch.float32)
+        of_x0_BW += g_BW
+        dim: int = ctx.shape[2]
+        # What leaves for the stage before is contiguous.
+        of_x_BD, of_e_BED = of_x0_BW[:, :dim].contiguous(), of_x0_BW[:, dim:].view(ctx.shape)
+        return (None, of_x_BD, of_e_BED, *reversed(of_parameters))
+
+
+@final
+class CrossLayer(nn.Module):
+    """Parameters of one cross layer: `v` (R, W), `w` (W, R), `bias` (W,); zero until drawn."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.zeros(rank, width))
+        self.w = nn.Parameter(torch.zeros(width, rank))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+
+@final
+class CrossNetwork(nn.Module):
+    """x_BD and e_BED → (B, W): x0, all vectors one after the other, then x' = x0 * (w v x + b) + x.
+
+    DCN-V2 (Wang et al., 2021, arXiv 2008.13535), section 3.5 eq. 2 with one expert and without
+    inner nonlinearity; stacked below the top MLP (section 3.3) as in MLPerf's DLRM-DCNv2 and
+    TorchRec's `DLRM_DCN`, whose `LowRankCrossNet` this is.
+    """
+
+    def __init__(self, cross: Cross, num_vectors: int, dim: int, precision: Precision) -> None:
+        super().__init__()
+        for layer in range(1, cross.layers + 1):
+            self.add_module(str(layer), CrossLayer(num_vectors * dim, cross.rank))
+        self._dtype = hidden_type(precision)
+        self._flat = tuple(self.parameters())
+
+    def forward(self, x_BD: Tensor, e_BED: Tensor) -> Tensor:
+        """The input of the top MLP, float32 (B, W)."""
+        return cast(Tensor, _CrossChain.apply(self._dtype, x_BD, e_BED, *self._flat))
+
+
+@final
+class FactorizationMachine(nn.Module):
+    """x_BD and e_BED → (B, D + deep + 1): x, a deep network of all vectors, the sum of all dots.
+
+    DeepFM (Guo et al., 2017, arXiv 1703.04247): the sum of the dots of all pairs is the order-2
+    part of eq. 2 in section 2.1, the deep network that of eq. 3 and 4. Laid out as TorchRec's
+    `SimpleDeepFMNN`: dense features are a vector among the others, the top MLP takes the place of
+    the sum of both parts, and there are no order-1 weights of categories. TorchRec's
+    `FactorizationMachine` sums over pairs of numbers, not of vectors; here the paper is followed.
+    """
+
+    def __init__(self, fm: Fm, num_vectors: int, dim: int, precision: Precision) -> None:
+        super().__init__()
+        self.deep = Mlp((num_vectors * dim, *fm.deep), relu_last=True, precision=precision)
+
+    def forward(self, x_BD: Tensor, e_BED: Tensor) -> Tensor:
+        """The input of the top MLP, float32 (B, D + deep + 1)."""
+        z_BFD = torch.cat((x_BD.unsqueeze(1), e_BED), 1)
+        pairs_BD = z_BFD.sum(1).square() - z_BFD.square().sum(1)
+        return torch.cat((x_BD, self.deep(z_BFD.flatten(1)), pairs_BD.sum(1, keepdim=True) / 2), 1)
+
+
+def interaction(spec: ModelSpec, precision: Precision) -> nn.Module:
+    """The interaction of a model, its parameters zero.
+
+    Args:
+        spec: of the model.
+        precision: of the products of cross layers and of deep networks.
+    """
+    chosen, shape = spec.interaction, (spec.num_vectors, spec.embedding_dim)
+    match chosen:
+        case Dot():
+            return DotInteraction(*shape)
+        case Cross():
+            return CrossNetwork(chosen, *shape, precision)
+        case Fm():
+            return FactorizationMachine(chosen, *shape, precision)

@@ -17,6 +17,7 @@ from dlrm_hybrid.model.layers.products import (
     as_type,
     gradient_of_input,
     gradient_of_weight,
+    hidden_type,
 )
 
 
@@ -108,7 +109,7 @@ class Mlp(nn.Module):
         super().__init__()
         last = len(widths) - 1
         layers = range(1, last + 1) if layers is None else layers
-        hidden = torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float32
+        hidden = hidden_type(precision)
         self._kinds = tuple(
             _Kind(torch.float32, relu_last) if number == last else _Kind(hidden, relu=True)
             for number in layers

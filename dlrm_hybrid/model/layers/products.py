@@ -22,8 +22,8 @@ ONEDNN_ELEMENTS = 4096  # of a weight: below, oneDNN's set-up costs more than it
 NARROW = 32  # inputs: a product with so few columns is better computed transposed
 
 
-def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor, *, relu: bool) -> Tensor:
-    """x W^T + b, cut at 0 if `relu`: (B, M); all of one type."""
+def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool) -> Tensor:
+    """x W^T + b, cut at 0 if `relu`: (B, M); all of one type, without b if that is None."""
     if _onednn_is_faster(weight_MN) or _onednn_fuses_relu(weight_MN):
         return _onednn(x_BN, weight_MN, bias_M, relu=relu)
     y_BM = functional.linear(x_BN, weight_MN, bias_M)
@@ -80,6 +80,11 @@ class Precision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+def hidden_type(precision: Precision) -> torch.dtype:
+    """In which the hidden layers multiply."""
+    return torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float32
 
 
 def as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

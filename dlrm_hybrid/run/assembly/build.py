@@ -10,11 +10,13 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
 from dlrm_hybrid.config.rules import raw_files, server_leads
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.kernels import needed
+from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
+from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.schedule import SCHEDULES, DiverselyStale, Pipeline
 from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
@@ -133,6 +135,28 @@ def topology(config: Config) -> Topology:
         interaction_stage=sum(cut.startswith("bottom.") for cut in cuts),
         table_servers=config.parallel.table_servers,
     )
+
+
+def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
+    """The shape of the whole model."""
+    model = config.model
+    return ModelSpec(
+        embedding_dim=model.embedding_dim,
+        bottom=model.bottom,
+        top=model.top,
+        table_rows=table_rows,
+        interaction=_interaction(model),
+    )
+
+
+def _interaction(model: ModelConfig) -> Interaction:
+    if model.interaction == "cross":
+        assert model.cross is not None, "validate() refuses it"
+        return Cross(layers=model.cross.layers, rank=model.cross.rank)
+    if model.interaction == "fm":
+        assert model.fm is not None, "validate() refuses it"
+        return Fm(deep=model.fm.deep)
+    return Dot()
 
 
 def policy(config: Config) -> SyncPolicy:

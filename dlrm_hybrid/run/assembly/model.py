@@ -28,6 +28,7 @@ from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
+from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.train.progress import Plan
 
@@ -49,21 +50,11 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
-    """The shape of the whole model."""
-    return ModelSpec(
-        embedding_dim=config.model.embedding_dim,
-        bottom=config.model.bottom,
-        top=config.model.top,
-        table_rows=table_rows,
-    )
-
-
 def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 | None:
     """What bfloat16 is worth for this model on this processor; None in a run of float32."""
     if config.precision != Precision.BFLOAT16:
         return None
-    shapes = spec(config, table_rows).dense_shapes().values()
+    shapes = model_spec(config, table_rows).dense_shapes().values()
     layers = [(shape[1], shape[0]) for shape in shapes if len(shape) == 2]
     return measure_bfloat16(layers, config.train.batch_size)
 

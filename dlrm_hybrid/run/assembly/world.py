@@ -82,7 +82,7 @@ class Layout:
 
 def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int) -> Layout:
     """The world that the configuration describes."""
-    spec = build_model.spec(config, table_rows)
+    spec = build.model_spec(config, table_rows)
     partition = Partition.of(spec, config.parallel.cuts)
     topology = build.topology(config)
     assert topology.interaction_stage == partition.interaction_stage

@@ -1,0 +1,93 @@
+"""Interactions out of torch's standard operators alone.
+
+Shapes: B batch, V vectors of a row that meet, D their width, P = V(V-1)/2 pairs of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dlrm_hybrid.model.interaction import Cross, Dot, Fm
+from dlrm_hybrid.model.spec import ModelSpec
+
+
+def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Takes all vectors (B, V, D), and gives the input of the top MLP.
+
+    Args:
+        spec: of the model.
+        tensors: by the names of a checkpoint; they are shared, not copied.
+    """
+    match spec.interaction:
+        case Dot():
+            return _Dots(spec.num_vectors)
+        case Cross(layers=layers):
+            return _CrossLayers(layers, tensors)
+        case Fm(deep=deep):
+            return _Machine(plain_mlp("interaction.deep", len(deep), tensors, relu_last=True))
+
+
+def plain_mlp(
+    part: str, layers: int, tensors: Mapping[str, Tensor], *, relu_last: bool
+) -> nn.Sequential:
+    """The layers `<part>.1`, `<part>.2` … of a model."""
+    modules: list[nn.Module] = []
+    for layer in range(1, layers + 1):
+        weight_MN, bias_M = (tensors[f"{part}.{layer}.{kind}"] for kind in ("weight", "bias"))
+        outputs, inputs = weight_MN.shape
+        linear = nn.Linear(inputs, outputs, device="meta")
+        linear.weight = nn.Parameter(weight_MN.detach())
+        linear.bias = nn.Parameter(bias_M.detach())
+        modules += [linear, nn.ReLU()]
+    return nn.Sequential(*(modules if relu_last else modules[:-1]))
+
+
+@final
+class _Dots(nn.Module):
+    _pairs_P: Tensor
+
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        first_P, second_P = torch.tril_indices(vectors, vectors, offset=-1)
+        self.register_buffer("_pairs_P", first_P * vectors + second_P, persistent=False)
+
+    def forward(self, z_BVD: Tensor) -> Tensor:
+        dots_BVV = torch.bmm(z_BVD, z_BVD.transpose(1, 2))
+        dots_BP = dots_BVV.flatten(1).index_select(1, self._pairs_P)
+        return torch.cat((z_BVD[:, 0], dots_BP), 1)
+
+
+@final
+class _CrossLayers(nn.Module):
+    def __init__(self, layers: int, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for kind in ("v", "w", "bias"):
+            held = [
+                nn.Parameter(tensors[f"interaction.{layer}.{kind}"].detach())
+                for layer in range(1, layers + 1)
+            ]
+            self.add_module(kind, nn.ParameterList(held))
+
+    def forward(self, z_BVD: Tensor) -> Tensor:
+        x0_BW = x_BW = z_BVD.flatten(1)
+        kinds = (self.get_submodule(kind).parameters() for kind in ("v", "w", "bias"))
+        for v_RW, w_WR, bias_W in zip(*kinds, strict=True):
+            x_BW = x_BW + x0_BW * functional.linear(functional.linear(x_BW, v_RW), w_WR, bias_W)
+        return x_BW
+
+
+@final
+class _Machine(nn.Module):
+    def __init__(self, deep: nn.Sequential) -> None:
+        super().__init__()
+        self.deep = deep
+
+    def forward(self, z_BVD: Tensor) -> Tensor:
+        pairs_BD = z_BVD.sum(1).square() - z_BVD.square().sum(1)
+        pairs_B1 = pairs_BD.sum(1, keepdim=True) / 2
+        return torch.cat((z_BVD[:, 0], self.deep(z_BVD.flatten(1)), pairs_B1), 1)

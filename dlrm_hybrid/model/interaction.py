@@ -1,0 +1,79 @@
+"""Which interaction a model has: widths and parameters of each kind; free of torch.
+
+Shapes: F vectors of a row that meet (bottom MLP first, then the tables), D their width,
+W = F D all of them one after the other, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """The dots of all pairs of vectors, after the first vector (Naumov et al., 2019, section 2)."""
+
+    def width(self, vectors: int, dim: int) -> int:
+        """Of its output: D + F (F - 1) / 2."""
+        return dim + vectors * (vectors - 1) // 2
+
+    def shapes(self, vectors: int, dim: int) -> Shapes:
+        """Of its parameters: it has none."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cross:
+    """Cross layers of low rank: x' = x0 * (w (v x) + bias) + x (see `layers.interactions`).
+
+    Attributes:
+        layers: how many follow each other.
+        rank: R, columns of w and rows of v.
+    """
+
+    layers: int
+    rank: int
+
+    def width(self, vectors: int, dim: int) -> int:
+        """Of its output: W, as of its input."""
+        return vectors * dim
+
+    def shapes(self, vectors: int, dim: int) -> Shapes:
+        """Of its parameters, by their names below `interaction`."""
+        width = vectors * dim
+        of_layer = {"v": (self.rank, width), "w": (width, self.rank), "bias": (width,)}
+        return {
+            f"{layer}.{name}": shape
+            for layer in range(1, self.layers + 1)
+            for name, shape in of_layer.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fm:
+    """A factorization machine beside a deep network over the same vectors.
+
+    Attributes:
+        deep: widths of the deep network's layers, each with ReLU.
+    """
+
+    deep: tuple[int, ...]
+
+    def width(self, vectors: int, dim: int) -> int:
+        """Of its output: the first vector, the deep network's output and one number."""
+        return dim + self.deep[-1] + 1
+
+    def shapes(self, vectors: int, dim: int) -> Shapes:
+        """Of its parameters, by their names below `interaction`."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, (fan_in, fan_out) in enumerate(pairwise((vectors * dim, *self.deep)), 1):
+            shapes[f"deep.{layer}.weight"] = (fan_out, fan_in)
+            shapes[f"deep.{layer}.bias"] = (fan_out,)
+        return shapes
+
+
+Interaction = Dot | Cross | Fm

@@ -1,0 +1,63 @@
+"""Which keys of `model` go together."""
+
+import pytest
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.model import dense_tensors
+from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.run.assembly.build import model_spec
+from dlrm_hybrid.types import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            "model.cross.rank=9",
+            "model.cross.rank = 9: only applies to model.interaction=cross, not dot",
+        ),
+        (
+            "model=dcnv2 model.fm.deep=[3]",
+            "model.fm.deep = [3]: only applies to model.interaction=fm, not cross",
+        ),
+        ("model=dcnv2 model.cross=null", "model.cross = null: model.interaction=cross needs its"),
+        ("model=dcnv2 model.cross.rank=0", "model.cross.rank = 0: must be"),
+        ("model=dcnv2 model.cross.layers=65", "model.cross.layers = 65: must be"),
+        ("model=deepfm model.fm.deep=[]", "model.fm.deep = []: must"),
+        ("model=deepfm model.fm.deep=[4,0]", "model.fm.deep[1] = 0: must be"),
+        ("model.interaction=bilinear", "model.interaction = 'bilinear': must be 'dot', 'cross' or"),
+        ("model=dcnv2 model.embedding_dim=8", "model.embedding_dim = 8, both feed the interaction"),
+        (
+            "model=deepfm parallel=hybrid parallel.cuts=[top.1]",
+            "parallel.cuts = [top.1]: no layer top.1 to cut after; choose from bottom.1, bottom.2",
+        ),
+        (
+            "model=deepfm parallel=hybrid parallel.cuts=[bottom.1] parallel.servers=13",
+            "parallel.servers = 13: the model has only 12 dense tensors to own",
+        ),
+    ],
+)
+def test_faults_name_their_keys(overrides: str, message: str):
+    with pytest.raises(ConfigError) as raised:
+        values_of(overrides.split())
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("model", ["dlrm_paper", "dlrm_small", "dcnv2", "deepfm"])
+def test_the_tensors_of_a_model_are_counted_without_building_it(model: str):
+    config = validate(values_of([f"model={model}"]))
+    assert dense_tensors(config.model) == len(model_spec(config, (9,) * 26).dense_shapes())
+
+
+def test_an_interaction_alone_takes_settings_of_its_own():
+    model = values_of(["model.interaction=cross", "model.cross.rank=7"])["model"]
+    assert (model["cross"]["rank"], model["fm"]) == (7, None)
+    assert model["cross"]["layers"] >= 1
+
+
+def test_a_checkpoint_of_an_earlier_version_has_the_dot_interaction():
+    values = values_of(["model=dlrm_small"])
+    added = ("interaction", "cross", "fm")
+    before = {key: one for key, one in values["model"].items() if key not in added}
+    assert len(before) == len(values["model"]) - len(added)
+    assert saved_values({**values, "model": before}) == values
