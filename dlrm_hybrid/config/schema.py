@@ -263,6 +263,15 @@ class ExportConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class ImportConfig:
+    """Which weights of other programs the verb `import` makes a checkpoint of."""
+
+    file: Path | None
+    output: Path | None
+    names: Literal["ours", "torchrec", "dlrm"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class CheckpointConfig:
     """When to save, how many to keep, where to go on from, and how often after a loss."""
 
@@ -316,7 +325,11 @@ class DoctorConfig:
     output: Path
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(
+    config={**STRICT, "validate_by_name": True, "validate_by_alias": True},
+    frozen=True,
+    kw_only=True,
+)
 class Config:
     """The whole configuration of one run."""
 
@@ -339,6 +352,7 @@ class Config:
     train: TrainConfig
     evaluate: EvaluateConfig
     export: ExportConfig
+    import_: Annotated[ImportConfig, Field(alias="import")]
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig

@@ -48,6 +48,7 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
         **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},
         **{"int8": False, "check_rows": 10_000},
     },
+    "import": {"file": None, "output": None, "names": "dlrm"},
 }
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {
