@@ -30,6 +30,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "network": {"colocate_tables": False},
     "optimizer": {"staleness_warmup_steps": None},
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
+    "plan": {"count_steps": None},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},
     "sync": {
@@ -41,7 +42,8 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "prepare": {"check": False, "overwrite": False},
     "plan": {
-        **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
+        **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),
+        **{"rates": None, "latencies": None},
         **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
     },
     "export": {

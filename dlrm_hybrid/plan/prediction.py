@@ -12,7 +12,7 @@ from dlrm_hybrid.plan.calibration import Calibration
 from dlrm_hybrid.plan.costs import UnitCosts, one_process_seconds
 from dlrm_hybrid.plan.fit import units_of
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
-from dlrm_hybrid.plan.layout import Layout, layout
+from dlrm_hybrid.plan.layout import Densities, Layout, layout
 from dlrm_hybrid.plan.memory import Runtimes, memory_bytes, runtimes
 from dlrm_hybrid.plan.simulation.classes import by_classes, tree
 from dlrm_hybrid.plan.simulation.machine import Hosts
@@ -169,8 +169,18 @@ class Costs:
             )
         return told
 
-    def world(self, config: Config) -> Layout:
-        """A planned world that sends as densely as the run did, where its method is the run's."""
+    def world(self, config: Config, counted: Densities | None = None) -> Layout:
+        """A planned world that sends as densely as was counted of it.
+
+        Args:
+            config: of it.
+            counted: of this very world; None: as the run did, where its method is the run's.
+        """
+        rows = train_rows(config, self.calibration) or self.calibration.train_rows
+        known = counted or self._known(config)
+        return layout(config, rows, known.over(run_rows(config, rows) / step_rows(config)))
+
+    def _known(self, config: Config) -> Densities:
         run = self.calibration.world
         same = (config.gradient, config.pull) == (run.config.gradient, run.config.pull)
         known = run.densities
@@ -178,8 +188,7 @@ class Costs:
             known = replace(known, gradient={}, course=(), push=1.0, version=1.0)
         if config.activation != run.config.activation or config.parallel.cuts != run.partition.cuts:
             known = replace(known, activation={})
-        rows = train_rows(config, self.calibration) or self.calibration.train_rows
-        return layout(config, rows, known.over(run_rows(config, rows) / step_rows(config)))
+        return known
 
 
 def most_like(costs: Sequence[Costs], config: Config) -> Costs:
@@ -224,16 +233,19 @@ def run_rows(config: Config, train_rows: int) -> int:
     return train_rows * config.train.epochs
 
 
-def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Prediction:
+def predict(
+    planned: Planned, costs: Costs, counted: Densities | None = None, *, changes: bool = True
+) -> Prediction:
     """Simulate a world, and say what limits it.
 
     Args:
         planned: the world.
         costs: of its parts.
+        counted: what it sends, from a run of it; None: as densely as the calibration did.
         changes: also simulate it with more of what it has, for `what_if`.
     """
     config = planned.config
-    world = costs.world(config)
+    world = costs.world(config, counted)
     hosts = planned.hosts(config.plan.cores or costs.calibration.cores)
     found = measure(world, costs.units, hosts)
     rows = run_rows(config, train_rows(config, costs.calibration) or 0)

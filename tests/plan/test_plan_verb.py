@@ -145,6 +145,8 @@ def test_worlds_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
         ("complete", (), ("plan.rates=[fast]",), "plan.rates = fast: must be a rate"),
         ("complete", (), ("plan.hosts=each",), "plan.hosts = each: how fast are the links?"),
         ("complete", (), ("plan.trainers=[2,0]",), "plan.trainers[1] = 0"),
+        ("complete", (), ("plan.count_steps=20", "plan.search=4"), "plan.count_steps = 20: would"),
+        ("complete", (), ("plan.count_steps=20", "plan.trainers=[64]"), "a world of 193 ranks is"),
         ("complete", (), ("plan.picture=a.txt",), "plan.picture = a.txt: must end in .png or .svg"),
     ],
 )
