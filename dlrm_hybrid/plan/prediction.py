@@ -38,7 +38,8 @@ class Bottleneck:
     """What limits a world.
 
     Attributes:
-        name: `link of server-0`, `cores`, `thread of worker-0.1` or `waiting`.
+        name: `link of server-0`, `cores`, `thread of worker-0.1`, `network thread of server-0` or
+            `waiting`.
         use: share of the time in which it is busy; of `waiting` that of the busiest resource.
         busiest: that resource.
     """
@@ -72,6 +73,7 @@ class Prediction:
         core_use: share of the cores of the busiest machine.
         link_use: of each host's link, both directions added, by its first rank's name.
         thread_use: share of one core that the main thread of each rank takes, by name.
+        network_thread_use: likewise of its network's thread.
         memory_bytes: of each rank, by name.
         bottleneck: what limits it.
         what_if: how many times as fast it would be, by what is changed.
@@ -93,6 +95,7 @@ class Prediction:
     core_use: float
     link_use: Mapping[str, float]
     thread_use: Mapping[str, float]
+    network_thread_use: Mapping[str, float]
     memory_bytes: Mapping[str, int]
     bottleneck: Bottleneck
     what_if: Mapping[str, float]
@@ -251,7 +254,9 @@ def predict(
     rows = run_rows(config, train_rows(config, costs.calibration) or 0)
     links = _links(world, hosts, found)
     topology, samples = world.topology, step_rows(config)
-    threads = {topology.name(rank): use for rank, use in enumerate(found.rank_use)}
+    names = [topology.name(rank) for rank in range(topology.size)]
+    threads = dict(zip(names, found.rank_use, strict=True))
+    carriers = dict(zip(names, found.network_use, strict=True))
     return Prediction(
         name=planned.name,
         trainers=topology.trainers,
@@ -269,11 +274,11 @@ def predict(
         core_use=max(found.core_use),
         link_use=links,
         thread_use=threads,
+        network_thread_use=carriers,
         memory_bytes={
-            topology.name(rank): memory_bytes(world, rank, costs.runtimes)
-            for rank in range(topology.size)
+            name: memory_bytes(world, rank, costs.runtimes) for rank, name in enumerate(names)
         },
-        bottleneck=_bottleneck(max(found.core_use), links, threads),
+        bottleneck=_bottleneck(max(found.core_use), links, threads, carriers),
         what_if={
             change: measure(world, units, there).samples_per_second / found.samples_per_second
             for change, units, there in _changes(costs.units, hosts, _last_trainer(world))
@@ -317,10 +322,14 @@ def _links(world: Layout, hosts: Hosts, found: Outcome) -> dict[str, float]:
 
 
 def _bottleneck(
-    cores: float, links: Mapping[str, float], threads: Mapping[str, float]
+    cores: float,
+    links: Mapping[str, float],
+    threads: Mapping[str, float],
+    carriers: Mapping[str, float],
 ) -> Bottleneck:
     uses = {f"link of {name}": use for name, use in links.items()}
     uses |= {f"thread of {name}": use for name, use in threads.items()}
+    uses |= {f"network thread of {name}": use for name, use in carriers.items()}
     uses["cores"] = cores
     busiest = max(uses, key=lambda name: uses[name])
     use = uses[busiest]

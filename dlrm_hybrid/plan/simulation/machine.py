@@ -174,13 +174,16 @@ class Carrier:
 
     Attributes:
         cores: that it shares.
+        busy_seconds: of it.
     """
 
     cores: Cores
+    busy_seconds: float = 0.0
     _waiting: deque[tuple[float, Then]] = field(default_factory=deque[tuple[float, "Then"]])
 
     def run(self, seconds: float, then: Then) -> None:
         """Take so much time behind what waits, and then do something."""
+        self.busy_seconds += seconds
         self._waiting.append((seconds, then))
         if len(self._waiting) == 1:
             self._next()
