@@ -55,7 +55,7 @@ class Bags(Generic[Array]):
         """B."""
         if self.offsets is None:
             return self.values.shape[1]
-        return (self.offsets.shape[0] - 1) // self.jagged_tables
+        return (self.offsets.shape[0] - 1) // max(self.jagged_tables, 1)
 
     @property
     def num_ids(self) -> int:
@@ -66,3 +66,94 @@ class Bags(Generic[Array]):
         """The same ids in other arrays."""
         offsets = None if self.offsets is None else function(self.offsets)
         return Bags(function(self.values), offsets, self.jagged_tables)
+
+
+def lengths_of(bags: Bags[Int64s]) -> Int64s:
+    """How many ids each bag has (F, B)."""
+    shape = bags.tables, bags.rows
+    return (
+        np.ones(shape, np.int64) if bags.offsets is None else np.diff(bags.offsets).reshape(shape)
+    )
+
+
+def table_offsets(bags: Bags[Int64s]) -> Int64s:
+    """Where in the flat ids those of each table begin, and N: (F + 1,)."""
+    first_bags = np.arange(bags.tables + 1) * bags.rows
+    return first_bags if bags.offsets is None else bags.offsets[first_bags]
+
+
+def require_offsets(bags: Bags[Int64s]) -> None:
+    """Refuse offsets that are not those of the ids.
+
+    Raises:
+        ValueError: they do not begin at 0, fall, do not end at N, or are of no number of rows.
+    """
+    offsets = bags.offsets
+    if offsets is None:
+        return
+    is_whole = (
+        bags.jagged_tables > 0 and len(offsets) % bags.jagged_tables == 1 % bags.jagged_tables
+    )
+    if not is_whole or offsets[0] or offsets[-1] != bags.num_ids or (np.diff(offsets) < 0).any():
+        raise ValueError(
+            f"offsets of {len(offsets) - 1} bags of {bags.jagged_tables} tables from "
+            f"{offsets[:1].tolist()} to {offsets[-1:].tolist()}, and {bags.num_ids} ids"
+        )
+
+
+def jagged(values_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
+    """Bags of any size.
+
+    Args:
+        values_N: ids, table after table, in each row after row.
+        lengths_FB: how many ids each bag has; together N.
+
+    Raises:
+        ValueError: a length is below 0, or they are not those of so many ids.
+    """
+    offsets = np.zeros(lengths_FB.size + 1, np.int64)
+    np.cumsum(lengths_FB, out=offsets[1:])
+    if lengths_FB.min(initial=0) < 0 or offsets[-1] != len(values_N):
+        raise ValueError(f"bags of {offsets[-1]} ids, and {len(values_N)} ids")
+    return Bags(values_N, offsets, len(lengths_FB))
+
+
+def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
+    """The bags of some consecutive rows."""
+    if bags.offsets is None:
+        return Bags(np.ascontiguousarray(bags.values[:, rows]))
+    starts_FB = bags.offsets[:-1].reshape(bags.tables, bags.rows)[:, rows]
+    lengths_FB = lengths_of(bags)[:, rows]
+    return jagged(_runs(bags.values, starts_FB, lengths_FB), lengths_FB)
+
+
+def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
+    """The rows of several batches, one batch after the other."""
+    if all(one.offsets is None for one in several):
+        return Bags(np.concatenate([one.values for one in several], axis=1))
+    values_N = np.concatenate([one.values.reshape(-1) for one in several])
+    firsts_1X = np.cumsum([0, *(one.num_ids for one in several)])[None, :-1]
+    offsets_FX = np.stack([table_offsets(one) for one in several], axis=1)
+    runs = offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0)
+    return jagged(_runs(values_N, *runs), np.concatenate([lengths_of(x) for x in several], axis=1))
+
+
+def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
+    """The bags of some tables, in this order; a table may come again.
+
+    Raises:
+        IndexError: there is no such table.
+    """
+    if bags.offsets is None:
+        return Bags(bags.values[order_L])
+    offsets = table_offsets(bags)
+    values_N = _runs(bags.values, offsets[:-1][order_L], np.diff(offsets)[order_L])
+    return jagged(values_N, lengths_of(bags)[order_L])
+
+
+def _runs(values_N: Int64s, starts_S: Int64s, lengths_S: Int64s) -> Int64s:
+    """Runs of consecutive values, one after the other, each from its start on."""
+    starts_S, lengths_S = starts_S.reshape(-1), lengths_S.reshape(-1)
+    ends_S = np.cumsum(lengths_S)
+    total = int(ends_S[-1]) if len(ends_S) else 0
+    return values_N[np.repeat(starts_S - ends_S + lengths_S, lengths_S) + np.arange(total)]
