@@ -32,7 +32,6 @@ POSITIONAL = {
     "train": ("", "checkpoint.resume"),
     "evaluate": ("", "evaluate.checkpoint"),
     "export": ("", "export.checkpoint"),
-    "import": ("", "import.file"),
     "report": ("", "report.runs"),
     "plan": ("", "plan.calibration"),
     "doctor": ("", "doctor.action"),

@@ -30,7 +30,6 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "network": {"colocate_tables": False},
     "optimizer": {"staleness_warmup_steps": None},
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
-    "plan": {"count_steps": None},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},
     "sync": {
@@ -42,15 +41,13 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "prepare": {"check": False, "overwrite": False},
     "plan": {
-        **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),
-        **{"rates": None, "latencies": None},
+        **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
         **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
     },
     "export": {
         **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},
         **{"int8": False, "check_rows": 10_000},
     },
-    "import": {"file": None, "output": None, "names": "dlrm"},
 }
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {

@@ -27,8 +27,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bags import Bags, require_offsets, table_offsets
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
 from dlrm_hybrid.kernels.scatter import apply_sgd, look_up
@@ -83,7 +84,7 @@ class EmbeddingOptions:
 
 @final
 class Embeddings:
-    """All tables of a model, one id per bag; backward updates the rows, at the rate last set.
+    """All tables of a model; backward updates the rows, at the rate last set.
 
     Not a torch module: its tensors are views that no other optimizer may find among parameters.
     """
@@ -108,13 +109,15 @@ class Embeddings:
         )
 
     def __call__(self, bags: Bags[Tensor]) -> Tensor:
-        """Look up the ids of a batch → float32 (B, F, D).
+        """Look up the ids of a batch → float32 (B, F, D), 0 for empty bags.
 
         Raises:
             RuntimeError: an id is not a row of its table.
             ValueError: the ids are on another device.
         """
         ids_FB = require_ids_on_cpu(bags).values
+        if bags.offsets is not None:
+            return self._look_up(ids_FB, bags.offsets).view(bags.rows, len(self._names), self._dim)
         if self._rows is not None and ids_FB.numel() <= SMALL_IDS:
             return cast(Tensor, _LookUp.apply(self._rows.leaf, self._rows, ids_FB, self._lr))
         num_rows = ids_FB.shape[1]
@@ -218,22 +221,38 @@ class DistinctIds:
     Attributes:
         ids_K: table after table, ascending in each.
         counts_F: how many are of each table, in the same order of tables.
-        inverse_BF: int64, where in `ids_K` each id of the batch is.
+        inverse: int64, where in `ids_K` each id of the batch is: (B, F) where every bag has one id,
+            else (N,) as the bags have them.
+        bags: of the batch.
+        most: ids of the table that has the most of them in the batch.
     """
 
     ids_K: Int64s
     counts_F: Int64s
-    inverse_BF: Tensor
+    inverse: Tensor
+    bags: Bags[Tensor]
+    most: int
 
-    def expand(self, rows_KD: Tensor) -> Tensor:
-        """The rows of all ids of the batch (B, F, D), from those of the distinct ids."""
-        shape = (*self.inverse_BF.shape, rows_KD.shape[1])
-        return rows_KD.index_select(0, self.inverse_BF.view(-1)).view(shape)
+    def pool(self, rows_KD: Tensor) -> Tensor:
+        """The bags of the batch (B, F, D), sums of rows, from those of the distinct ids."""
+        shape = (self.bags.tables, self.bags.rows, rows_KD.shape[1])
+        if self.bags.offsets is None:
+            rows_BFD = rows_KD.index_select(0, self.inverse.view(-1))
+            return rows_BFD.view(shape[1], shape[0], shape[2])
+        pooled_FBD = functional.embedding_bag(
+            self.inverse, rows_KD, self.bags.offsets, mode="sum", include_last_offset=True
+        )
+        return pooled_FBD.view(shape).transpose(0, 1).contiguous()
 
     def sum_by_id(self, gradient_BFD: Tensor) -> Tensor:
         """The gradients of the distinct ids (K, D): sums of float32 in the order of the batch."""
         sum_KD = gradient_BFD.new_zeros(len(self.ids_K), gradient_BFD.shape[2])
-        sum_rows(gradient_BFD.contiguous().numpy(), self.inverse_BF.numpy(), sum_KD.numpy())
+        inverse_BF = self.inverse
+        if self.bags.offsets is not None:  # every id by itself: as a batch of one table
+            gradient_FBD = gradient_BFD.transpose(0, 1).reshape(-1, 1, gradient_BFD.shape[2])
+            gradient_BFD = gradient_FBD.repeat_interleave(self.bags.offsets.diff(), 0)
+            inverse_BF = self.inverse.unsqueeze(1)
+        sum_rows(gradient_BFD.contiguous().numpy(), inverse_BF.numpy(), sum_KD.numpy())
         return sum_KD
 
 
@@ -243,8 +262,14 @@ def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:
 
 
 def require_ids_on_cpu(bags: Bags[Tensor]) -> Bags[Tensor]:
-    """Refuse ids of another device with a ValueError that names it."""
+    """The same ids; of another device, or of bags that are none, they are refused.
+
+    Raises:
+        ValueError: names the device, or the offsets.
+    """
     require_cpu(bags.values, "bags", "an embedding lookup")
+    if bags.offsets is not None:
+        require_offsets(bags.map(Tensor.numpy))
     return bags
 
 
@@ -275,13 +300,33 @@ def distinct_ids(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
         ValueError: the ids are on another device.
     """
     ids_FB = require_ids_on_cpu(bags).values
+    if bags.offsets is not None:
+        return _distinct_of_jagged(bags, order_F)
     num_tables, num_rows = ids_FB.shape
     keys_FB, shift = sorted_keys(ids_FB)
     ids_K = np.empty(ids_FB.numel(), np.int64)
     counts_F = np.empty(num_tables, np.int64)
     inverse_BF = torch.empty(num_rows, num_tables, dtype=torch.int64)
     num_ids = unique_ids(keys_FB, shift, order_F, ids_K, counts_F, inverse_BF.numpy())
-    return DistinctIds(ids_K[:num_ids], counts_F, inverse_BF)
+    return DistinctIds(ids_K[:num_ids], counts_F, inverse_BF, bags, num_rows)
+
+
+def _distinct_of_jagged(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
+    """Of each table in turn, as if each of its ids were a row of the batch."""
+    values_N, offsets = bags.values.numpy(), table_offsets(bags.map(Tensor.numpy))
+    ids_K = np.empty(len(values_N), np.int64)
+    counts_F = np.empty(len(order_F), np.int64)
+    inverse_N = np.empty(len(values_N), np.int64)
+    listed, only = 0, np.zeros(1, np.int64)
+    for place, table in enumerate(order_F.tolist()):
+        own = slice(*offsets[table : table + 2].tolist())
+        keys_1N, shift = sorted_keys(bags.values[own].unsqueeze(0))
+        unique = ids_K[listed:], counts_F[place : place + 1], inverse_N[own, None]
+        found = unique_ids(keys_1N, shift, only, *unique)
+        inverse_N[own] += listed
+        listed += found
+    most = int(np.diff(offsets).max(initial=0))
+    return DistinctIds(ids_K[:listed], counts_F, torch.from_numpy(inverse_N), bags, most)
 
 
 @final

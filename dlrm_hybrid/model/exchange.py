@@ -1,12 +1,13 @@
 """Ids on their way to the trainers that hold their rows, and rows and gradients back.
 
 TorchRec's own input distribution is made for bags of any size: it sends splits, lengths and ids in
-three collectives, and regroups them feature by feature. Here a bag is one id: one collective of
-ids is enough (`IdExchange`; TorchRec returns the rows). `DistinctExchange` sends every id once:
+three collectives, and regroups them feature by feature. Where every bag has one id, one collective
+of ids is enough, else one of lengths and one of ids (`IdExchange`; TorchRec returns the pooled
+rows). `DistinctExchange` sends every id once, and pools where it looks up:
 
     looks up                                                     holds the rows
     distinct ids of a batch  ── lengths, then coded ids ──▶      one bag for each
-    rows of all its ids      ◀────────── rows ─────────────      their rows
+    rows of these, pooled    ◀────────── rows ─────────────      their rows
     sums for distinct ids    ──────── gradients ──────────▶      updates
 
 Every trainer is on both sides. How many rows travel is known to both from the ids.
@@ -17,7 +18,7 @@ L tables that one trainer looks up, N rows of all trainers' batches or bags of e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast, final
@@ -27,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, table_offsets
 from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
@@ -43,7 +44,7 @@ from dlrm_hybrid.model.embeddings import (
     distinct_ids,
     require_ids_on_cpu,
 )
-from dlrm_hybrid.model.sharding import Cast, ShardingKind
+from dlrm_hybrid.model.sharding import Cast, Routes
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DlrmError
 
@@ -52,56 +53,6 @@ Int64s = NDArray[np.int64]
 
 WIRE_DTYPE = torch.int32
 ID_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """Which trainer looks up what, by lookups that each take the tables of one kernel.
-
-    Attributes:
-        wanted_T: tables that each trainer looks up, in the order of its lookups.
-        num_features_L: tables of each lookup of this trainer; together as many as wanted from it.
-        blocks_L: first and one past the last row that this trainer holds, of every table of a
-            lookup; None where it holds all rows.
-    """
-
-    wanted_T: tuple[tuple[int, ...], ...]
-    num_features_L: tuple[int, ...]
-    blocks_L: tuple[tuple[tuple[int, int], ...] | None, ...]
-
-
-def routes(
-    shardings: Mapping[str, Any],
-    blocks: Mapping[str, tuple[int, int]],
-    spec: ModelSpec,
-    group: CountedGroup,
-) -> Routes:
-    """To the lookups of sharded tables, one for each kind of sharding.
-
-    Args:
-        shardings: TorchRec's descriptions by kind.
-        blocks: first and one past the last row that this trainer holds, by table, of those that
-            are cut by rows.
-        spec: the tables.
-        group: of the trainers.
-    """
-    tables = {name: table for table, name in enumerate(spec.table_names)}
-    wanted_T: list[list[int]] = [[] for _ in range(group.size())]
-    num_features_L: list[int] = []
-    blocks_L: list[tuple[tuple[int, int], ...] | None] = []
-    for kind, sharding in shardings.items():
-        by_rows = kind == ShardingKind.ROW_WISE
-        names_T: list[list[str]] = (
-            [sharding.feature_names()] * group.size()
-            if by_rows
-            else sharding.feature_names_per_rank()
-        )
-        for wanted, names in zip(wanted_T, names_T, strict=True):
-            wanted.extend(tables[name] for name in names)
-        mine = names_T[group.rank()]
-        num_features_L.append(len(mine))
-        blocks_L.append(tuple(blocks[name] for name in mine) if by_rows else None)
-    return Routes(tuple(map(tuple, wanted_T)), tuple(num_features_L), tuple(blocks_L))
 
 
 @final
@@ -135,7 +86,12 @@ class IdExchange:
         Returns:
             For each lookup, as FBGEMM takes them: the ids held here, int64, and where in them the
             bag of each feature and row begins, int64 (features * N + 1,).
+
+        Raises:
+            DlrmError: a trainer sent bags that are none.
         """
+        if bags.offsets is not None:
+            return self._of_jagged(bags.map(Tensor.numpy), rows_T)
         ids_LB = bags.values.to(WIRE_DTYPE).index_select(0, self._order)
         mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
         ids = self._group.exchange(
@@ -153,6 +109,34 @@ class IdExchange:
             for part_LN, blocks in zip(parts_LN, self._blocks_L, strict=True)
         ]
 
+    def _of_jagged(self, bags: Bags[Int64s], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """The lengths of bags travel first: who holds a table does not know how many ids follow."""
+        asked = in_order(bags, self._order.numpy())
+        mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
+        lengths = self._group.exchange(
+            torch.from_numpy(lengths_of(asked).reshape(-1)).to(WIRE_DTYPE),
+            [features * num_rows for features in self._features_T],
+            [mine * rows for rows in rows_T],
+        )
+        theirs_T = [part.long() for part in split(lengths, [mine * rows for rows in rows_T])]
+        for trainer, theirs in enumerate(theirs_T):
+            if (theirs < 0).any():
+                raise DlrmError(f"trainer {trainer} sent bags of fewer ids than none")
+        counts_T = [int(theirs.sum()) for theirs in theirs_T]
+        ends = table_offsets(asked)[np.cumsum([0, *self._features_T])]
+        ids = self._group.exchange(
+            torch.from_numpy(asked.values).to(WIRE_DTYPE), np.diff(ends).tolist(), counts_T
+        )
+        parts = zip(split(ids.long(), counts_T), theirs_T, rows_T, strict=True)
+        held = joined(
+            [jagged(own.numpy(), theirs.view(mine, n).numpy()) for own, theirs, n in parts]
+        )
+        lookups_L = np.split(np.arange(mine), np.cumsum(self._num_features_L)[:-1])
+        return [
+            _jagged_bags(in_order(held, tables), blocks)
+            for tables, blocks in zip(lookups_L, self._blocks_L, strict=True)
+        ]
+
     def _dense_bags(self, ids_LN: Tensor) -> tuple[Tensor, Tensor]:
         num_ids = ids_LN.numel()
         if len(self._offsets) <= num_ids:
@@ -168,14 +152,32 @@ def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tens
     return (ids_LN - first_L1)[here_LN], offsets
 
 
+def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `_dense_bags` and `_block_bags`: a bag has those of its ids whose rows are held here."""
+    values_N, offsets = bags.values, bags.offsets
+    assert offsets is not None
+    if blocks_2L1 is not None:
+        counts_L = np.diff(table_offsets(bags))
+        first_N, stop_N = np.repeat(blocks_2L1.squeeze(2).numpy(), counts_L, axis=1)
+        here_N = (values_N >= first_N) & (values_N < stop_N)
+        offsets = np.concatenate([[0], np.cumsum(here_N)])[offsets]
+        values_N = (values_N - first_N)[here_N]
+    return torch.from_numpy(values_N), torch.from_numpy(offsets)
+
+
 def check_ids(bags: Bags[Tensor], table_rows_F1: Tensor) -> None:
     """Refuse ids that are no rows; FBGEMM would end the process at another trainer."""
-    ids_FB = require_ids_on_cpu(bags).values
-    bad_FB = (ids_FB < 0).logical_or_(ids_FB >= table_rows_F1)
-    if bad_FB.any():
-        table, row = (int(index) for index in bad_FB.nonzero()[0])
+    ids, rows = require_ids_on_cpu(bags).values, table_rows_F1
+    if bags.offsets is not None:
+        counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))
+        rows = table_rows_F1.flatten().repeat_interleave(torch.from_numpy(counts_F))
+    is_bad = (ids < 0).logical_or_(ids >= rows)
+    if is_bad.any():
+        first = int(is_bad.flatten().nonzero()[0])
+        starts = table_offsets(bags.map(Tensor.numpy))
+        table = int(np.searchsorted(starts, first, side="right")) - 1
         raise RuntimeError(
-            f"id {ids_FB[table, row]} is out of bounds: embedding.{table + 1} has num_rows = "
+            f"id {ids.flatten()[first]} is out of bounds: embedding.{table + 1} has num_rows = "
             f"{table_rows_F1[table].item()}"
         )
 
@@ -239,19 +241,19 @@ class DistinctExchange:
         Raises:
             DlrmError: a trainer sent invalid ids.
         """
-        mine, num_rows = distinct_ids(bags, self._order_F), bags.rows
+        mine = distinct_ids(bags, self._order_F)
         mine_T = [int(mine.counts_F[held].sum()) for held in self._held_T]
         parts_T = np.split(mine.ids_K, np.cumsum(mine_T)[:-1])
         messages_T = [
-            encoded_ids(ids_K, mine.counts_F[held], self._rows_F[held], num_rows)
+            encoded_ids(ids_K, mine.counts_F[held], self._rows_F[held], mine.most)
             for ids_K, held in zip(parts_T, self._held_T, strict=True)
         ]
-        received_T, rows_T = self._exchange(messages_T, num_rows)
+        received_T, most_T, rows_T = self._exchange(messages_T, mine)
         rows_L = self._rows_F[self._held_T[self._rank]]
         counts_TL = np.empty((len(received_T), len(rows_L)), np.int64)
         ids_T: list[Int64s] = []
         for trainer, received in enumerate(received_T):
-            ids_K = decoded_ids(received, counts_TL[trainer], rows_L, rows_T[trainer])
+            ids_K = decoded_ids(received, counts_TL[trainer], rows_L, most_T[trainer])
             if ids_K is None:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
@@ -274,7 +276,7 @@ class DistinctExchange:
         codec, _ = self._casts
         given_KD = codec.encode(asked.bags.gather(pooled_NW, self._dim))
         taken_KD = self._group.exchange(given_KD, asked.bags_T, asked.mine_T, dense_bytes)
-        return asked.mine.expand(codec.decode(taken_KD))
+        return asked.mine.pool(codec.decode(taken_KD))
 
     def send_gradients(self, gradient_BFD: Tensor, asked: Asked) -> Tensor:
         """From those that look up to the holders of tables: sums for distinct ids (K, D)."""
@@ -283,18 +285,30 @@ class DistinctExchange:
         given_KD = codec.encode(asked.mine.sum_by_id(gradient_BFD))
         return codec.decode(self._group.exchange(given_KD, asked.mine_T, asked.bags_T, dense_bytes))
 
-    def _exchange(self, messages_T: list[Bytes], num_rows: int) -> tuple[list[Bytes], list[int]]:
-        """Messages from everybody, and the rows of everybody's batches."""
+    def _exchange(
+        self, messages_T: list[Bytes], mine: DistinctIds
+    ) -> tuple[list[Bytes], list[int], list[int]]:
+        """Messages from everybody, most ids of a table, and rows, of everybody's batches."""
         once_T = [1] * len(messages_T)
         lengths_T = [len(message) for message in messages_T]
-        headers_T2 = torch.tensor([(length, num_rows) for length in lengths_T], dtype=torch.int32)
-        received_T2 = self._group.exchange(headers_T2, once_T, once_T, 0)
-        their_lengths_T, their_rows_T = cast("list[list[int]]", received_T2.t().tolist())
+        # Of bags of one id they are the same.
+        sizes = (mine.most,) if mine.bags.offsets is None else (mine.most, mine.bags.rows)
+        headers_TX = torch.tensor([(length, *sizes) for length in lengths_T], dtype=torch.int32)
+        received_TX = self._group.exchange(headers_TX, once_T, once_T, 0)
+        their_lengths_T, their_most_T, *others = cast("list[list[int]]", received_TX.t().tolist())
         given = torch.from_numpy(np.concatenate(messages_T))
-        dense_bytes = ID_BYTES * self._num_elsewhere * num_rows
+        dense_bytes = ID_BYTES * self._numbers_elsewhere(mine.bags)
         taken = self._group.exchange(given, lengths_T, their_lengths_T, dense_bytes)
         received_T = [part.numpy() for part in split(taken, their_lengths_T)]
-        return received_T, their_rows_T
+        return received_T, their_most_T, others[0] if others else their_most_T
+
+    def _numbers_elsewhere(self, bags: Bags[Tensor]) -> int:
+        """Ids that `IdExchange` would send to others, and lengths of bags where it sends them."""
+        if bags.offsets is None:
+            return self._num_elsewhere * bags.rows
+        counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))[self._order_F]
+        own = int(counts_F[self._held_T[self._rank]].sum())
+        return bags.num_ids - own + self._num_elsewhere * bags.rows
 
     @property
     def _num_elsewhere(self) -> int:
@@ -302,41 +316,40 @@ class DistinctExchange:
         return len(self._order_F) - self._num_held_T[self._rank]
 
 
-def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Bytes:
+def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> Bytes:
     """Distinct ids of a batch as bytes: how many are of each table, and the gaps between them.
 
     Args:
         ids_K: table after table, increasing in each.
         counts_L: how many are of each table.
         rows_L: of the tables, fewer than 2**31 each.
-        num_rows: of the batch.
+        most: ids that the batch has of any table, repeated ones counted.
     """
     room_bits = BITS_OF_AN_ID * len(ids_K) + BITS_OF_A_COUNT * len(counts_L)
     out = np.empty(room_bits // 8 + 1 + STORE_BYTES, np.uint8)
-    return out[: encode_ids(ids_K, counts_L, rows_L, _count_bits(rows_L, num_rows), out)]
+    return out[: encode_ids(ids_K, counts_L, rows_L, _count_bits(rows_L, most), out)]
 
 
-def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, num_rows: int) -> Int64s | None:
+def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, most: int) -> Int64s | None:
     """The ids whose bytes `encoded_ids` gave; None if these are not of such a batch.
 
     Args:
         message: the bytes, in memory that may be written to.
         counts_L: receives how many are of each table.
         rows_L: of the tables.
-        num_rows: of the batch.
+        most: as the writer had it.
     """
-    if num_rows < 0:
+    if most < 0:
         return None
     # An id takes a bit at least, whatever the header says of the batch.
-    ids_K = np.empty(min(num_rows * len(rows_L), 8 * len(message)), np.int64)
-    num_ids = decode_ids(message, rows_L, _count_bits(rows_L, num_rows), ids_K, counts_L)
+    ids_K = np.empty(min(most * len(rows_L), 8 * len(message)), np.int64)
+    num_ids = decode_ids(message, rows_L, _count_bits(rows_L, most), ids_K, counts_L)
     return None if num_ids < 0 else ids_K[:num_ids]
 
 
-def _count_bits(rows_L: Int64s, num_rows: int) -> Int64s:
+def _count_bits(rows_L: Int64s, most: int) -> Int64s:
     """Of the number of distinct ids of each table in a batch."""
-    most_L = np.minimum(rows_L, num_rows).tolist()
-    return np.array([most.bit_length() for most in most_L], np.int64)
+    return np.array([one.bit_length() for one in np.minimum(rows_L, most).tolist()], np.int64)
 
 
 @final

@@ -43,13 +43,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.exchange import DistinctExchange, IdExchange, check_ids, routes
+from dlrm_hybrid.model.exchange import DistinctExchange, IdExchange, check_ids
 from dlrm_hybrid.model.sharding import (
     CommPrecision,
     ShardingKind,
     ShardingOptions,
     casts,
     columns_of_a_shard,
+    routes,
 )
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import Piece, draw_embeddings

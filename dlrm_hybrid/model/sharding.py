@@ -1,4 +1,4 @@
-"""How trainers share the embedding tables: options, and the type of rows on the wire.
+"""How trainers share the embedding tables: options, routes, and the type of rows on the wire.
 
 TorchRec's own half-precision codecs are not used: its BF16 becomes FP16 on a CPU without a word,
 and its FP16 lets gradients below 6e-8 vanish and rounds those below 6e-5 ever more coarsely.
@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
+
+from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.model.spec import ModelSpec
 
 NARROWEST_SHARD = 4  # columns, as FBGEMM needs; a rule of the configuration knows it too
 
@@ -53,6 +56,56 @@ def columns_of_a_shard(embedding_dim: int) -> int | None:
     """Width of the parts when tables are cut by columns: half of it or less; None if impossible."""
     widths = range(NARROWEST_SHARD, embedding_dim // 2 + 1, NARROWEST_SHARD)
     return max((width for width in widths if embedding_dim % width == 0), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Which trainer looks up what, by lookups that each take the tables of one kernel.
+
+    Attributes:
+        wanted_T: tables that each trainer looks up, in the order of its lookups.
+        num_features_L: tables of each lookup of this trainer; together as many as wanted from it.
+        blocks_L: first and one past the last row that this trainer holds, of every table of a
+            lookup; None where it holds all rows.
+    """
+
+    wanted_T: tuple[tuple[int, ...], ...]
+    num_features_L: tuple[int, ...]
+    blocks_L: tuple[tuple[tuple[int, int], ...] | None, ...]
+
+
+def routes(
+    shardings: Mapping[str, Any],
+    blocks: Mapping[str, tuple[int, int]],
+    spec: ModelSpec,
+    group: CountedGroup,
+) -> Routes:
+    """To the lookups of sharded tables, one for each kind of sharding.
+
+    Args:
+        shardings: TorchRec's descriptions by kind.
+        blocks: first and one past the last row that this trainer holds, by table, of those that
+            are cut by rows.
+        spec: the tables.
+        group: of the trainers.
+    """
+    tables = {name: table for table, name in enumerate(spec.table_names)}
+    wanted_T: list[list[int]] = [[] for _ in range(group.size())]
+    num_features_L: list[int] = []
+    blocks_L: list[tuple[tuple[int, int], ...] | None] = []
+    for kind, sharding in shardings.items():
+        by_rows = kind == ShardingKind.ROW_WISE
+        names_T: list[list[str]] = (
+            [sharding.feature_names()] * group.size()
+            if by_rows
+            else sharding.feature_names_per_rank()
+        )
+        for wanted, names in zip(wanted_T, names_T, strict=True):
+            wanted.extend(tables[name] for name in names)
+        mine = names_T[group.rank()]
+        num_features_L.append(len(mine))
+        blocks_L.append(tuple(blocks[name] for name in mine) if by_rows else None)
+    return Routes(tuple(map(tuple, wanted_T)), tuple(num_features_L), tuple(blocks_L))
 
 
 FLOAT16_GRADIENT_SCALE = 2.0**16

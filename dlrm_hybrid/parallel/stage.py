@@ -164,6 +164,7 @@ class Stage:
                 "rows": torch.tensor(inputs.rows),
                 "dense": inputs.dense_BI,
                 "ids": None if inputs.bags is None else inputs.bags.values,
+                "offsets": None if inputs.bags is None else inputs.bags.offsets,
                 "label": inputs.label_B,
                 "pooled": flying.pooled_BFD,
                 **{f"entered.{number}": one.entered_bN for number, one in flying.graphs.items()},
@@ -178,10 +179,12 @@ class Stage:
         self._batches.clear()
         for batch in sorted({int(name.split(".")[0]) for name in state}):
             rows = int(state[f"{batch}.rows"])
-            dense, ids, label, pooled = (
-                state.get(f"{batch}.{name}") for name in ("dense", "ids", "label", "pooled")
+            dense, ids, offsets, label, pooled = (
+                state.get(f"{batch}.{name}")
+                for name in ("dense", "ids", "offsets", "label", "pooled")
             )
-            bags = None if ids is None else Bags(ids)
+            tables = 0 if offsets is None else (len(offsets) - 1) // rows
+            bags = None if ids is None else Bags(ids, offsets, tables)
             inputs = Inputs(rows=rows, dense_BI=dense, bags=bags, label_B=label)
             self.begin(BatchNumber(batch), inputs, pooled)
             graphs = self._batches[BatchNumber(batch)].graphs

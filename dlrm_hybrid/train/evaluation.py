@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import final
 
-import torch
 from torch import Tensor
 
-from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bags import part
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
@@ -114,7 +114,7 @@ class WorldEvaluation:
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
-            nothing = Bags(torch.from_numpy(group[0].bags.values[:, :0]))
+            nothing = tensor_bags(part(group[0].bags, slice(0)))
             self.runner.run(self.evaluator.tables.predict(nothing))
         return None
 

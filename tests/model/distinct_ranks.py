@@ -1,5 +1,7 @@
 """What trainers do in the tests of distinct ids; each runs in a process of its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, unsharded
@@ -127,7 +129,7 @@ def hears_no_ids(argument: str, report, stop) -> None:
         if trainer.number == 1:
             exchange = sharded._distinct
             told = exchange._exchange
-            exchange._exchange = lambda messages_T, num_rows: told(messages_T, -1)
+            exchange._exchange = lambda messages_T, mine: told(messages_T, replace(mine, most=-1))
         _tell_fault(trainer, sharded, ids_FB)
 
 

@@ -35,11 +35,17 @@ SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(1, 2, 7,
 SGD = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
 ROWS, LR, SEED = 12, 32.0, 3
 CONSTANT = Constant(base_lr=LR)
+BagsOf = Callable[[int, int], Bags[Tensor]]  # of a trainer and a batch
+Gradient = Callable[[Tensor, int], Tensor]  # of pooled rows and a trainer
 
 
 def ids_of(trainer: int, batch: int) -> Tensor:
     rng = np.random.default_rng([trainer, batch])
     return torch.from_numpy(np.stack([rng.integers(0, rows, ROWS) for rows in SPEC.table_rows]))
+
+
+def plain_bags(trainer: int, batch: int) -> Bags[Tensor]:
+    return Bags(ids_of(trainer, batch))
 
 
 def gradient_of(pooled_BFD: Tensor, trainer: int) -> Tensor:
@@ -106,9 +112,16 @@ class World:
             clock=SpanClock(),
         )
 
-    def learn(self, first: int, batches: int) -> None:
+    def learn(
+        self,
+        first: int,
+        batches: int,
+        bags_of: BagsOf = plain_bags,
+        gradient: Gradient = gradient_of,
+    ) -> None:
+        numbers = range(first, first + batches)
         programs = {
-            trainer: learning(tables, trainer, range(first, first + batches), self.staleness)
+            trainer: learning(tables, trainer, numbers, self.staleness, bags_of, gradient)
             for trainer, tables in enumerate(self.tables)
         }
         self.runner.run(programs)
@@ -117,13 +130,20 @@ class World:
         return joined([piece for server in self.servers for piece in server.pieces()])
 
 
-def learning(tables: Tables, trainer: int, batches: range, staleness: int) -> Program[None]:
+def learning(
+    tables: Tables,
+    trainer: int,
+    batches: range,
+    staleness: int,
+    bags_of: BagsOf = plain_bags,
+    gradient: Gradient = gradient_of,
+) -> Program[None]:
     for number in batches:
         for later in range(number, number + staleness + 1):
-            tables.prefetch(BatchNumber(later), Bags(ids_of(trainer, later)))
+            tables.prefetch(BatchNumber(later), bags_of(trainer, later))
         batch = BatchNumber(number)
-        pooled_BFD = yield from tables.lookup(batch, Bags(ids_of(trainer, number)), LR)
-        yield from tables.update(batch, gradient_of(pooled_BFD, trainer))
+        pooled_BFD = yield from tables.lookup(batch, bags_of(trainer, number), LR)
+        yield from tables.update(batch, gradient(pooled_BFD, trainer))
 
 
 def joined(pieces: Sequence[Piece]) -> dict[str, Tensor]:

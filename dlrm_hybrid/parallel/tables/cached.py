@@ -97,7 +97,7 @@ class CachedTables(Tables):
             self._make_room(turn.slots)
             slots_K = torch.from_numpy(turn.slots_K)
             self._rows_SD[slots_K[torch.from_numpy(turn.fetched_M)]] = fetched_MD
-            return flying.ids.expand(self._rows_SD.index_select(0, slots_K))
+            return flying.ids.pool(self._rows_SD.index_select(0, slots_K))
 
     @override
     def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
@@ -198,9 +198,9 @@ class CachedTables(Tables):
     def _split(self, keys_K: Int64s, batch: DistinctIds) -> SplitIds:
         """Some rows by server; with the lookups of a batch, or so many as there are rows."""
         ids, servers = ids_of(keys_K, len(batch.counts_F)), self._client.servers
-        rows = max(len(batch.inverse_BF), int(ids.counts_F.max(initial=0)))
+        most = max(batch.most, int(ids.counts_F.max(initial=0)))
         owned_S = np.bincount(ids.ids_K % servers, minlength=servers)
-        return split_ids(ids, rows, np.maximum(lookups_of(batch, servers), owned_S))
+        return split_ids(ids, most, np.maximum(lookups_of(batch, servers), owned_S))
 
     def _make_room(self, slots: int) -> None:
         if more := max(slots - len(self._rows_SD), 0):

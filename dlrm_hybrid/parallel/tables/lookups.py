@@ -45,12 +45,12 @@ class Asked(NamedTuple):
 
     Attributes:
         ids: distinct ones.
-        rows: of the batch; of no table are there more ids.
+        most: ids of the batch that any table has, repeated ones counted; or more.
         lookups: ids of the batch that the server owns, repeated ones counted; or more.
     """
 
     ids: OwnedIds
-    rows: int
+    most: int
     lookups: int
 
 
@@ -81,17 +81,17 @@ class SplitIds:
         return values_KD
 
 
-def split_ids(ids: OwnedIds, rows: int, lookups_S: Int64s) -> SplitIds:
+def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
     """Sort distinct ids by the server that owns them.
 
     Args:
         ids: as trainers number rows; server s of S owns the ids s, s + S, ….
-        rows: see `Asked`.
+        most: see `Asked`.
         lookups_S: of each server; see `Asked`.
     """
     servers = len(lookups_S)
     if servers == 1:
-        return SplitIds([Asked(ids, rows, int(lookups_S[0]))], None)
+        return SplitIds([Asked(ids, most, int(lookups_S[0]))], None)
     owner_K = ids.ids_K % servers
     table_K = np.repeat(np.arange(len(ids.counts_F)), ids.counts_F)
     where = [np.flatnonzero(owner_K == server) for server in range(servers)]
@@ -100,7 +100,7 @@ def split_ids(ids: OwnedIds, rows: int, lookups_S: Int64s) -> SplitIds:
             OwnedIds(
                 ids.ids_K[one] // servers, np.bincount(table_K[one], minlength=len(ids.counts_F))
             ),
-            rows,
+            most,
             int(count),
         )
         for one, count in zip(where, lookups_S, strict=True)
@@ -117,22 +117,22 @@ def split_batch(bags: Bags[Tensor], servers: int) -> tuple[DistinctIds, SplitIds
     """
     ids = distinct_ids(bags, np.arange(bags.tables))
     owned = OwnedIds(ids.ids_K, ids.counts_F)
-    return ids, split_ids(owned, bags.rows, lookups_of(ids, servers))
+    return ids, split_ids(owned, ids.most, lookups_of(ids, servers))
 
 
 def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
     """How many ids of a batch each server owns, repeated ones counted."""
     if servers == 1:
-        return np.array([ids.inverse_BF.numel()], np.int64)
+        return np.array([ids.inverse.numel()], np.int64)
     owner_K = ids.ids_K % servers
-    return np.bincount(owner_K[ids.inverse_BF.numpy().reshape(-1)], minlength=servers)
+    return np.bincount(owner_K[ids.inverse.numpy().reshape(-1)], minlength=servers)
 
 
 def id_sections(asked: Asked, rows_F: Int64s) -> tuple[Section, Section]:
     """What is asked of a server with so many rows of each table."""
     ids_K, counts_F = asked.ids
-    sizes = np.array([asked.rows, asked.lookups], np.int64)
-    return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.rows))
+    sizes = np.array([asked.most, asked.lookups], np.int64)
+    return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.most))
 
 
 def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
@@ -144,12 +144,12 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
     wanted = [(Encoding.DENSE, Dtype.INT64), (Encoding.DENSE, Dtype.UINT8)]
     if [(one.encoding, one.dtype) for one in sections] != wanted or sections[0].count != 2:
         raise DlrmError(f"{what}: {len(sections)} sections that are no ids")
-    rows, lookups = (int(number) for number in array_of(sections[0]))
+    most, lookups = (int(number) for number in array_of(sections[0]))
     counts_F = np.empty(len(rows_F), np.int64)
-    ids_K = decoded_ids(array_of(sections[1]).copy(), counts_F, rows_F, rows)
-    if ids_K is None or not len(ids_K) <= lookups <= rows * len(rows_F):
-        raise DlrmError(f"{what}: not the ids of {lookups} lookups in a batch of {rows} rows")
-    return Asked(OwnedIds(ids_K, counts_F), rows, lookups)
+    ids_K = decoded_ids(array_of(sections[1]).copy(), counts_F, rows_F, most)
+    if ids_K is None or not len(ids_K) <= lookups <= most * len(rows_F):
+        raise DlrmError(f"{what}: not the ids of {lookups} lookups, {most} of any table")
+    return Asked(OwnedIds(ids_K, counts_F), most, lookups)
 
 
 def value_section(values_KD: Tensor, cast: Cast) -> Section:

@@ -113,7 +113,7 @@ class TableClient:
             self.ask(split, updated, EVALUATION)
         rows_KD = yield from self.receive(split, updated, EVALUATION)
         with self.looking_up:
-            return ids.expand(rows_KD)
+            return ids.pool(rows_KD)
 
     def settle(self, updated: int) -> Program[None]:
         """Wait until the updates of so many batches have arrived."""
@@ -216,4 +216,4 @@ class ServedTables(Tables):
     def _receive(self, flying: _Flying, batch: BatchNumber) -> Program[Tensor]:
         rows_KD = yield from self._client.receive(flying.split, batch)
         with self._client.looking_up:
-            return flying.ids.expand(rows_KD)
+            return flying.ids.pool(rows_KD)

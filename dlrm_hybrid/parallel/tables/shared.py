@@ -14,9 +14,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bags import Bags, joined
 from dlrm_hybrid.comm.counted_group import split
-from dlrm_hybrid.model.embeddings import DistinctBags, DistinctIds, distinct_bags, distinct_ids
+from dlrm_hybrid.model.embeddings import (
+    DistinctBags,
+    DistinctIds,
+    distinct_bags,
+    distinct_ids,
+    tensor_bags,
+)
 from dlrm_hybrid.parallel.effects import Program, Together
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.local import EmbeddingTables
@@ -157,7 +163,8 @@ class AllIds(Lookup):
 
     @override
     def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
-        pooled_BFD = self.embeddings(Bags(torch.cat([one.values for one in bags], dim=1)))
+        of_all = joined([one.map(Tensor.numpy) for one in bags])
+        pooled_BFD = self.embeddings(tensor_bags(of_all))
         return _AllRows(pooled_BFD, [one.rows for one in bags], self.rounding)
 
 
@@ -233,7 +240,7 @@ class _DistinctRows(LookedUp):
         embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
         rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
         parts = split(self.rounding.pooled(rows_KD), [len(one.ids_K) for one in self.ids])
-        return [one.expand(part_KD) for one, part_KD in zip(self.ids, parts, strict=True)]
+        return [one.pool(part_KD) for one, part_KD in zip(self.ids, parts, strict=True)]
 
     @override
     def update(self, gradients: Sequence[Tensor]) -> None:
