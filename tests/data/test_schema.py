@@ -1,0 +1,138 @@
+"""Schema files: what is in the package, and what is wrong in a file of a person's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.data import schema
+from dlrm_hybrid.data.schema import ByFraction, CategoricalColumn, Schema
+from dlrm_hybrid.types import ConfigError, DataError
+
+TABLE = """
+label: bought
+dense:
+  - {name: age, transform: standardise, missing: 40}
+  - {name: price, transform: log1p}
+categorical:
+  - {name: città, min_count: 5}
+  - {name: tags, max_length: 8, separator: "|"}
+  - {name: shop, kind: integer, hash_size: 1000, embedding_dim: 8}
+ignore: [user]
+split: {by: time, column: when, validation_from: 2024-02-01, test_from: "2024-03-01"}
+"""
+
+
+def test_the_package_knows_criteo() -> None:
+    for name in ("criteo_kaggle", "criteo_1tb"):
+        found = schema.builtin(name)
+        assert found.format == "criteo"
+        assert [one.name for one in found.dense] == [f"I{i}" for i in range(1, 14)]
+        assert {one.transform for one in found.dense} == {"log1p"}
+        assert [one.name for one in found.categorical] == [f"C{i}" for i in range(1, 27)]
+        assert {one.kind for one in found.categorical} == {"hash8"}
+        assert found.multi_hot == ()
+    with pytest.raises(DataError, match="'avazu' is not one of: criteo_1tb, criteo_kaggle"):
+        schema.builtin("avazu")
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(TABLE, encoding="utf-8")
+    found = schema.read(path)
+    assert found.num_dense == 2
+    assert (found.single, found.multi_hot) == ((0, 2), (1,))
+    assert found.categorical[0] == CategoricalColumn(name="città", min_count=5)
+    assert found.read_columns == ("bought", "age", "price", "città", "tags", "shop", "when")
+    assert found.split is not None and found.split.by == "time"
+    other = replace(found, categorical=(*found.categorical[:2], CategoricalColumn(name="shop")))
+    assert found.differences(found) == []
+    assert found.differences(other) == [
+        "data.schema.categorical[2].kind: prepared with 'integer', the schema says 'string'",
+        "data.schema.categorical[2].hash_size: prepared with 1000, the schema says 0",
+        "data.schema.categorical[2].embedding_dim: prepared with 8, the schema says None",
+    ]
+
+
+GOOD = "label: y\ndense: []\ncategorical: [{name: c}]\n"
+FAULTS = [
+    ("[", "m.yaml:1:2: not YAML"),
+    ("- 1", "a schema is a mapping"),
+    ("label: 1\nlabel: 2", r"m.yaml:1:1: not YAML: 'label' twice"),
+    ("label: &x y\nignore: [*x]", "m.yaml:2:10: not YAML: aliases"),
+    ("label: y", "m.yaml: dense: missing\nm.yaml: categorical: missing"),
+    (GOOD, "split: missing; by: fraction, file or time"),
+    (GOOD + "split: {test: 0.1}", "split.by: missing"),
+    (GOOD + "split: {by: fraction, test: 1.5}", "split.test = 1.5: must be less than 1"),
+    (GOOD + "split: {by: fraction, test: 0}", "split.test = 0: some rows must test"),
+    (GOOD + "split: {by: fraction, test: 0.5, validation: 0.5}", "no rows are left to train"),
+    (GOOD + "split: {by: file, test: []}", "split.test = "),
+    (
+        GOOD + "split: {by: time, column: t, test_from: 5, validation_from: 6}",
+        "after test_from =",
+    ),
+    (GOOD + "split: {by: time, column: t, test_from: a, validation_from: 6}", "not of the type"),
+    (GOOD + "labels: y", "labels: unknown key"),
+    (GOOD.replace("c}", "y}"), r"categorical\[0\].name = 'y': is label too"),
+    (GOOD.replace("c}", "c, kind: float}"), r"categorical\[0\].kind = 'float': must be"),
+    (GOOD.replace("c}", "c, min_count: -1}"), r"categorical\[0\].min_count = -1: must be greater"),
+    (GOOD.replace("c}", "c, separator: ';'}"), r"categorical\[0\].separator: only with max_len"),
+    (GOOD.replace("[]", "[{name: d, transform: log}]"), r"dense\[0\].transform = 'log': must be"),
+    (GOOD.replace("[]", "[{name: d, missing: .nan}]"), r"dense\[0\].missing"),
+    (GOOD + "format: criteo\nsplit: {by: fraction, test: 0.1}", "split: not with format: criteo"),
+    ("label: !!python/object/apply:os.system [id]", "not YAML: could not determine a constructor"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), FAULTS)
+def test_faults_are_told_with_file_key_and_value(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        schema.loads(text, "m.yaml")
+    assert all(line.startswith("m.yaml:") for line in str(caught.value).splitlines())
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing.yaml: cannot be read: No such file.*data.sch"):
+        schema.read(tmp_path / "nothing.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"label: \xe9")
+    with pytest.raises(ConfigError, match="latin.yaml: cannot be read: not UTF-8"):
+        schema.read(tmp_path / "latin.yaml")
+
+
+names = st.text(min_size=1, max_size=8)
+columns = st.builds(
+    CategoricalColumn,
+    name=names,
+    kind=st.sampled_from(["string", "integer", "hash8"]),
+    min_count=st.integers(0, 9),
+    hash_size=st.integers(0, 2**32 - 1),
+    max_length=st.integers(1, 9),
+)
+
+
+@given(st.lists(columns, min_size=1, max_size=4, unique_by=lambda one: one.name), names)
+def test_what_yaml_says_is_what_was_meant(made: list[CategoricalColumn], label: str) -> None:
+    meant = Schema(
+        label=label,
+        dense=(),
+        categorical=tuple(made),
+        split=ByFraction(by="fraction", test=0.25, seed=3),
+    )
+    text = yaml.safe_dump(json.loads(json.dumps(asdict(meant))), allow_unicode=True)
+    if label in {one.name for one in made}:
+        with pytest.raises(ConfigError, match="is label too"):
+            schema.loads(text, "m.yaml")
+    else:
+        assert schema.loads(text, "m.yaml") == meant
+
+
+@given(st.text(max_size=60) | st.text("labeldnsctgoric:{}[]-, \n&*!%1.\"'", max_size=60))
+def test_any_text_is_a_schema_or_told_why_not(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^m\.yaml"):
+        schema.loads(text, "m.yaml")
