@@ -16,10 +16,6 @@ Version = NewType("Version", int)
 """How often one bucket of dense weights has been updated since the beginning of the run."""
 
 
-NUM_DENSE, NUM_CATEGORICAL = 13, 26
-"""Integer and categorical features of a row, as in Criteo's data sets."""
-
-
 class ExitCode(IntEnum):
     """What the process returns to the shell."""
 

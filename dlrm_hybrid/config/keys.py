@@ -22,8 +22,11 @@ from dlrm_hybrid.config.schema import Config
 ROOT = "config"
 EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
 BASE = "base"  # a folder of what choices of a group share
-# Sections of older versions, with what is typed instead.
-REPLACED = {"bench": "benchmarks are scripts now: python scripts/benchmarks/step.py --help"}
+# Sections and keys of older versions, with what is typed instead.
+REPLACED = {
+    "bench": "benchmarks are scripts now: python scripts/benchmarks/step.py --help",
+    "data.parquet": "prepared rows are .npy files now, which numpy, pandas and polars open",
+}
 MOST_SHOWN = 60  # characters of a value in a hint
 SHOWN_BOUND = 1_000_000  # a larger upper bound is no news to anybody
 _LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?P<value>[^#]*)(#\s*(?P<comment>.*))?$")
@@ -113,9 +116,9 @@ def unknown_key(key: str, value: str = "") -> str:
         key: dotted.
         value: `=` and what was given, for the hint.
     """
-    section = key.partition(".")[0]
-    if section in REPLACED:
-        return f"{key}: unknown key; {REPLACED[section]}"
+    for old in (key, key.partition(".")[0]):
+        if old in REPLACED:
+            return f"{key}: unknown key; {REPLACED[old]}"
     sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
     known = [name for name in (*all_keys(), *sections, *all_groups()) if name != key]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)

@@ -12,7 +12,7 @@ from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.model import dense_tensors, interaction_rules
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.types import NUM_DENSE
+from dlrm_hybrid.data.schema import builtin
 
 Rule = Callable[[Config], Iterator[str]]
 
@@ -105,8 +105,9 @@ def _data(config: Config) -> Iterator[str]:
 
 def _model(config: Config) -> Iterator[str]:
     model = config.model
-    if model.bottom[0] != NUM_DENSE:
-        yield f"model.bottom[0] = {model.bottom[0]}: must be {NUM_DENSE}, the integer features"
+    width = builtin("criteo_kaggle").num_dense
+    if model.bottom[0] != width:
+        yield f"model.bottom[0] = {model.bottom[0]}: must be {width}, the integer features"
     if model.bottom[-1] != model.embedding_dim:
         yield (
             f"model.bottom[{len(model.bottom) - 1}] = {model.bottom[-1]}: must equal "

@@ -54,7 +54,6 @@ class DataConfig:
     shuffle_read_rows: Annotated[int, Field(ge=1, le=2**24)]
     processes: Annotated[int, Field(ge=1, le=1024)] | None
     block_bytes: Annotated[int, Field(ge=65_536, le=2**30)]
-    parquet: Path | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

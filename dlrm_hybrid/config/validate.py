@@ -139,7 +139,7 @@ def _names(fault: str, key: str) -> bool:
 
 def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of a checkpoint with the keys of today, neither fewer nor more."""
-    kept = {key: value for key, value in values.items() if key not in REPLACED}
+    kept = {key: _without_replaced(key, one) for key, one in values.items() if key not in REPLACED}
     values = {**OTHERS, **kept}
     added = {
         name: {**keys, **cast("dict[str, Any]", section)}
@@ -147,6 +147,14 @@ def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(section := values.get(name), dict)
     }
     return {**values, **added}
+
+
+def _without_replaced(name: str, section: Any) -> Any:
+    """A section without the keys of older versions."""
+    if not isinstance(section, dict):
+        return section
+    keys = cast("dict[str, Any]", section)
+    return {key: value for key, value in keys.items() if f"{name}.{key}" not in REPLACED}
 
 
 def faults_text(faults: Sequence[str]) -> str:

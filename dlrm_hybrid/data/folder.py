@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.format import VOCABULARY_FOLDER, Spill
 from dlrm_hybrid.data.manifest import (
     MANIFEST_FILE,
     UNFINISHED_FILES,
+    VOCABULARY_FOLDER,
     Manifest,
     Semantics,
     SourceFile,
@@ -27,7 +27,7 @@ from dlrm_hybrid.types import DataError, ResourceError
 QUARANTINE_FILE = "bad_rows.txt"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
-    rf"day_[0-9]+\.bin|{VOCABULARY_FOLDER}|"
+    rf"(label|dense|ids(\.[0-9]+\.(values|offsets))?)\.npy|day_[0-9]+\.bin|{VOCABULARY_FOLDER}|"
     + "|".join(map(re.escape, (MANIFEST_FILE, *UNFINISHED_FILES, QUARANTINE_FILE)))
 )
 _MOST_COPIES = 16
@@ -80,12 +80,12 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """`<output>.partial`, locked."""
+    """`<output>.partial`, locked; `spill` is for temporary files between the stages."""
 
     folder: Path
     output: Path
     result: Path
-    spill: Spill
+    spill: Path
 
     def publish(self) -> None:
         """Make the result the output; an output that is there, and nothing but that, is replaced.
@@ -236,7 +236,7 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
         result, spill = folder / f"result-{token}", folder / f"spill-{token}"
         result.mkdir()
         spill.mkdir()
-        yield Partial(folder, output, result, Spill(spill))
+        yield Partial(folder, output, result, spill)
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:

@@ -4,8 +4,7 @@ Training reads runs of consecutive rows, in a seeded order; as many runs as fit 
 block, whose rows are shuffled together; batches run on over the ends of blocks. So shuffling costs
 no scattered reads, rows from all days meet in a batch, and the position is three integers.
 
-Shapes: R rows of a block, W = 40 words of a record, B rows of a batch, I = 13 integer features,
-F = 26 categorical features.
+Shapes: R rows of a block, B rows of a batch, I dense columns, F categorical columns.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE, RECORD_WORDS
-from dlrm_hybrid.data.shards import Shards, Words
-from dlrm_hybrid.kernels.criteo import gather
+from dlrm_hybrid.data.shards import Rows, Shards
+from dlrm_hybrid.kernels.criteo import gather, pack
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
 
@@ -33,7 +31,7 @@ class Batch:
     """Rows ready for the model; the arrays belong to the receiver.
 
     Attributes:
-        dense_BI: float32, log(x + 1) of the integer features, negatives taken as 0.
+        dense_BI: float32, dense columns, transformed.
         bags: int64, row numbers of the embedding tables.
         label_B: float32, 0 or 1.
     """
@@ -130,10 +128,7 @@ class Loader:
         self._trainer = trainer
         self._global_rows = global_rows
         self._rows = rows
-        self._table_rows_F = np.array(shards.table_rows, np.int64)
-        self._buffer_RW: Words = np.empty(
-            (self._run_rows * self._runs_per_block, RECORD_WORDS), np.uint32
-        )
+        self._records = _Records(shards, self._run_rows * self._runs_per_block)
         self._epoch: _Epoch | None = None
         self._loaded: tuple[int, int] | None = None  # epoch and number of the block in memory
         self._order_R = np.empty(0, np.uint32)
@@ -156,12 +151,12 @@ class Loader:
                 is none that `prepare` writes.
         """
         epoch, used = self._find(state)
-        batch = _empty_batch(self._batch_size)
+        batch = _empty_batch(self._shards, self._batch_size)
         number, row = epoch.position(used + trainer * self._batch_size)
         filled = 0
         while filled < self._batch_size:
             order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
-            if not _gather(self._buffer_RW, order_B, filled, batch, self._table_rows_F):
+            if not self._records.gather(order_B, filled, batch):
                 rows = list(chain.from_iterable(self._runs(epoch, number)))
                 raise self._shards.fault(rows[int(row)] for row in order_B)
             filled += len(order_B)
@@ -199,7 +194,7 @@ class Loader:
         if state.epoch < 0 or used < 0 or epoch.position(used) != (state.block, state.row):
             raise DataError(
                 f"{state} does not fit {self._rows} training rows in blocks of"
-                f" {len(self._buffer_RW)} (data.shuffle_block_rows)"
+                f" {len(self._records)} (data.shuffle_block_rows)"
             )
         return epoch, used
 
@@ -217,9 +212,8 @@ class Loader:
             self._loaded = None  # until all is read: another block is overwritten
             filled = 0
             for rows in self._runs(epoch, number):
-                for piece_RW in self._shards.pieces(rows):
-                    self._buffer_RW[filled : filled + len(piece_RW)] = piece_RW
-                    filled += len(piece_RW)
+                self._records.put(filled, self._shards.read(rows))
+                filled += len(rows)
             self._order_R = self._order(filled, epoch.number, number)
             self._loaded = (epoch.number, number)
         return self._order_R
@@ -290,51 +284,59 @@ class ReadAhead:
 
 
 def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator[Batch]:
-    """Consecutive rows in file order, all of them; the last batch may be smaller.
+    """Consecutive rows in their order, all of them; the last batch may be smaller.
 
     Raises:
         DataError: a row is none that `prepare` writes.
     """
     order_B = np.arange(batch_size, dtype=np.uint32)
-    table_rows_F = np.array(shards.table_rows, np.int64)
+    records = _Records(shards, batch_size)
     for start in range(rows.start, rows.stop, batch_size):
         stop = min(start + batch_size, rows.stop)
-        batch = _empty_batch(stop - start)
-        filled = 0
-        for piece_RW in shards.pieces(range(start, stop)):
-            if not _gather(piece_RW, order_B[: len(piece_RW)], filled, batch, table_rows_F):
-                raise shards.fault(range(start, stop))
-            filled += len(piece_RW)
+        batch = _empty_batch(shards, stop - start)
+        records.put(0, shards.read(range(start, stop)))
+        if not records.gather(order_B[: stop - start], 0, batch):
+            raise shards.fault(range(start, stop))
         yield batch
 
 
-def _empty_batch(rows: int) -> Batch:
+def _empty_batch(shards: Shards, rows: int) -> Batch:
     return Batch(
-        dense_BI=np.empty((rows, NUM_DENSE), np.float32),
-        bags=Bags(np.empty((NUM_CATEGORICAL, rows), np.int64)),
+        dense_BI=np.empty((rows, shards.schema.num_dense), np.float32),
+        bags=Bags(np.empty((len(shards.table_rows), rows), np.int64)),
         label_B=np.empty(rows, np.float32),
     )
 
 
-def _gather(
-    records_RW: Words,
-    order_B: npt.NDArray[np.uint32],
-    first: int,
-    batch: Batch,
-    table_rows_F: npt.NDArray[np.int64],
-) -> bool:
-    records_RW = records_RW.view()
-    records_RW.flags.writeable = False  # the kernel is compiled for no other ones
-    return gather(
-        records_RW.view(np.float32),
-        records_RW.view(np.int32),
-        order_B,
-        first,
-        batch.dense_BI,
-        batch.bags.values,
-        batch.label_B,
-        table_rows_F,
-    )
+@final
+class _Records:
+    """Room for rows of 4-byte words side by side: label, dense values, ids."""
+
+    def __init__(self, shards: Shards, rows: int) -> None:
+        width = 1 + shards.schema.num_dense + len(shards.table_rows)
+        self._floats_RW = np.empty((rows, width), np.float32)
+        self._integers_RW = self._floats_RW.view(np.int32)
+        self._table_rows_F = np.array(shards.table_rows, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._floats_RW)
+
+    def put(self, first: int, rows: Rows) -> None:
+        """Take rows over, from record `first` on."""
+        pack(*rows, first, self._floats_RW, self._integers_RW)
+
+    def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
+        """Copy records to a batch, from its row `first` on; whether a model can take them."""
+        return gather(
+            self._floats_RW,
+            self._integers_RW,
+            order_B,
+            first,
+            batch.dense_BI,
+            batch.bags.values,
+            batch.label_B,
+            self._table_rows_F,
+        )
 
 
 def permutation(seed: int, count: int) -> npt.NDArray[np.uint32]:

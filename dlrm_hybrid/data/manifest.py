@@ -1,39 +1,41 @@
-"""`manifest.json`: what a folder of shards says about itself and the raw files it was made from.
-
-Shapes: R rows, W = 40 words of a record.
-"""
+"""`manifest.json`: what a folder of shards says about itself and the raw files it was made from."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.data.format import BLOCK_ROWS, NUM_CATEGORICAL, RECORD_BYTES
+from dlrm_hybrid.data.arrays import BLOCK_ROWS, StoredArray, file_fault
+from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
 # What a killed writer of a manifest has left; the second name is that of older versions.
 UNFINISHED_FILES = (f".{MANIFEST_FILE}.partial", "manifest.new")
-FORMAT: Final = 2
-MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of block checksums
-Words = npt.NDArray[np.uint32]
+FORMAT: Final = 3
+OLDER = {
+    1: "without checksums of blocks",
+    2: "as records of 160 bytes",
+}
+VOCABULARY_FOLDER = "vocabulary"
+MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of checksums
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Xxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-_BlockXxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semantics:
     """The options that decide what the rows mean; shards made under others are refused.
+
+    All but the last two are for Criteo's rows, and null for a table, whose schema says more.
 
     Attributes:
         days: number of consecutive parts; the last one is the test part.
@@ -45,23 +47,39 @@ class Semantics:
             0 and 1 drop none.
         max_ind_range: categories are taken modulo this before the vocabulary; 0 disables it.
         on_bad_row: `error`, `skip` or `quarantine`.
+        schema: the columns.
     """
 
-    days: int
-    day_split: str
-    vocabulary: str
-    min_count: int
-    max_ind_range: int
+    days: int | None
+    day_split: str | None
+    vocabulary: str | None
+    min_count: int | None
+    max_ind_range: int | None
     on_bad_row: str
+    schema: Schema
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Their values by key of the section `data`; of the schema none."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "schema"}
+
+    @property
+    def shares_id(self) -> tuple[bool, ...]:
+        """Whether id 0 of a column represents all categories outside its vocabulary."""
+        if self.schema.format == "criteo":
+            shares = (self.min_count or 0) > 1 or self.vocabulary == "train_days"
+            return (shares,) * len(self.schema.categorical)
+        is_partial = self.schema.vocabulary == "train"
+        return tuple(is_partial or one.min_count > 1 for one in self.schema.categorical)
 
     def differences(self, wanted: Semantics) -> list[str]:
         """Each option that is not as wanted, with its key and both values."""
-        now = asdict(wanted)
+        now = wanted.options
         return [
             f"data.{name}: prepared with {value!r}, the configuration says {now[name]!r}"
-            for name, value in asdict(self).items()
+            for name, value in self.options.items()
             if value != now[name]
-        ]
+        ] + self.schema.differences(wanted.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +119,37 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """The file with the records of one day.
+class Part:
+    """Rows for one purpose.
 
     Attributes:
-        file: name in the folder: `day_0.bin` …
-        rows: records of `format.RECORD_BYTES`.
-        clicks: rows with label 1.
-        xxh3: xxh3-128 over all bytes of the file.
-        blocks: xxh3-64 of each block of `format.BLOCK_ROWS` rows, the last one shorter.
+        rows: how many.
+        clicks: of them with label 1.
     """
 
-    file: str
     rows: _Count
     clicks: _Count
-    xxh3: _Xxh3
-    blocks: tuple[_BlockXxh3, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All rows, in this order."""
+
+    train: Part
+    validation: Part
+    test: Part
+
+    def __iter__(self) -> Iterator[Part]:
+        """The parts in their order."""
+        return iter((self.train, self.validation, self.test))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How a dense column was standardised: (x - mean) / deviation, of the training part."""
+
+    mean: float
+    deviation: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,46 +157,83 @@ class Manifest:
     """Everything a reader needs to trust the shards.
 
     Attributes:
-        days: one shard per day in order; the last is the test part.
+        parts: how many rows are for what.
+        arrays: the files with the rows: `label.npy`, `dense.npy`, `ids.npy` for the categorical
+            columns with one id a row, `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each
+            multi-hot one, number n of the categorical columns from 1.
         table_rows: ids in use per categorical column, the shared id 0 included.
-        out_of_vocabulary: whether id 0 of every column represents unknown categories.
-        vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the 26 vocabulary files.
+        out_of_vocabulary: whether id 0 of a column represents unknown categories.
+        vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the vocabularies.
+        scales: of each dense column, null where it was not standardised.
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
     """
 
-    format: Literal[2]
+    format: Literal[3]
     semantics: Semantics
     sources: tuple[SourceFile, ...]
-    days: tuple[Shard, ...]
-    table_rows: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=2**31)], ...],
-        Field(min_length=NUM_CATEGORICAL, max_length=NUM_CATEGORICAL),
-    ]
-    out_of_vocabulary: bool
+    parts: Parts
+    arrays: tuple[StoredArray, ...]
+    table_rows: tuple[Annotated[int, Field(ge=1, le=2**31)], ...]
+    out_of_vocabulary: tuple[bool, ...]
     vocabulary_xxh3: _Xxh3
+    scales: tuple[Scale | None, ...]
     bad_rows: _Count
     zero_keys: _Count
 
     @property
+    def schema(self) -> Schema:
+        """The columns."""
+        return self.semantics.schema
+
+    @property
     def identity(self) -> list[str]:
         """Checksums of the shards: the same rows in the same order, whatever their folder."""
-        return [day.xxh3 for day in self.days]
+        borders = "-".join(str(part.rows) for part in self.parts)
+        return [borders, *(array.xxh3 for array in self.arrays)]
 
     @property
     def vocabulary(self) -> dict[str, Any]:
         """What decides which category an id means."""
+        shared = set(self.out_of_vocabulary)
         return {
             "vocabulary_xxh3": self.vocabulary_xxh3,
             "table_rows": list(self.table_rows),
-            "out_of_vocabulary": self.out_of_vocabulary,
+            "out_of_vocabulary": shared.pop() if len(shared) == 1 else self.out_of_vocabulary,
             "max_ind_range": self.semantics.max_ind_range,
         }
 
     @property
     def rows(self) -> int:
-        """How many records all days hold together."""
-        return sum(day.rows for day in self.days)
+        """How many all parts hold together."""
+        return sum(part.rows for part in self.parts)
+
+    def array(self, file: str) -> StoredArray:
+        """One of the arrays by its file's name."""
+        return next(array for array in self.arrays if array.file == file)
+
+
+def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
+    """Type and shape of each array by its file's name; None for a length that rows do not tell."""
+    found: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "label.npy": ("<f4", (rows,)),
+        "dense.npy": ("<f4", (rows, schema.num_dense)),
+        "ids.npy": ("<i4", (rows, len(schema.single))),
+    }
+    for column in schema.multi_hot:
+        found[values_file(column)] = ("<i4", (None,))
+        found[offsets_file(column)] = ("<i8", (rows + 1,))
+    return found
+
+
+def values_file(column: int) -> str:
+    """Name of the file with all ids of a multi-hot column, row after row."""
+    return f"ids.{column + 1}.values.npy"
+
+
+def offsets_file(column: int) -> str:
+    """Name of the file that says where each row's ids begin among those of a multi-hot column."""
+    return f"ids.{column + 1}.offsets.npy"
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -192,10 +262,11 @@ def read(folder: Path) -> Manifest:
     try:
         found = TypeAdapter(Manifest).validate_json(content, strict=True)
     except ValidationError as error:
-        if _format_of(content) == 1:
+        number = _format_of(content)
+        if isinstance(number, int) and number in OLDER:
             raise DataError(
-                f"{path}: prepared by an older version of this program, without checksums of "
-                f"blocks (format 1, now {FORMAT}); prepare the rows again"
+                f"{path}: prepared by an older version of this program, {OLDER[number]} "
+                f"(format {number}, now {FORMAT}); prepare the rows again"
             ) from error
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -208,16 +279,9 @@ def read(folder: Path) -> Manifest:
 
 
 def size_fault(folder: Path, manifest: Manifest) -> str | None:
-    """What is wrong with the size of a shard's file; None if all are as large as they must be."""
-    for day in manifest.days:
-        path, wanted_bytes = folder / day.file, day.rows * RECORD_BYTES
-        try:
-            num_bytes = path.stat().st_size
-        except OSError as error:
-            return f"{path}: cannot be read: {error.strerror}"
-        if num_bytes != wanted_bytes:
-            return f"{path}: has {num_bytes} bytes, expected {wanted_bytes} for {day.rows} rows"
-    return None
+    """What is wrong with the size or header of a file; None if all are as they must be."""
+    faults = (file_fault(folder, array) for array in manifest.arrays)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def _format_of(content: bytes) -> object:
@@ -230,17 +294,30 @@ def _format_of(content: bytes) -> object:
 
 def _contradiction(manifest: Manifest) -> str | None:
     """What of a manifest does not fit the rest of it."""
-    if len(manifest.days) != manifest.semantics.days:
-        return (
-            f"days: lists {len(manifest.days)} shards, semantics.days is {manifest.semantics.days}"
+    schema = manifest.schema
+    for name, values, wanted in (
+        ("table_rows", manifest.table_rows, len(schema.categorical)),
+        ("out_of_vocabulary", manifest.out_of_vocabulary, len(schema.categorical)),
+        ("scales", manifest.scales, schema.num_dense),
+    ):
+        if len(values) != wanted:
+            return f"{name}: {len(values)} values for {wanted} columns"
+    for name, part in zip(("train", "validation", "test"), manifest.parts, strict=True):
+        if part.clicks > part.rows:
+            return f"parts.{name}.clicks: {part.clicks} of {part.rows} rows"
+    shapes = array_shapes(schema, manifest.rows)
+    files = [array.file for array in manifest.arrays]
+    if files != list(shapes):
+        return f"arrays: lists {files} instead of {list(shapes)}"
+    for number, array in enumerate(manifest.arrays):
+        dtype, shape = shapes[array.file]
+        fits = len(shape) == len(array.shape) and all(
+            wanted in (None, length) for wanted, length in zip(shape, array.shape, strict=True)
         )
-    for number, day in enumerate(manifest.days):
-        if day.file != f"day_{number}.bin":
-            return f"days.{number}.file: {day.file!r} instead of 'day_{number}.bin'"
-        if day.clicks > day.rows:
-            return f"days.{number}.clicks: {day.clicks} of {day.rows} rows"
-        if len(day.blocks) != -(-day.rows // BLOCK_ROWS):
-            return f"days.{number}.blocks: {len(day.blocks)} checksums for {day.rows} rows"
+        if array.dtype != dtype or not fits:
+            return f"arrays.{number}: {array.dtype} {array.shape} instead of {dtype} {shape}"
+        if len(array.blocks) != -(-array.rows // BLOCK_ROWS):
+            return f"arrays.{number}.blocks: {len(array.blocks)} checksums for {array.rows} rows"
     return None
 
 

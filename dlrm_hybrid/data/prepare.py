@@ -1,44 +1,44 @@
-"""Raw Criteo rows to shards: parse, number the categories, put the records together.
+"""Raw rows to shards: parse, number the categories, put the ids together.
 
-    raw files ──parse──▶ spilled columns ──vocabulary──▶ ids in their place ──assemble──▶ shards
+    raw files ──parse──▶ labels, dense values; spilled keys ──vocabulary──▶ ids ──assemble──▶ ids
 
 Everything is made in `<output>.partial` and renamed at the end; the manifest is the last file. The
 result depends on the raw bytes and `Semantics` only, on no block size and no number of threads.
 
-Shapes: R rows of a piece, W = 40 words of a record.
+Shapes: N rows of a piece, F categorical columns with one id a row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid import disk
-from dlrm_hybrid.data import folder, manifest, reader
-from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
-from dlrm_hybrid.data.format import (
-    BLOCK_ROWS,
-    FIRST_ID_WORD,
-    NUM_CATEGORICAL,
-    RECORD_BYTES,
-    Spill,
+from dlrm_hybrid.data import folder, manifest
+from dlrm_hybrid.data.arrays import (
+    Array,
+    ArrayWriter,
+    StoredArray,
+    open_array,
     read_rows,
 )
-from dlrm_hybrid.data.ingest import BadRowPolicy, Ingested, ingest
-from dlrm_hybrid.data.manifest import FileStamp, Manifest, Semantics, Shard, SourceFile, Words
-from dlrm_hybrid.data.vocabulary import number_columns, shares_id
+from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
+from dlrm_hybrid.data.manifest import FileStamp, Manifest, Part, Parts, Semantics, SourceFile
+from dlrm_hybrid.data.sources import text
+from dlrm_hybrid.data.sources.criteo import BadRowPolicy, Ingested, Targets, ingest
+from dlrm_hybrid.data.vocabulary import number_columns
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
 
-_SPILL_AND_SHARD_BYTES = 2 * RECORD_BYTES
 _SPACE_MARGIN = 1.05
+_PIECE_ROWS = 1 << 15  # whose ids are put together at a time
+_WINDOW_PER_THREAD = 3
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage, what is done and the total: bytes of the raw files for `parse`, columns ×
@@ -89,58 +89,81 @@ def prepare(
 def _make(
     raw: Raw, partial: folder.Partial, options: PrepareOptions, progress: Progress
 ) -> Manifest:
-    semantics = options.semantics
     generated = isinstance(raw, Generated)
     if generated:
         path = partial.folder / raw.name
         raw.write(path)
         raw = (path,)
     stamps = [manifest.stamp(path) for path in raw]
-    rows = sum(map(reader.estimated_rows, raw))
-    folder.check_space(partial.result, round(rows * _SPILL_AND_SHARD_BYTES * _SPACE_MARGIN))
+    schema = options.semantics.schema
+    ids_bytes = 4 * len(schema.categorical)
+    row_bytes = 4 + 4 * schema.num_dense + 2 * ids_bytes  # keys are spilled first
+    rows = sum(map(text.estimated_rows, raw))
+    folder.check_space(partial.result, round(rows * row_bytes * _SPACE_MARGIN))
     with Threads(options.processes) as threads:
-        ingested = _parse(raw, stamps, partial, options, threads, progress)
-        if generated:
-            raw[0].unlink()  # the same bytes can be made again
-        borders = (0, *accumulate(_day_rows(ingested, raw, semantics)))
-        days, rows = [range(*pair) for pair in pairwise(borders)], borders[-1]
-        report = _counter(progress, "vocabulary", NUM_CATEGORICAL * rows)
-        columns = number_columns(partial.spill, partial.result, days, semantics, threads, report)
-        report = _counter(progress, "assemble", rows)
-        tasks = [
-            ShardTask(partial.spill, rows_of_day, partial.result / f"day_{day}.bin")
-            for day, rows_of_day in enumerate(days)
-        ]
-        shards = tuple(threads.run(assemble, tasks, report, window=len(tasks)))
-    made = Manifest(
-        format=manifest.FORMAT,
-        semantics=semantics,
-        sources=tuple(
-            SourceFile(stamp=stamp, xxh3=xxh3)
-            for stamp, xxh3 in zip(stamps, ingested.file_xxh3, strict=True)
-        ),
-        days=shards,
-        table_rows=tuple(column.table_rows for column in columns),
-        out_of_vocabulary=shares_id(semantics),
-        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(column.digest for column in columns)),
-        bad_rows=ingested.bad_rows,
-        zero_keys=ingested.zero_keys,
-    )
+        made = _criteo(raw, stamps, partial, options, threads, progress)
+    if generated:
+        raw[0].unlink()  # the same bytes can be made again
     manifest.write(partial.result, made)
     partial.publish()
     return made
 
 
-def _parse(
+def _criteo(
     raw: Sequence[Path],
     stamps: Sequence[FileStamp],
     partial: folder.Partial,
     options: PrepareOptions,
     threads: Threads,
     progress: Progress,
+) -> Manifest:
+    """Make the arrays and vocabularies of Criteo's text."""
+    semantics, result = options.semantics, partial.result
+    num_columns = len(semantics.schema.categorical)
+    spilled = tuple(partial.spill / f"{number}.bin" for number in range(1, num_columns + 1))
+    with (
+        ArrayWriter(result / "label.npy", np.float32) as label,
+        ArrayWriter(result / "dense.npy", np.float32, semantics.schema.num_dense) as dense,
+    ):
+        targets = Targets(label=label, dense=dense, keys=spilled)
+        ingested = _parse(raw, stamps, targets, result, options, threads, progress)
+        arrays = [label.finish(), dense.finish()]
+    days = _day_rows(ingested, raw, semantics)
+    rows = sum(days)
+    report = _counter(progress, "vocabulary", num_columns * rows)
+    known = rows - days[-1], rows
+    columns = number_columns(spilled, result, known, semantics, threads, report)
+    report = _counter(progress, "assemble", rows)
+    arrays.append(assemble(spilled, rows, result / "ids.npy", threads, report))
+    return Manifest(
+        format=manifest.FORMAT,
+        semantics=semantics,
+        sources=tuple(
+            SourceFile(stamp=stamp, xxh3=xxh3)
+            for stamp, xxh3 in zip(stamps, ingested.file_xxh3, strict=True)
+        ),
+        parts=count_clicks(result, arrays[0], (rows - days[-1], 0, days[-1])),
+        arrays=tuple(arrays),
+        table_rows=tuple(column.table_rows for column in columns),
+        out_of_vocabulary=semantics.shares_id,
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(column.digest for column in columns)),
+        scales=(None,) * semantics.schema.num_dense,
+        bad_rows=ingested.bad_rows,
+        zero_keys=ingested.zero_keys,
+    )
+
+
+def _parse(
+    raw: Sequence[Path],
+    stamps: Sequence[FileStamp],
+    targets: Targets,
+    result: Path,
+    options: PrepareOptions,
+    threads: Threads,
+    progress: Progress,
 ) -> Ingested:
     on_bad_row = options.semantics.on_bad_row
-    quarantine = partial.result / QUARANTINE_FILE if on_bad_row == "quarantine" else None
+    quarantine = result / QUARANTINE_FILE if on_bad_row == "quarantine" else None
     policy = BadRowPolicy(on_bad_row == "error", options.max_bad_rows, quarantine)
     total = sum(stamp.num_bytes for stamp in stamps)
 
@@ -148,7 +171,7 @@ def _parse(
         progress("parse", done, total)
 
     on_bytes(0)
-    ingested = ingest(raw, partial.spill, options.block_bytes, policy, threads, on_bytes)
+    ingested = ingest(raw, targets, options.block_bytes, policy, threads, on_bytes)
     on_bytes(total)
     for path, before in zip(raw, stamps, strict=True):
         if (now := manifest.stamp(path)) != before:
@@ -169,6 +192,7 @@ def _day_rows(ingested: Ingested, raw: Sequence[Path], semantics: Semantics) -> 
                 raise DataError(f"{path}: no rows for its day (data.day_split=files)")
         return list(ingested.file_rows)
     total = sum(ingested.file_rows)
+    assert semantics.days is not None, "Criteo's rows have days"
     if total < semantics.days:
         raise DataError(f"{raw[0]}: {total} rows cannot make {semantics.days} days (data.days)")
     rows, longer = divmod(total, semantics.days)
@@ -188,47 +212,49 @@ def _counter(progress: Progress, stage: str, total: int) -> Callable[[int], None
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTask:
-    """One day: its rows in the spill, and the file to write."""
+def assemble(
+    spilled: Sequence[Path], rows: int, path: Path, threads: Threads, report: Report
+) -> StoredArray:
+    """Put spilled ids of all columns side by side.
 
-    spill: Spill
-    rows: range
-    shard: Path
+    Args:
+        spilled: the file of uint32 ids of each column.
+        rows: in each of them.
+        path: the .npy file to make.
+        threads: that read and transpose.
+        report: called with rows that are done.
+    """
+    pieces = (range(first, min(first + _PIECE_ROWS, rows)) for first in range(0, rows, _PIECE_ROWS))
+
+    def piece(rows_of_piece: range, _: Report) -> Array:
+        return _ids(spilled, rows_of_piece)
+
+    window = _WINDOW_PER_THREAD * threads.count
+    with ArrayWriter(path, np.int32, len(spilled)) as ids:
+        for ids_NF in threads.run(piece, pieces, report, window=window):
+            ids.append(ids_NF)
+            report(len(ids_NF))
+        return ids.finish()
 
 
-def assemble(task: ShardTask, report: Report) -> Shard:
-    """Write the records of one day and flush them to the disk."""
-    rows = clicks = 0
-    blocks: list[str] = []
+def _ids(spilled: Sequence[Path], rows: range) -> npt.NDArray[np.int32]:
+    """Ids of consecutive rows, contiguous row by row."""
+    ids_FN = np.empty((len(spilled), len(rows)), np.int32)
+    for path, ids_N in zip(spilled, ids_FN, strict=True):
+        with path.open("rb", buffering=0) as file:
+            read_rows(file, rows.start, ids_N)
+    return np.ascontiguousarray(ids_FN.T)
 
-    def parts() -> Iterator[memoryview]:
-        nonlocal rows, clicks
-        for records_RW in _records(task):
-            part = records_RW.reshape(-1).view(np.uint8).data
-            rows += len(records_RW)
-            clicks += int(np.count_nonzero(records_RW[:, 0]))
-            blocks.append(xxhash.xxh3_64_hexdigest(part))
-            report(len(records_RW))
-            yield part
 
-    written = disk.write(task.shard, parts())
-    return Shard(
-        file=task.shard.name, rows=rows, clicks=clicks, xxh3=written.xxh3, blocks=tuple(blocks)
+def count_clicks(folder: Path, labels: StoredArray, rows: tuple[int, int, int]) -> Parts:
+    """The parts of training, validation and tests, which have so many rows."""
+    label_N = open_array(folder, labels)
+    borders = (0, *accumulate(rows))
+    clicks = [
+        int(np.count_nonzero(label_N[first : first + count]))
+        for first, count in zip(borders, rows, strict=False)
+    ]
+    train, validation, test = (
+        Part(rows=count, clicks=ones) for count, ones in zip(rows, clicks, strict=True)
     )
-
-
-def _records(task: ShardTask) -> Iterator[Words]:
-    """The records of a day, block after block."""
-    ids = np.empty((NUM_CATEGORICAL, BLOCK_ROWS), np.uint32)
-    with ExitStack() as stack:
-        words_file, *ids_files = (
-            stack.enter_context(path.open("rb")) for path in (task.spill.words, *task.spill.columns)
-        )
-        for at in range(0, len(task.rows), BLOCK_ROWS):
-            block = task.rows[at : at + BLOCK_ROWS]
-            words = np.empty((len(block), FIRST_ID_WORD), np.uint32)
-            read_rows(words_file, block.start, words)
-            for file, ids_R in zip(ids_files, ids, strict=True):
-                read_rows(file, block.start, ids_R[: len(block)])
-            yield np.concatenate([words, ids[:, : len(block)].T], axis=1)
+    return Parts(train=train, validation=validation, test=test)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_DENSE
 from dlrm_hybrid.types import DataError
 
+NUM_DENSE, NUM_CATEGORICAL = 13, 26  # of Criteo's rows
 FORMAT: Final = 1
 GENERATOR = 1  # changes whenever the same profile gives other rows
 WEIGHT_ONE = 1 << 32

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
-from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile
+from dlrm_hybrid.data.profile import NUM_CATEGORICAL, WEIGHT_ONE, Profile
 from dlrm_hybrid.kernels import synthesize
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import ResourceError

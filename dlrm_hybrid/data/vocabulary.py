@@ -1,4 +1,4 @@
-"""One column's categories to row numbers of its embedding table, in the spilled file itself.
+"""One Criteo column's categories to row numbers of its embedding table, in the spilled file itself.
 
 Without a shared id, ids count categories by first appearance, as in facebookresearch/dlrm. With
 one (`min_count` > 1 or a vocabulary of the training days), id 0 is every category that is left out
@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.data.format import VOCABULARY_FOLDER, Spill, read_rows
-from dlrm_hybrid.data.manifest import Semantics
+from dlrm_hybrid.data.arrays import header, read_rows
+from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Semantics
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
@@ -37,7 +38,7 @@ class ColumnTask:
 
     Attributes:
         spilled: file of keys, replaced by ids.
-        keys: file to write: uint32 keys in id order, without one for a shared id 0.
+        keys: .npy file to write: uint32 keys in id order, without one for a shared id 0.
         rows: in the spilled file.
         known_rows: the first of them, whose categories make the vocabulary.
         semantics: which categories are kept, and whether the others share id 0.
@@ -90,27 +91,30 @@ class Table:
         return keys_V
 
 
-def shares_id(semantics: Semantics) -> bool:
-    """Whether id 0 represents all categories outside the vocabulary."""
-    return semantics.min_count > 1 or semantics.vocabulary == "train_days"
-
-
 def number_columns(
-    spill: Spill,
+    spilled: Sequence[Path],
     folder: Path,
-    days: Sequence[range],
+    rows: tuple[int, int],
     semantics: Semantics,
     threads: Threads,
     report: Report,
 ) -> list[ColumnResult]:
-    """Encode all columns, one task each; writes `folder/vocabulary/C01.bin` …"""
+    """Encode all columns, one task each.
+
+    Args:
+        spilled: the file of keys of each column.
+        folder: gets `vocabulary/1.npy` …
+        rows: of the training part, and all.
+        semantics: which categories are kept, and whether the others share id 0.
+        threads: that encode.
+        report: called with values that are done.
+    """
     vocabulary = folder / VOCABULARY_FOLDER
     vocabulary.mkdir()
-    rows = days[-1].stop
-    known_rows = days[-1].start if semantics.vocabulary == "train_days" else rows
+    known_rows = rows[0] if semantics.vocabulary == "train_days" else rows[1]
     tasks = [
-        ColumnTask(path, vocabulary / path.name, rows, known_rows, semantics)
-        for path in spill.columns
+        ColumnTask(path, vocabulary / f"{number}.npy", rows[1], known_rows, semantics)
+        for number, path in enumerate(spilled, 1)
     ]
     # The long columns first, so that no thread is left alone with one at the end.
     order = sorted(range(len(tasks)), key=lambda column: -_distinct_in_head(tasks[column]))
@@ -134,28 +138,31 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
         keys_V = table.keys()
         del table  # the remapping below needs room of its own
         if counts_V is not None:
-            kept_V = counts_V[: keys_V.size] >= task.semantics.min_count
+            kept_V = counts_V[: keys_V.size] >= (task.semantics.min_count or 0)
             keys_V = keys_V[kept_V]
             new_ids = np.zeros(kept_V.size + 1, np.uint32)  # after the shared id 0
             np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
             new_ids[1:] *= kept_V
             for ids_N in _blocks(file, range(task.rows)):
                 ids_N[:] = new_ids[ids_N]
-    written = disk.write(task.keys, [keys_V.view(np.uint8).data])
-    return ColumnResult(keys_V.size + shares_id(task.semantics), bytes.fromhex(written.xxh3))
+    payload = keys_V.view(np.uint8).data
+    disk.write(task.keys, [memoryview(header(keys_V.dtype.str, keys_V.shape)), payload])
+    shared = task.semantics.shares_id[0]
+    return ColumnResult(keys_V.size + shared, xxhash.xxh3_128_digest(payload))
 
 
 def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Table, Keys | None]:
     """First pass: numbers by first appearance, and how often each was seen if that matters."""
     semantics = task.semantics
     table = Table()
-    counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if semantics.min_count > 1 else None
-    first_id = int(shares_id(semantics))
+    min_count, wrapped = semantics.min_count or 0, semantics.max_ind_range or 0
+    counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if min_count > 1 else None
+    first_id = int(semantics.shares_id[0])
     parts = (True, range(task.known_rows)), (False, range(task.known_rows, task.rows))
     for is_known, rows in parts:
         for keys_N in _blocks(file, rows):
-            if 0 < semantics.max_ind_range <= 0xFFFFFFFF:
-                keys_N %= np.uint32(semantics.max_ind_range)
+            if 0 < wrapped <= 0xFFFFFFFF:
+                keys_N %= np.uint32(wrapped)
             if is_known:
                 table.insert(keys_N, first_id)
             else:

@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data.format import COLUMN_FILES, VOCABULARY_FOLDER
+from dlrm_hybrid.data.arrays import HEADER_BYTES
+from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER
+from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.shards import DAMAGED, Shards
-from dlrm_hybrid.types import NUM_DENSE, DataError
+from dlrm_hybrid.types import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,20 @@ def read(shards: Shards) -> list[Vocabulary]:
         DataError: a file is missing, or is not what `prepare` wrote.
     """
     folder, manifest = shards.folder / VOCABULARY_FOLDER, shards.manifest
+    columns = manifest.schema.categorical
+    files = [folder / f"{number}.npy" for number in range(1, len(columns) + 1)]
     try:
-        contents = [(folder / name).read_bytes() for name in COLUMN_FILES]
+        contents = [path.read_bytes()[HEADER_BYTES:] for path in files]
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
     digests = b"".join(xxhash.xxh3_128_digest(content) for content in contents)
     if xxhash.xxh3_128_hexdigest(digests) != manifest.vocabulary_xxh3:
         raise DataError(f"{folder}: does not match manifest.json; {DAMAGED}")
     return [
-        Vocabulary(f"C{number}", np.frombuffer(content, "<u4"), int(manifest.out_of_vocabulary))
-        for number, content in enumerate(contents, 1)
+        Vocabulary(column.name, np.frombuffer(content, "<u4"), int(shared))
+        for column, content, shared in zip(
+            columns, contents, manifest.out_of_vocabulary, strict=True
+        )
     ]
 
 
@@ -74,6 +80,6 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
     return columns
 
 
-def dense_columns() -> list[dict[str, str]]:
-    """What `model.json` says of the columns of integers."""
-    return [{"name": f"I{number}", "transform": "log1p"} for number in range(1, NUM_DENSE + 1)]
+def dense_columns(schema: Schema) -> list[dict[str, str]]:
+    """What `model.json` says of the dense columns."""
+    return [{"name": column.name, "transform": column.transform} for column in schema.dense]

@@ -182,7 +182,7 @@ def _description(
             "config_hash": evaluation.facts["config_hash"],
         },
         "inputs": {
-            "dense": {"dtype": "float32", "columns": vocabularies.dense_columns()},
+            "dense": {"dtype": "float32", "columns": vocabularies.dense_columns(manifest.schema)},
             "ids": {"dtype": "int64", "columns": columns},
         },
         "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},

@@ -1,13 +1,13 @@
-"""Criteo text to numbers, categories to ids in order of first appearance, records to batches.
+"""Criteo text to numbers, categories to ids in order of first appearance, rows to batches.
 
-The parser only tells good rows from bad ones; `data.parser.read_row` says why a row is bad. A
-vocabulary is an open-addressing table: a slot is `key << 32 | number + 1`, empty is 0, so one cache
-line tells key and number. Linear probing from a 32-bit mix (MurmurHash3's finaliser, a bijection)
-of the key.
+The parser only tells good rows from bad ones; `data.sources.criteo.read_row` says why a row is bad.
+A vocabulary is an open-addressing table: a slot is `key << 32 | number + 1`, empty is 0, so one
+cache line tells key and number. Linear probing from a 32-bit mix (MurmurHash3's finaliser, a
+bijection) of the key.
 
-Shapes: N bytes or keys, L lines, D = 14 words (label, 13 integers), F = 26 categorical features, S
-slots (a power of two), V numbers in use; R rows of a block, W = 40 words of a record
-(data/format.py), B rows gathered, I = 13 integer features.
+Shapes: N bytes or keys, L lines, S slots (a power of two), V numbers in use; R rows of a block, B
+rows gathered, I dense and F categorical features, in text 13 and 26, W = 1 + I + F words of a
+record.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _SHIFT_1, _SHIFT_2 = np.uint64(16), np.uint64(13)
 # Tables beyond the cache are touched ahead in groups, so that the misses overlap.
 _TOUCH_FROM_SLOTS = 1 << 16
 _GROUP = 256
-# Feature-major writes go to 26 places that lie B words apart: a tile's worth of records stays in
-# the first cache while they are read 26 times (a row at a time costs 5 times more at B = 2048).
+# Feature-major writes go to F places that lie B words apart: a tile's worth of rows stays in the
+# first cache while they are read F times (a row at a time costs 5 times more at B = 2048).
 _TILE = 32
-_DENSE = 13
-_CATEGORICAL = 26
+NUM_DENSE = 13
+NUM_CATEGORICAL = 26
 
 
 @kernel
@@ -68,9 +68,9 @@ def fill_log_table(table: Float32s) -> None:
 
 
 @kernel
-def _integers(text_N: Bytes, at: int, log_table: Float32s, words_D: Float32s) -> int:
+def _integers(text_N: Bytes, at: int, log_table: Float32s, dense_I: Float32s) -> int:
     """Read 13 integers and the tab after each; the offset behind them, or -1 for a bad row."""
-    for column in range(1, 14):
+    for column in range(NUM_DENSE):
         negative = text_N[at] == _MINUS
         if negative:
             at += 1
@@ -86,11 +86,11 @@ def _integers(text_N: Bytes, at: int, log_table: Float32s, words_D: Float32s) ->
             return -1
         at += 1
         if negative:
-            words_D[column] = 0.0
+            dense_I[column] = 0.0
         elif value < log_table.size:
-            words_D[column] = log_table[value]
+            dense_I[column] = log_table[value]
         else:
-            words_D[column] = math.log(value + 1.0)
+            dense_I[column] = math.log(value + 1.0)
     return at
 
 
@@ -100,7 +100,7 @@ def _categories(
 ) -> tuple[int, int]:
     """Read 26 keys up to the end of the line: (offset behind it or -1, fields with key 0)."""
     zeros = 0
-    for column in range(26):
+    for column in range(NUM_CATEGORICAL):
         byte = text_N[at]
         if byte in (_TAB, _NEWLINE, _RETURN):
             keys_FL[column, row] = 0
@@ -118,7 +118,7 @@ def _categories(
             at += 8
             zeros += key == 0
             keys_FL[column, row] = key
-        if column < 25:
+        if column < NUM_CATEGORICAL - 1:
             if text_N[at] != _TAB:
                 return -1, 0
             at += 1
@@ -133,7 +133,8 @@ def _categories(
 def parse_rows(
     text_N: Bytes,
     log_table: Float32s,
-    words_LD: Float32s,
+    label_L: Float32s,
+    dense_LI: Float32s,
     keys_FL: npt.NDArray[np.uint32],
     bad_L3: npt.NDArray[np.int64],
 ) -> tuple[int, int, int]:
@@ -157,8 +158,8 @@ def parse_rows(
         label = text_N[start]
         # A row shorter than two bytes is a lone newline, so start + 1 is read only inside the text.
         if label in (_ZERO, _ONE) and text_N[start + 1] == _TAB:
-            words_LD[rows, 0] = label - _ZERO
-            at = _integers(text_N, start + 2, log_table, words_LD[rows])
+            label_L[rows] = label - _ZERO
+            at = _integers(text_N, start + 2, log_table, dense_LI[rows])
         if at >= 0:
             at, zeros = _categories(text_N, at, keys_FL, rows)
         if at >= 0:
@@ -272,9 +273,39 @@ def count(ids_N: Keys, counts_V: Keys, first_id: int) -> None:
 
 
 @kernel
+def pack(
+    label_R: Annotated[npt.NDArray[np.float32], READ_ONLY],
+    dense_RI: Annotated[npt.NDArray[np.float32], READ_ONLY],
+    ids_RF: Annotated[npt.NDArray[np.int32], READ_ONLY],
+    first: int,
+    floats_RW: npt.NDArray[np.float32],
+    integers_RW: npt.NDArray[np.int32],
+) -> None:
+    """Put rows side by side as records, from record `first` on: label, dense features, ids.
+
+    A row drawn at random then costs 3.5 cache lines instead of 5.4, with Criteo's 160 bytes.
+
+    Args:
+        label_R: 0 or 1.
+        dense_RI: dense features.
+        ids_RF: int32, rows of the embedding tables.
+        first: record that receives the first row.
+        floats_RW: the records as float32; receives labels and dense features.
+        integers_RW: the same memory as int32; receives ids.
+    """
+    num_dense = dense_RI.shape[1]
+    for row in range(label_R.shape[0]):
+        floats_RW[first + row, 0] = label_R[row]
+        for i in range(num_dense):
+            floats_RW[first + row, 1 + i] = dense_RI[row, i]
+        for f in range(ids_RF.shape[1]):
+            integers_RW[first + row, 1 + num_dense + f] = ids_RF[row, f]
+
+
+@kernel
 def gather(
-    floats_RW: Annotated[npt.NDArray[np.float32], READ_ONLY],
-    integers_RW: Annotated[npt.NDArray[np.int32], READ_ONLY],
+    floats_RW: npt.NDArray[np.float32],
+    integers_RW: npt.NDArray[np.int32],
     order_B: npt.NDArray[np.uint32],
     first: int,
     dense_BI: npt.NDArray[np.float32],
@@ -292,9 +323,9 @@ def gather(
         integers_RW: the same memory read as int32; ids are taken from it.
         order_B: uint32, rows of the block.
         first: row of the batch that receives `order_B[0]`.
-        dense_BI: receives log(x + 1).
+        dense_BI: receives dense features.
         ids_FB: receives ids, feature-major.
-        label_B: receives 0 or 1.
+        label_B: receives labels.
         table_rows_F: int64, rows of each embedding table.
     """
     # Sums, not comparisons: these loops then take half the time. A sign bit says of an id that it
@@ -303,6 +334,7 @@ def gather(
     zero = np.float32(0)
     good = True
     count = order_B.shape[0]
+    num_dense = dense_BI.shape[1]
     for start in range(0, count, _TILE):
         stop = min(count, start + _TILE)
         for b in range(start, stop):
@@ -310,14 +342,14 @@ def gather(
             label = floats_RW[row, 0]
             label_B[first + b] = label
             good &= (label == 0) | (label == 1)
-            for i in range(_DENSE):
+            for i in range(num_dense):
                 x = floats_RW[row, 1 + i]
                 dense_BI[first + b, i] = x
                 zero += x - x
-        for f in range(_CATEGORICAL):
+        for f in range(table_rows_F.size):
             last = table_rows_F[f] - 1
             for b in range(start, stop):
-                index = np.int64(integers_RW[order_B[b], 1 + _DENSE + f])
+                index = np.int64(integers_RW[order_B[b], 1 + num_dense + f])
                 ids_FB[f, first + b] = index
                 signs |= index | (last - index)
     return good and signs >= 0 and zero == 0

@@ -14,7 +14,6 @@ from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.plan.sizes import build_up
 from dlrm_hybrid.run.assembly.build import model_spec, profile, topology
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
-from dlrm_hybrid.types import NUM_DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ def table_rows(profile: Profile, config: Config, train_rows: int) -> tuple[int, 
 def distinct_ids(profile: Profile, rows: int) -> list[float]:
     """How many distinct categories so many rows have in each column, on average."""
     columns = profile.integers + profile.categoricals
-    return [_distinct(columns, one, rows) for one in range(NUM_DENSE, len(columns))]
+    return [_distinct(columns, one, rows) for one in range(len(profile.integers), len(columns))]
 
 
 def _distinct(columns: tuple[Staircase, ...], number: int, rows: int) -> float:

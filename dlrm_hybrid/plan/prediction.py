@@ -207,7 +207,7 @@ def train_rows(config: Config, calibration: Calibration) -> int | None:
     if config.data.rows is not None:
         return config.data.rows * (config.data.days - 1) // config.data.days
     try:
-        return sum(day.rows for day in manifest.read(prepared_folder(config)).days[:-1])
+        return manifest.read(prepared_folder(config)).parts.train.rows
     except DataError:
         return None
 

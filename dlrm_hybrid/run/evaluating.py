@@ -94,7 +94,7 @@ def prepare_evaluation(
     # What the command line does not set is as the rows have it.
     kept = {
         key: value
-        for key, value in asdict(read_rows(rows).semantics).items()
+        for key, value in read_rows(rows).semantics.options.items()
         if not ({"data", f"data.{key}"} & set(given))
     }
     values = {**values, "data": {**values["data"], **kept}}

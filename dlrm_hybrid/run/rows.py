@@ -157,10 +157,12 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
 
 def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> None:
     manifest = result.manifest
-    rows, clicks = manifest.rows, sum(day.clicks for day in manifest.days)
+    rows, clicks = manifest.rows, sum(part.clicks for part in manifest.parts)
+    train, validation, test = (part.rows for part in manifest.parts)
+    validated = f"{validation:,} to validate, " if validation else ""
     display.line(
-        f"{folder}: {rows:,} rows in {len(manifest.days)} days, {clicks / rows:.2%} clicks, "
-        f"{sum(manifest.table_rows):,} categories; "
+        f"{folder}: {rows:,} rows ({train:,} to train, {validated}{test:,} to test), "
+        f"{clicks / rows:.2%} clicks, {sum(manifest.table_rows):,} categories; "
         f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
     )
     if manifest.bad_rows:

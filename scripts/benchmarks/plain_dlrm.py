@@ -5,8 +5,7 @@ table, index lists built in every forward pass, sigmoid and BCELoss, torch.optim
 that fetches row by row and a collate that builds offsets per table and takes log(x + 1) in every
 batch. Rows are random: Criteo's shape and table sizes, ids by a power law, no meaning.
 
-Shapes: B batch, R rows, I = 13 integer features, F = 26 tables, D embedding dimension, W = 40 words
-of a record.
+Shapes: B batch, R rows, I = 13 integer features, F = 26 tables, D embedding dimension.
 """
 
 from __future__ import annotations
@@ -20,21 +19,16 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from dlrm_hybrid import disk
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.format import (
-    BLOCK_ROWS,
-    FIRST_DENSE_WORD,
-    FIRST_ID_WORD,
-    NUM_DENSE,
-    RECORD_WORDS,
-)
-from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
+from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray
+from dlrm_hybrid.data.manifest import Manifest, Semantics
+from dlrm_hybrid.data.prepare import count_clicks
+from dlrm_hybrid.data.profile import NUM_DENSE
+from dlrm_hybrid.data.schema import builtin
 from dlrm_hybrid.model.spec import ModelSpec
 
 CLICK_RATE = 0.256  # of Criteo Kaggle
@@ -247,16 +241,14 @@ def draw_rows(table_rows: tuple[int, ...], rows: int, seed: int) -> RandomRows:
 
 
 def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) -> None:
-    """Write rows as a prepared folder of two days; the test day holds the last row only."""
-    records_RW = np.empty((len(rows.label_R), RECORD_WORDS), np.uint32)
-    floats_RW = records_RW.view(np.float32)
-    floats_RW[:, 0] = rows.label_R
-    floats_RW[:, FIRST_DENSE_WORD:FIRST_ID_WORD] = np.log1p(rows.counts_RI, dtype=np.float32)
-    records_RW.view(np.int32)[:, FIRST_ID_WORD:] = rows.ids_RF
-    days = [
-        _write_day(folder / "day_0.bin", records_RW[:-1]),
-        _write_day(folder / "day_1.bin", records_RW[-1:]),
-    ]
+    """Write rows as a prepared folder; the test part holds the last row only."""
+    count = len(rows.label_R)
+    dense_RI = np.log1p(rows.counts_RI, dtype=np.float32)
+    arrays = (
+        _write(folder / "label.npy", rows.label_R.astype(np.float32), None),
+        _write(folder / "dense.npy", dense_RI, dense_RI.shape[1]),
+        _write(folder / "ids.npy", rows.ids_RF, len(table_rows)),
+    )
     semantics = Semantics(
         days=2,
         day_split="files",
@@ -264,29 +256,25 @@ def write_shards(folder: Path, rows: RandomRows, table_rows: tuple[int, ...]) ->
         min_count=0,
         max_ind_range=0,
         on_bad_row="error",
+        schema=builtin("criteo_kaggle"),
     )
     manifest = Manifest(
         format=manifests.FORMAT,
         semantics=semantics,
         sources=(),
-        days=tuple(days),
+        parts=count_clicks(folder, arrays[0], (count - 1, 0, 1)),
+        arrays=arrays,
         table_rows=table_rows,
-        out_of_vocabulary=False,
+        out_of_vocabulary=(False,) * len(table_rows),
         vocabulary_xxh3=32 * "0",
+        scales=(None,) * dense_RI.shape[1],
         bad_rows=0,
         zero_keys=0,
     )
     manifests.write(folder, manifest)
 
 
-def _write_day(path: Path, records_RW: npt.NDArray[np.uint32]) -> Shard:
-    path.write_bytes(records_RW.data)
-    firsts = range(0, len(records_RW), BLOCK_ROWS)
-    blocks = [records_RW[first : first + BLOCK_ROWS] for first in firsts]
-    return Shard(
-        file=path.name,
-        rows=len(records_RW),
-        clicks=int(np.count_nonzero(records_RW[:, 0])),
-        xxh3=disk.content(path).xxh3,
-        blocks=tuple(xxhash.xxh3_64_hexdigest(block_RW.data) for block_RW in blocks),
-    )
+def _write(path: Path, rows: npt.NDArray[Any], width: int | None) -> StoredArray:
+    with ArrayWriter(path, rows.dtype, width) as file:
+        file.append(rows)
+        return file.finish()

@@ -28,16 +28,16 @@ import pandas as pd
 import xxhash
 
 from dlrm_hybrid.data import profile, synthetic
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
 from dlrm_hybrid.data.manifest import stamp
-from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
-from dlrm_hybrid.data.reader import Block, blocks
+from dlrm_hybrid.data.profile import NUM_CATEGORICAL, NUM_DENSE, WEIGHT_ONE, Staircase
+from dlrm_hybrid.data.sources.text import Block, blocks
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import DataError, DlrmError
 
 # Columns (0 … 25) whose latent vectors the teacher multiplies: small tables that carry most rows
 # in a few categories, so that a model meets each pair often enough to learn its product.
 PAIRS = ((5, 13), (13, 16), (16, 22), (5, 22), (24, 16), (19, 13))
+NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
 BLOCK_BYTES = 1 << 26
 MIN_ROWS = 10_000  # fewer would show single rows
 _DIGIT = np.full(256, -1, np.int64)

@@ -64,11 +64,12 @@ def test_damaged_rows_are_a_finding(small_rows: list[str], tmp_path: Path) -> No
     prepared = Path(next(text for text in small_rows if "prepared" in text).partition("=")[2])
     rows = Path(shutil.copytree(prepared, tmp_path / "rows"))
     assert check_rows(rows, print)[0] is Level.OK
-    with (rows / "day_0.bin").open("r+b") as file:
+    with (rows / "dense.npy").open("r+b") as file:
+        file.seek(1000)
         file.write(b"\xff")
     level, detail = check_rows(rows, print)
     assert level is Level.FAIL
-    assert "day_0.bin: rows 0 to 999 (counted from 0): checksum differs" in detail
+    assert "dense.npy: rows 0 to 6,999 (counted from 0): checksum differs" in detail
 
 
 def test_keys_are_made_once_and_for_this_user_only(

@@ -46,7 +46,7 @@ def test_train_prepares_what_data_raw_names(raw: Path, capsys: pytest.CaptureFix
     assert program("train", *train) == 0
     output = capsys.readouterr().out
     assert "preparing train.txt into data/prepared/criteo_kaggle\n" in output
-    assert "2,000 rows in 7 days" in output
+    assert "2,000 rows (1,715 to train, 285 to test)" in output
     raw.unlink()
     assert program("train", *train, "train.seed=1") == 0
     output = capsys.readouterr().out
@@ -99,13 +99,13 @@ def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -
     raw.write_bytes(raw.read_bytes()[:-1])
     assert program("prepare", *check, "data.raw=train.txt") == 3
     assert re.search("train.txt: differs from the file that .* from", capsys.readouterr().err)
-    shard = Path("data/prepared/criteo_kaggle/day_2.bin")
+    shard = Path("data/prepared/criteo_kaggle/ids.npy")
     records = np.fromfile(shard, np.uint8)
     records[-1] ^= 1
     shard.write_bytes(records.tobytes())
     assert program("prepare", *check) == 3
     error = capsys.readouterr().err
-    assert "day_2.bin: rows 0 to 285 (counted from 0): checksum differs" in error
+    assert "ids.npy: rows 0 to 1,999 (counted from 0): checksum differs" in error
 
 
 def test_synthetic_rows_of_an_older_version_are_made_again(

@@ -12,6 +12,7 @@ from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareResult, prepare
+from dlrm_hybrid.data.schema import builtin
 
 
 def semantics(**changes: object) -> Semantics:
@@ -22,6 +23,7 @@ def semantics(**changes: object) -> Semantics:
         "min_count": 1,
         "max_ind_range": 0,
         "on_bad_row": "error",
+        "schema": builtin("criteo_kaggle"),
     }
     return Semantics(**{**base, **changes})  # type: ignore[arg-type]
 
@@ -105,8 +107,8 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def stored(folder: Path) -> np.ndarray:
-    """The records of all days: [rows, 40] words."""
-    days = manifest.read(folder).days
-    parts = [np.fromfile(folder / day.file, np.uint32).reshape(-1, 40) for day in days]
-    assert [len(part) for part in parts] == [day.rows for day in days]
-    return np.concatenate(parts)
+    """All rows, those of the last part last: [rows, 40] words, label, dense values, ids."""
+    label, dense, ids = (np.load(folder / f"{name}.npy") for name in ("label", "dense", "ids"))
+    assert len(label) == manifest.read(folder).rows
+    floats = np.concatenate([label[:, None], dense], axis=1)
+    return np.concatenate([floats.view(np.uint32), ids.view(np.uint32)], axis=1)

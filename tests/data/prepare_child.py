@@ -12,6 +12,7 @@ from pathlib import Path
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import prepare
+from dlrm_hybrid.data.schema import builtin
 from dlrm_hybrid.types import DlrmError
 
 
@@ -21,7 +22,7 @@ def main() -> int:
 
     def progress(stage: str, done: int, total: int | None) -> None:
         nonlocal halted
-        spilled = Path(f"{output}.partial").rglob("spill-*/C01.bin")
+        spilled = Path(f"{output}.partial").rglob("spill-*/1.bin")
         if stage == halt_in and not halted and any(path.stat().st_size for path in spilled):
             halted = True
             sys.stdout.write("halted\n")
@@ -35,6 +36,7 @@ def main() -> int:
         min_count=2,
         max_ind_range=0,
         on_bad_row="error",
+        schema=builtin("criteo_kaggle"),
     )
     options = PrepareOptions(
         semantics=semantics,

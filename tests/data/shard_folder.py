@@ -8,15 +8,12 @@ import numpy as np
 import xxhash
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.format import (
-    BLOCK_ROWS,
-    FIRST_DENSE_WORD,
-    FIRST_ID_WORD,
-    RECORD_WORDS,
-    VOCABULARY_FOLDER,
-)
-from dlrm_hybrid.data.manifest import Manifest, Semantics, Shard
+from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray, header
+from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
+from dlrm_hybrid.data.prepare import count_clicks
+from dlrm_hybrid.data.schema import builtin
 
+RECORD_WORDS, FIRST_DENSE_WORD, FIRST_ID_WORD = 40, 1, 14
 SEMANTICS = Semantics(
     days=3,
     day_split="equal_rows",
@@ -24,11 +21,15 @@ SEMANTICS = Semantics(
     min_count=0,
     max_ind_range=0,
     on_bad_row="error",
+    schema=builtin("criteo_kaggle"),
 )
 
 
 def make_records(rows: int, seed: int = 0) -> np.ndarray:
-    """uint32 [rows, 40]; the row's number stands in I1 and in C1, all else differs by row too."""
+    """uint32 [rows, 40]: label, 13 dense values, 26 ids.
+
+    The row's number stands in I1 and in C1, all else differs by row too.
+    """
     generator = np.random.default_rng(seed)
     records = np.zeros((rows, RECORD_WORDS), np.uint32)
     floats = records.view(np.float32)
@@ -54,37 +55,40 @@ def write_records(
 ) -> None:
     """Write these records as `write_folder` does."""
     folder.mkdir(exist_ok=True)
-    shards = []
-    for day, part in enumerate(np.split(records, np.cumsum(day_rows)[:-1])):
-        name = f"day_{day}.bin"
-        (folder / name).write_bytes(part.tobytes())
-        firsts = range(0, len(part), BLOCK_ROWS)
-        blocks = [part[first : first + BLOCK_ROWS].tobytes() for first in firsts]
-        shard = Shard(
-            file=name,
-            rows=len(part),
-            clicks=int(np.count_nonzero(part[:, 0])),
-            xxh3=xxhash.xxh3_128_hexdigest(part.tobytes()),
-            blocks=tuple(xxhash.xxh3_64_hexdigest(block) for block in blocks),
-        )
-        shards.append(shard)
+    floats = records.view(np.float32)
+    arrays = (
+        write_array(folder / "label.npy", floats[:, 0].copy()),
+        write_array(folder / "dense.npy", floats[:, FIRST_DENSE_WORD:FIRST_ID_WORD].copy()),
+        write_array(folder / "ids.npy", records[:, FIRST_ID_WORD:].view(np.int32).copy()),
+    )
+    train, test = sum(day_rows[:-1]), day_rows[-1]
     manifest = Manifest(
         format=manifests.FORMAT,
         semantics=replace(semantics, days=len(day_rows)),
         sources=(),
-        days=tuple(shards),
+        parts=count_clicks(folder, arrays[0], (train, 0, test)),
+        arrays=arrays,
         table_rows=(max(1, len(records)), *[2**31] * 25),
-        out_of_vocabulary=False,
+        out_of_vocabulary=(False,) * 26,
         vocabulary_xxh3=_write_vocabulary(folder),
+        scales=(None,) * 13,
         bad_rows=0,
         zero_keys=0,
     )
     manifests.write(folder, manifest)
 
 
+def write_array(path: Path, rows: np.ndarray) -> StoredArray:
+    """Write a .npy file as `prepare` does."""
+    with ArrayWriter(path, rows.dtype, rows.shape[1] if rows.ndim > 1 else None) as file:
+        file.append(rows)
+        return file.finish()
+
+
 def _write_vocabulary(folder: Path) -> str:
     """Files of keys, all empty; returns the checksum of them all."""
     (folder / VOCABULARY_FOLDER).mkdir(exist_ok=True)
     for column in range(1, 27):
-        (folder / VOCABULARY_FOLDER / f"C{column:02d}.bin").touch()
+        path = folder / VOCABULARY_FOLDER / f"{column}.npy"
+        path.write_bytes(header("<u4", (0,)))
     return xxhash.xxh3_128_hexdigest(26 * xxhash.xxh3_128_digest(b""))

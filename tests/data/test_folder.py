@@ -167,14 +167,16 @@ def test_what_prepare_made_is_overwritten_and_nothing_else(
     assert everything(output) == before
 
 
-def test_a_folder_of_an_older_version_says_so(tmp_path: Path, raw: Path, made: Path) -> None:
-    output = copy(made, tmp_path)
-    path = output / "manifest.json"
-    values = json.loads(path.read_text())
-    for day in values["days"]:
-        del day["blocks"]
-    path.write_text(json.dumps({**values, "format": 1}))
-    message = r"older version of this program, without checksums of blocks.*prepare the rows again"
+@pytest.mark.parametrize(("number", "how"), [(1, "without checksums"), (2, "as records of 160")])
+def test_a_folder_of_an_older_version_says_so(
+    tmp_path: Path, raw: Path, made: Path, number: int, how: str
+) -> None:
+    output = tmp_path / "out"
+    (output / "vocabulary").mkdir(parents=True)
+    (output / "vocabulary" / "C01.bin").touch()
+    (output / "day_0.bin").touch()
+    (output / "manifest.json").write_text(json.dumps({"format": number, "days": []}))
+    message = rf"older version of this program, {how}.*now 3\); prepare the rows again"
     with pytest.raises(DataError, match=message):
         manifest.read(output)
     with pytest.raises(DataError, match=rf"{message}; ADVICE"):
@@ -192,8 +194,8 @@ def test_foreign_and_damaged_folders_are_refused(tmp_path: Path, raw: Path, made
             run_prepare(raw, foreign, overwrite=overwrite)
     assert everything(foreign) == {"thesis.tex": b"precious"}
     damaged = copy(made, tmp_path)
-    os.truncate(damaged / "day_3.bin", 160)
-    message = r"day_3.bin: has 160 bytes, expected \d+ for \d+ rows: the folder is damaged; ADVICE"
+    os.truncate(damaged / "ids.npy", 160)
+    message = r"ids.npy: has 160 bytes, expected \d+ for \d+ rows: the folder is damaged; ADVICE"
     with pytest.raises(DataError, match=message):
         run_prepare(raw, damaged, min_count=2)
     (damaged / "manifest.json").write_text("{")
@@ -240,7 +242,7 @@ def test_what_a_killed_run_left_is_gone_before_work_begins(tmp_path: Path) -> No
     (tmp_path / "out.partial" / "file").touch()
     (tmp_path / "out.lock").write_text("process 1 on nowhere")
     with folder.partial(tmp_path / "out", print) as held:
-        assert set(held.folder.iterdir()) == {held.result, held.spill.folder}
+        assert set(held.folder.iterdir()) == {held.result, held.spill}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -373,7 +375,7 @@ def test_a_manifest_reads_back_and_foreign_ones_are_refused(tmp_path: Path, made
     manifest.write(tmp_path, dataclasses.replace(found, zero_keys=7))
     assert manifest.read(tmp_path) == dataclasses.replace(found, zero_keys=7)
     assert [path.name for path in tmp_path.iterdir()] == [manifest.MANIFEST_FILE]
-    for text in ("[]", '{"format": 99}', '{"format": 2}', "\0", "[" * 100_000):
+    for text in ("[]", '{"format": 99}', '{"format": 3}', "\0", "[" * 100_000):
         (tmp_path / manifest.MANIFEST_FILE).write_text(text)
         with pytest.raises(DataError, match=r"manifest.json: not a manifest of prepared rows: "):
             manifest.read(tmp_path)
@@ -382,17 +384,23 @@ def test_a_manifest_reads_back_and_foreign_ones_are_refused(tmp_path: Path, made
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        (("days", 0, "file"), "../day_0.bin", r"days.0.file: '../day_0.bin' instead of 'day_0"),
-        (("days", 1, "rows"), -1, r"days.1.rows: .*greater than or equal to 0"),
-        (("days", 1, "rows"), 10**30, r"days.1.rows"),
-        (("days", 1, "rows"), 1e3, r"days.1.rows"),
-        (("days", 1, "rows"), 9000, r"days.1.blocks: 1 checksums for 9000 rows"),
-        (("days", 2, "clicks"), 10**6, r"days.2.clicks: 1000000 of \d+ rows"),
-        (("days", 2, "xxh3"), "\x1b[31m", r"days.2.xxh3"),
-        (("days",), [], r"days: lists 0 shards, semantics.days is 7"),
-        (("table_rows",), [1, 2], r"table_rows: .*at least 26 items"),
+        (("parts", "train", "rows"), -1, r"parts.train.rows: .*greater than or equal to 0"),
+        (("parts", "train", "rows"), 10**30, r"parts.train.rows"),
+        (("parts", "train", "rows"), 1e3, r"parts.train.rows"),
+        (("parts", "train", "rows"), 9000, r"arrays.0: <f4 \(\d+,\) instead of <f4 \(\d+,\)"),
+        (("parts", "test", "clicks"), 10**6, r"parts.test.clicks: 1000000 of \d+ rows"),
+        (("arrays", 2, "file"), "../x", r"arrays: lists \['label.npy', 'dense.npy', '../x'\]"),
+        (("arrays", 1, "shape", 1), 12, r"arrays.1: <f4 \(\d+, 12\) instead of <f4 \(\d+, 13\)"),
+        (("arrays", 0, "dtype"), "<i4", r"arrays.0: <i4"),
+        (("arrays", 0, "dtype"), "|O", r"arrays.0.dtype"),
+        (("arrays", 0, "blocks"), [], r"arrays.0.blocks: 0 checksums for \d+ rows"),
+        (("arrays", 2, "blocks", 0), "\x1b[31m", r"arrays.2.blocks.0"),
+        (("arrays",), [], r"arrays: lists \[\] instead of"),
+        (("table_rows",), [1, 2], r"table_rows: 2 values for 26 columns"),
         (("table_rows", 3), 0, r"table_rows.3: .*greater than or equal to 1"),
         (("semantics", "days"), "7", r"semantics.days"),
+        (("semantics", "schema", "label"), 3, r"semantics.schema.label"),
+        (("semantics", "schema", "dense"), [], r"scales: 13 values for 0 columns"),
         (("sources", 0), 7, r"sources.0"),
     ],
 )

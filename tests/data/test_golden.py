@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def add(digest: xxhash.xxh3_64, batch: Batch) -> None:
-    for array in (batch.dense_BI, batch.ids_FB, batch.label_B):
+    for array in (batch.dense_BI, batch.bags.values, batch.label_B):
         digest.update(np.ascontiguousarray(array).data)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutated_bytes import memory_of
 
-from dlrm_hybrid.data.ingest import Columns, RowError, column_name, parse, read_row
+from dlrm_hybrid.data.sources.criteo import Columns, RowError, column_name, parse, read_row
 from dlrm_hybrid.types import DlrmError
 
 GOOD = b"1\t" + b"\t".join([b"5"] * 13) + b"\t" + b"\t".join([b"0000abcd"] * 26) + b"\n"
@@ -87,12 +87,12 @@ def test_kernel_slow_reading_and_grammar_agree(lines: list[bytes], cut: bool) ->
     good = [line for line in lines if is_good(line)]
     bad = [number for number, line in enumerate(lines) if not is_good(line)]
     assert [row.line for row in columns.bad] == bad
-    assert columns.words_RD.shape == (len(good), 14)
+    assert columns.dense_RI.shape == (len(good), 13)
     assert all(row.reason.isprintable() and len(row.reason) < 250 for row in columns.bad)
     for row, line in enumerate(good):
         words, keys = expected_words(line)
         slow = read_row(line)
-        assert columns.words_RD[row].tolist() == words
+        assert [columns.label_R[row], *columns.dense_RI[row]] == words
         assert columns.keys_FR[:, row].tolist() == keys == list(slow.keys)
         assert slow.label == words[0]
         fields = line.split(b"\t")
@@ -109,7 +109,7 @@ def test_random_bytes_never_crash(data: bytes, newlines: list[int]) -> None:
         text[at:at] = b"\n"
     lines = re.findall(rb"[^\n]*\n|[^\n]+$", bytes(text))
     columns = read(bytes(text))
-    assert len(columns.bad) + len(columns.words_RD) == len(lines)
+    assert len(columns.bad) + len(columns.label_R) == len(lines)
     assert [row.raw for row in columns.bad] == [line.removesuffix(b"\n") for line in lines]
 
 
@@ -118,7 +118,7 @@ def test_every_prefix_is_safe(line: bytes, data: st.DataObject) -> None:
     cut = line[: data.draw(st.integers(0, len(line) - 1))]
     columns = read(cut + b"\n" + cut)
     expected = int(is_good(cut + b"\n"))
-    assert len(columns.words_RD) == expected
+    assert len(columns.label_R) == expected
     assert len(columns.bad) == 1 - expected + (len(cut) > 0)
 
 
@@ -173,7 +173,7 @@ def test_a_block_costs_little_memory() -> None:
 def test_explains_as_many_as_asked_for() -> None:
     columns = read(b"x\n" * 5 + GOOD + b"y\n" + b"cut", max_bad_rows=3)
     assert [row.line for row in columns.bad] == [0, 1, 2]
-    assert len(columns.words_RD) == 1
+    assert len(columns.label_R) == 1
     assert [row.line for row in read(b"x\n" * 2 + b"cut", max_bad_rows=3).bad] == [0, 1, 2]
 
 
@@ -184,14 +184,14 @@ def test_a_good_row_refused_by_the_kernel_is_an_internal_error(
         rest[-1][0] = (0, text.size, 0)
         return 0, 1, 0
 
-    monkeypatch.setattr("dlrm_hybrid.data.ingest.parse_rows", refuse_all)
+    monkeypatch.setattr("dlrm_hybrid.data.sources.criteo.parse_rows", refuse_all)
     with pytest.raises(DlrmError, match="internal error"):
         read(GOOD)
 
 
 def test_empty_text_has_no_rows() -> None:
     columns = read(b"")
-    assert columns.words_RD.shape == (0, 14)
+    assert columns.dense_RI.shape == (0, 13)
     assert columns.bad == ()
 
 

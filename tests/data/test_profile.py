@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_hybrid.data import profile, synthetic
-from dlrm_hybrid.data.format import NUM_DENSE
-from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
+from dlrm_hybrid.data.profile import NUM_DENSE, WEIGHT_ONE, Staircase
 from dlrm_hybrid.types import DataError
 
 PROFILE = profile.builtin("criteo_kaggle")

@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.data import reader
 from dlrm_hybrid.data.manifest import stamp
+from dlrm_hybrid.data.sources import text as reader
 from dlrm_hybrid.types import DataError
 
 TEXT = b"".join(b"line %d of some length\n" % number for number in range(5000))

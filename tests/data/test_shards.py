@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shard_folder import SEMANTICS, write_folder, write_records
 
-from dlrm_hybrid.data.format import BLOCK_ROWS, RECORD_WORDS
+from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES
 from dlrm_hybrid.data.loader import START, Loader, sequential_batches
 from dlrm_hybrid.data.manifest import MANIFEST_FILE
 from dlrm_hybrid.data.shards import open_shards, verify
@@ -19,20 +19,28 @@ def test_rows_of_every_run_equal_what_was_written(tmp_path):
     verify(shards, lambda rows: None)
     for start in range(13):
         for stop in range(start, 13):
-            pieces = list(shards.pieces(range(start, stop)))
-            read = np.concatenate([records[:0], *pieces])
-            assert np.array_equal(read, records[start:stop])
-    assert len(list(shards.pieces(range(3, 11)))) == 3
+            label, dense, ids = shards.read(range(start, stop))
+            wanted = records[start:stop]
+            assert np.array_equal(label, wanted.view(np.float32)[:, 0])
+            assert np.array_equal(dense, wanted.view(np.float32)[:, 1:14])
+            assert np.array_equal(ids, wanted[:, 14:].view(np.int32))
     for wrong in (range(-1, 2), range(0, 13), range(0, 4, 2)):
         with pytest.raises(IndexError, match="12 rows"):
-            list(shards.pieces(wrong))
+            shards.read(wrong)
 
 
 def test_maps_are_read_only(tmp_path):
     write_folder(tmp_path, [2, 2, 2])
-    piece = next(open_shards(tmp_path, None).pieces(range(1)))
-    with pytest.raises(ValueError, match="read-only"):
-        piece[0, 0] = 1
+    for array in open_shards(tmp_path, None).read(range(1)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_numpy_opens_every_file(tmp_path):
+    records = write_folder(tmp_path, [3, 2])
+    assert np.array_equal(np.load(tmp_path / "label.npy"), records.view(np.float32)[:, 0])
+    assert np.array_equal(np.load(tmp_path / "dense.npy"), records.view(np.float32)[:, 1:14])
+    assert np.array_equal(np.load(tmp_path / "ids.npy"), records[:, 14:].view(np.int32))
 
 
 @pytest.mark.parametrize("last", [0, 1, 6, 7])
@@ -68,29 +76,42 @@ def test_other_options_are_refused_and_all_named(tmp_path):
 
 def test_a_cut_or_missing_file_is_refused(tmp_path):
     write_folder(tmp_path, [2, 3, 2])
-    path = tmp_path / "day_1.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="day_1.bin: has 479 bytes, expected 480 for 3 rows"):
+    path = tmp_path / "ids.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(DataError, match="ids.npy: has 855 bytes, expected 856 for 7 rows"):
+        open_shards(tmp_path, None)
+    path.write_bytes(content.replace(b"(7, 26)", b"(26, 7)"))
+    with pytest.raises(DataError, match=r"ids.npy: its header is not that of <i4 \[7, 26\]"):
         open_shards(tmp_path, None)
     path.unlink()
-    with pytest.raises(DataError, match="day_1.bin: cannot be read: No such file"):
+    with pytest.raises(DataError, match="ids.npy: cannot be read: No such file"):
         open_shards(tmp_path, None)
 
 
-def damage(folder, day, row, word, value):
-    """Overwrite a word of a record, as a disk may; the sum of checksums stays as it was."""
-    path = folder / f"day_{day}.bin"
-    records = np.fromfile(path, np.uint32).reshape(-1, RECORD_WORDS)
-    records[row, word] = value
-    path.write_bytes(records.tobytes())
+@pytest.mark.parametrize(("number", "how"), [(1, "without checksums"), (2, "records of 160 bytes")])
+def test_folders_of_older_versions_are_refused_with_the_reason(tmp_path, number, how):
+    write_folder(tmp_path, [2, 2])
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({"format": number, "days": []}))
+    with pytest.raises(DataError, match=rf"{how}.*\(format {number}, now 3\); prepare the rows"):
+        open_shards(tmp_path, None)
+
+
+def damage(folder, row, column, value):
+    """Overwrite an id, as a disk may."""
+    path = folder / "ids.npy"
+    content = bytearray(path.read_bytes())
+    at = HEADER_BYTES + 4 * (26 * row + column)
+    content[at : at + 4] = np.int32(value).tobytes()
+    path.write_bytes(content)
 
 
 def test_an_altered_byte_is_found_at_once_or_later(tmp_path):
     write_folder(tmp_path, [2, 3, 40 * BLOCK_ROWS])
-    damage(tmp_path, 2, 5 * BLOCK_ROWS + 1, 20, 1)
-    found = r"day_2.bin: rows 40,960 to 49,151 \(counted from 0\): checksum differs"
+    damage(tmp_path, 5 * BLOCK_ROWS + 1, 20, 1)
+    found = r"ids.npy: rows 40,960 to 49,151 \(counted from 0\): checksum differs"
     opened = []
-    for _ in range(40):  # each looks at 32 of 42 blocks: all overlook it once in 10**25 times
+    for _ in range(150):  # each looks at 32 of 123 blocks: all overlook it once in 10**19 times
         try:
             opened.append(open_shards(tmp_path, None))
         except DataError as error:
@@ -107,11 +128,11 @@ def test_an_altered_byte_is_found_at_once_or_later(tmp_path):
 def test_all_that_a_manifest_tells_is_verified(tmp_path, what):
     write_folder(tmp_path, [2, 3, 2])
     if what == "vocabulary":
-        (tmp_path / "vocabulary" / "C07.bin").write_bytes(b"1234")
+        (tmp_path / "vocabulary" / "7.npy").write_bytes(bytes(132))
     else:
         path = tmp_path / MANIFEST_FILE
         values = json.loads(path.read_text())
-        values["days"][1]["clicks"] = 3 - values["days"][1]["clicks"]
+        values["parts"]["train"]["clicks"] = 5 - values["parts"]["train"]["clicks"]
         path.write_text(json.dumps(values))
     shards = open_shards(tmp_path, None)
     with pytest.raises(DataError, match="does not match manifest.json"):
@@ -124,7 +145,7 @@ FORGED = [
     (1, np.float32(np.inf), "I1 is inf"),
     (13, np.float32(np.nan), "I13 is nan"),
     (14, np.uint32(999), "C1 is 999, its table has 40 rows"),
-    (39, np.uint32(2**31 + 5), "C26 is 2147483653, its table has 2147483648 rows"),
+    (39, np.uint32(2**31 + 5), "C26 is -2147483643, its table has 2147483648 rows"),
 ]
 
 
@@ -134,7 +155,8 @@ def test_a_value_that_no_model_can_take_is_named_with_its_row(tmp_path, word, va
     records[13, word] = value.view(np.uint32)
     write_records(tmp_path, records, [11, 17, 12])
     shards = open_shards(tmp_path, None)  # its checksums are right
-    found = rf"day_1.bin: row 2 \(counted from 0\): {re.escape(message)}; the file was damaged"
+    file = "label" if word == 0 else "dense" if word < 14 else "ids"
+    found = rf"{file}.npy: row 13 \(counted from 0\): {re.escape(message)}; the file was damaged"
     with pytest.raises(DataError, match=found):
         verify(shards, lambda rows: None)
     with pytest.raises(DataError, match=found):

@@ -16,13 +16,20 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from dlrm_hybrid.data import profile, synthetic
-from dlrm_hybrid.data.format import NUM_CATEGORICAL, NUM_COLUMNS, NUM_DENSE
-from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase, raw_name
+from dlrm_hybrid.data.profile import (
+    NUM_CATEGORICAL,
+    NUM_DENSE,
+    WEIGHT_ONE,
+    Profile,
+    Staircase,
+    raw_name,
+)
 from dlrm_hybrid.kernels import synthesize
 from dlrm_hybrid.kernels.bits import mix64
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import ResourceError
 
+NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
 GOLDEN_10K = "1026546cdccb60bea5345df48c267ad90d200cc05c46882b01d9dde943beadc3"
 ROWS = 60_000
 MASK = (1 << 64) - 1

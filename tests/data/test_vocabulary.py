@@ -67,7 +67,7 @@ def test_a_column_equals_a_plain_reading(
     monkeypatch.setattr(vocabulary, "_BLOCK_ROWS", block_rows)
     known_rows = len(stored) // 2 if split else len(stored)
     shared = min_count > 1 or split
-    spilled, keys_file = tmp_path / "C01.bin", tmp_path / "keys.bin"
+    spilled, keys_file = tmp_path / "C01.bin", tmp_path / "keys.npy"
     np.array(stored, np.uint32).tofile(spilled)
     meaning = semantics(
         vocabulary="train_days" if split else "all_days",
@@ -82,7 +82,7 @@ def test_a_column_equals_a_plain_reading(
     kept = [key for key in dict.fromkeys(counted) if counted.count(key) >= min_count]
     expected = {key: number + shared for number, key in enumerate(kept)}
     assert np.fromfile(spilled, np.uint32).tolist() == [expected.get(key, 0) for key in read]
-    assert np.fromfile(keys_file, np.uint32).tolist() == kept
-    assert result.digest == xxhash.xxh3_128_digest(keys_file.read_bytes())
+    assert np.load(keys_file).tolist() == kept
+    assert result.digest == xxhash.xxh3_128_digest(np.array(kept, np.uint32).tobytes())
     assert result.table_rows == len(kept) + shared
     assert sum(reported) == len(stored)

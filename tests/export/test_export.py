@@ -102,8 +102,8 @@ def test_the_folder_has_the_vocabularies(runs: dict[str, Path], tmp_path: Path) 
     assert [one["rows"] for one in columns] == list(shards.table_rows)
     for number, one in enumerate(columns, 1):
         keys = np.load(tmp_path / "out" / one["vocabulary"])
-        source = shards.folder / "vocabulary" / f"C{number:02d}.bin"
-        np.testing.assert_array_equal(keys, np.fromfile(source, np.uint32))
+        source = shards.folder / "vocabulary" / f"{number}.npy"
+        np.testing.assert_array_equal(keys, np.load(source))
         assert (one["name"], one["first_id"]) == (f"C{number}", 0)
         assert len(keys) == one["rows"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # no lock, no half folder

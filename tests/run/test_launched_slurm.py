@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from launched_runs import (
     summary,
 )
 
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, read
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, read, write
 from dlrm_hybrid.disk import locked
 from dlrm_hybrid.run.launch.member import FAREWELL_SECONDS
 
@@ -176,8 +177,14 @@ def test_other_rows_on_another_machine_are_refused(small_rows: list[str], tmp_pa
         assert [task.code for task in ended(processes)] == [0, 0]
 
     manifest = tmp_path / "machine-1" / "rows" / MANIFEST_FILE
-    checksum = read(manifest.parent).days[0].xxh3
-    manifest.write_text(manifest.read_text().replace(checksum, checksum[::-1]))
+    known = read(manifest.parent)
+    train, test = known.parts.train, known.parts.test
+    moved = replace(  # a row of the training part
+        known.parts,
+        train=replace(train, rows=train.rows - 1),
+        test=replace(test, rows=test.rows + 1),
+    )
+    write(manifest.parent, replace(known, parts=moved))
     commands = [[*command, f"hydra.run.dir={tmp_path / 'other'}"] for command in commands]
     with started(commands, environments) as processes:
         tasks = ended(processes)

@@ -13,6 +13,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
+from dlrm_hybrid.data.schema import builtin
 from dlrm_hybrid.telemetry import machine
 from dlrm_hybrid.types import DataError
 
@@ -24,6 +25,7 @@ OPTIONS = PrepareOptions(
         min_count=0,
         max_ind_range=0,
         on_bad_row="error",
+        schema=builtin("criteo_kaggle"),
     ),
     max_bad_rows=0,
     processes=1,

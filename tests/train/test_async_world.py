@@ -21,7 +21,7 @@ from world_runs import (
     tensors,
 )
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
+from dlrm_hybrid.data.profile import NUM_CATEGORICAL
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order

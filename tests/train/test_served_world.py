@@ -144,12 +144,12 @@ def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
     saved = open_checkpoint(checkpoint(folder, 50))
     values = values_of([*options, *layout(2, 2, 4)])
     known = (validate(values), values, (0, 1))
-    assert lookups_ahead(saved, {"step": 0, "config": values}, *known) == {}
+    assert lookups_ahead(saved, {"step": 0, "config": values}, *known, 26) == {}
     with pytest.raises(DataError, match=r"no tensor lookups\.0\.0 in this checkpoint"):
-        lookups_ahead(saved, {"step": 50, "config": values}, *known)
+        lookups_ahead(saved, {"step": 50, "config": values}, *known, 26)
     cached = values_of([*options, *layout(2, 2, 0), *CACHED])
     with pytest.raises(DataError, match="no rows that trainer 0 has kept"):
-        lookups_ahead(saved, {"step": 50, "config": cached}, validate(cached), cached, (0, 1))
+        lookups_ahead(saved, {"step": 50, "config": cached}, validate(cached), cached, (0, 1), 26)
     fused = (*options, "parallel.trainers=2", "parallel.servers=1", "embedding=fused")
     for now in (
         values,
@@ -157,7 +157,7 @@ def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
         values_of([*fused, "parallel.table_servers=0"]),
     ):
         facts = {"step": 50, "config": cached}
-        assert lookups_ahead(saved, facts, validate(now), now, (0, 1)) == {}
+        assert lookups_ahead(saved, facts, validate(now), now, (0, 1), 26) == {}
         told = capsys.readouterr().out
         assert "caches begin empty, and the gradients they held are lost" in told
 

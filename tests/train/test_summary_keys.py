@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from world_runs import Train, summary
 
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
+from dlrm_hybrid.data.profile import NUM_CATEGORICAL
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS

@@ -1,4 +1,4 @@
-"""The verb `prepare`: prepare raw rows, check prepared ones, export them."""
+"""The verb `prepare`: prepare raw rows, check prepared ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
-from dlrm_hybrid.data.shards import export_parquet, open_shards, verify
+from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepare_rows
@@ -23,8 +23,6 @@ def run(request: Request) -> int:
     found = prepare_rows(config, terminal, Command("prepare", request.overrides))
     if found is not None:
         terminal.line(f"{folder} is up to date: {found.rows:,} rows")
-    if config.data.parquet is not None:
-        _export(folder, Path(config.data.parquet), terminal)
     return ExitCode.DONE
 
 
@@ -46,11 +44,3 @@ def _check(config: Config, folder: Path, terminal: Terminal) -> int:
             )
     terminal.line(f"{valid}; the raw files match" if raw else valid)
     return ExitCode.DONE
-
-
-def _export(folder: Path, target: Path, terminal: Terminal) -> None:
-    shards = open_shards(folder, expected=None)
-    rows = shards.manifest.rows
-    with terminal.counter("parquet", "rows") as show:
-        files = export_parquet(shards, target, lambda done: show(done, rows))
-    terminal.line(f"{target}: {len(files)} Parquet files, {rows:,} rows")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import astuple
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
@@ -14,6 +13,7 @@ from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
+from dlrm_hybrid.data.schema import builtin as builtin_schema
 from dlrm_hybrid.kernels import needed
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec
@@ -27,13 +27,14 @@ from dlrm_hybrid.parallel.topology import TableServerRole, Topology
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
-PROFILE = "criteo_kaggle"
+PROFILE = SCHEMA = "criteo_kaggle"
 
 
 def semantics(config: Config) -> Semantics:
     """What the rows mean."""
     data = config.data
     return Semantics(
+        schema=builtin_schema(SCHEMA),
         days=data.days,
         day_split=data.day_split,
         vocabulary=data.vocabulary,
@@ -203,7 +204,8 @@ def prepared_folder(config: Config) -> Path:
     """The folder of shards; for synthetic rows named after all that decides their bytes."""
     if config.data.prepared is not None:
         return Path(config.data.prepared)
-    rules = hashlib.blake2b(repr(astuple(semantics(config))).encode(), digest_size=4).hexdigest()
+    options = repr((*semantics(config).options.values(),))
+    rules = hashlib.blake2b(options.encode(), digest_size=4).hexdigest()
     return PREPARED_FOLDER / f"{Path(synthetic_name(config)).stem}-{rules}"
 
 

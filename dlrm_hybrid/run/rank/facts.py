@@ -28,7 +28,6 @@ from dlrm_hybrid.config.identity import (
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import saved_values
-from dlrm_hybrid.data.format import NUM_CATEGORICAL
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
@@ -156,6 +155,7 @@ def lookups_ahead(
     config: Config,
     values: Mapping[str, Any],
     trainers: Sequence[int],
+    num_tables: int,
 ) -> dict[str, Tensor]:
     """Rows that trainers had looked up before their batches, as `Tables.state_ahead` names them.
 
@@ -169,6 +169,7 @@ def lookups_ahead(
         config: of this run.
         values: the same, as plain values.
         trainers: that look up in this process.
+        num_tables: of the model.
 
     Raises:
         DataError: the checkpoint does not hold them.
@@ -194,7 +195,7 @@ def lookups_ahead(
     if keeps:
         was_elastic = bool(saved["parallel"].get("elastic"))
         return _caches(checkpoint, trainers, may_lack=config.parallel.elastic or was_elastic)
-    shape = (config.train.batch_size, NUM_CATEGORICAL, config.model.embedding_dim)
+    shape = (config.train.batch_size, num_tables, config.model.embedding_dim)
     rows = {
         f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
         for trainer in trainers

@@ -139,7 +139,8 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     dense = dense_values(saved, facts["config"], job.values)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
-    ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up)
+    tables = len(job.shards.table_rows)
+    ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up, tables)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
     if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals

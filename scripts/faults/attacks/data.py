@@ -151,7 +151,7 @@ def _wide_window(folder: Path) -> str:
 
 def _bit_flipped(folder: Path) -> str:
     _prepared(folder)
-    shard = folder / "rows" / "day_3.bin"
+    shard = folder / "rows" / "ids.npy"
     content = np.fromfile(shard, np.uint8)
     content[len(content) // 2] ^= 4
     shard.write_bytes(content.tobytes())
@@ -163,10 +163,12 @@ def _lying_manifest(folder: Path) -> str:
     _prepared(folder)
     path = folder / "rows" / "manifest.json"
     values = json.loads(path.read_text())
-    values["days"][2]["file"] = "../../../etc/passwd"
+    values["arrays"][2]["file"] = "../../../etc/passwd"
     path.write_text(json.dumps(values))
     ended = program(["train", *REAL[:1], *REAL[2:], *MODEL], folder)
-    return _refused(ended, 3, "days.2.file: '../../../etc/passwd' instead of")
+    return _refused(
+        ended, 3, "arrays: lists ['label.npy', 'dense.npy', '../../../etc/passwd'] instead of"
+    )
 
 
 def _full_disk(folder: Path) -> str:

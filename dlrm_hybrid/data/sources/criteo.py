@@ -1,10 +1,12 @@
-"""First stage of prepare: raw files to spilled columns, each byte read and parsed once.
+"""Criteo text: the first stage of prepare, raw files to arrays and spilled keys.
 
-The calling thread reads, decompresses and writes; others parse. A kernel decides whether a row is
-good; `read_row`, the slow and obvious reading of one line, explains what the kernel refused, and it
-is an error of this program if the two disagree.
+Each byte is read and parsed once. A row has 40 fields between tabs, no header: label, 13 integers
+I1–I13, 26 categoricals C1–C26 of eight hexadecimal digits; an empty field is a missing value. The
+calling thread reads, decompresses and writes; others parse. A kernel decides whether a row is good;
+`read_row`, the slow and obvious reading of one line, explains what the kernel refused, and it is an
+error of this program if the two disagree.
 
-Shapes: R rows, D = 14 words (label, 13 integers), F = 26 categorical features.
+Shapes: R rows, L lines, I = 13 integers, F = 26 categorical features.
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data import reader
-from dlrm_hybrid.data.format import (
-    FIRST_DENSE_WORD,
-    FIRST_ID_WORD,
-    MISSING_KEY,
+from dlrm_hybrid.data.arrays import ArrayWriter
+from dlrm_hybrid.data.sources import text as reader
+from dlrm_hybrid.kernels.criteo import (
     NUM_CATEGORICAL,
-    NUM_COLUMNS,
-    Spill,
+    NUM_DENSE,
+    count_lines,
+    fill_log_table,
+    parse_rows,
 )
-from dlrm_hybrid.kernels.criteo import count_lines, fill_log_table, parse_rows
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError, DlrmError
 
+NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
+MISSING_KEY = 0  # as facebookresearch/dlrm: an empty categorical reads as hexadecimal 0
 _WINDOW_PER_THREAD = 3
 _LOG_TABLE_SIZE = 1 << 14
 _SHOWN_CHARACTERS = 40
@@ -82,13 +85,15 @@ class Columns:
     """The good rows of a block, and the bad ones.
 
     Attributes:
-        words_RD: float32, label and log(x + 1) of the integers.
+        label_R: float32, 0 or 1.
+        dense_RI: float32, log(x + 1) of the integers.
         keys_FR: uint32, each column contiguous.
         bad: the first bad rows in line order, as many as were asked for.
         zero_keys: fields that hold 00000000.
     """
 
-    words_RD: npt.NDArray[np.float32]
+    label_R: npt.NDArray[np.float32]
+    dense_RI: npt.NDArray[np.float32]
     keys_FR: npt.NDArray[np.uint32]
     bad: tuple[BadRow, ...]
     zero_keys: int
@@ -98,9 +103,9 @@ def column_name(column: int) -> str:
     """`label`, `I1` … `I13`, `C1` … `C26` for columns 1 … 40; empty after them."""
     if column == 1:
         return "label"
-    if column <= FIRST_ID_WORD:
-        return f"I{column - FIRST_DENSE_WORD}"
-    return f"C{column - FIRST_ID_WORD}" if column <= NUM_COLUMNS else ""
+    if column <= 1 + NUM_DENSE:
+        return f"I{column - 1}"
+    return f"C{column - 1 - NUM_DENSE}" if column <= NUM_COLUMNS else ""
 
 
 def _shown(value: bytes) -> str:
@@ -167,8 +172,8 @@ def read_row(line: bytes) -> Row:
     numbered = list(enumerate(fields, start=1))
     return Row(
         label=int(fields[0]),
-        integers=tuple(_integer(field, i) for i, field in numbered[1:FIRST_ID_WORD]),
-        keys=tuple(_key(field, i) for i, field in numbered[FIRST_ID_WORD:]),
+        integers=tuple(_integer(field, i) for i, field in numbered[1 : 1 + NUM_DENSE]),
+        keys=tuple(_key(field, i) for i, field in numbered[1 + NUM_DENSE :]),
     )
 
 
@@ -195,17 +200,21 @@ def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> Columns:
         max_bad_rows: how many bad rows to explain; the others are only left out.
     """
     lines, end = count_lines(text)
-    words_LD = np.empty((lines, FIRST_ID_WORD), np.float32)
+    label_L = np.empty(lines, np.float32)
+    dense_LI = np.empty((lines, NUM_DENSE), np.float32)
     keys_FL = np.empty((NUM_CATEGORICAL, lines), np.uint32)
     bad_L3 = np.empty((lines, 3), np.int64)
-    rows, num_bad, zero_keys = parse_rows(text[:end], _log_table(), words_LD, keys_FL, bad_L3)
+    rows, num_bad, zero_keys = parse_rows(
+        text[:end], _log_table(), label_L, dense_LI, keys_FL, bad_L3
+    )
     bad = [
         _explain(text[start:end].tobytes(), line)
         for start, end, line in bad_L3[: min(num_bad, max_bad_rows)].tolist()
     ]
     if end < text.size:
         bad.append(_explain(text[end:].tobytes(), lines))
-    return Columns(words_LD[:rows], keys_FL[:, :rows], tuple(bad[:max_bad_rows]), zero_keys)
+    kept = tuple(bad[:max_bad_rows])
+    return Columns(label_L[:rows], dense_LI[:rows], keys_FL[:, :rows], kept, zero_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +239,21 @@ class BadRowPolicy:
             raise DataError(f"more than {self.max_rows} bad rows (data.max_bad_rows); {where}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What takes the rows.
+
+    Attributes:
+        label: an array.
+        dense: another.
+        keys: a file for each categorical column.
+    """
+
+    label: ArrayWriter
+    dense: ArrayWriter
+    keys: tuple[Path, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Ingested:
     """Good rows and checksum of each raw file; bad rows and literal zero keys of all."""
@@ -242,17 +266,17 @@ class Ingested:
 
 def ingest(
     raw: Sequence[Path],
-    spill: Spill,
+    targets: Targets,
     block_bytes: int,
     policy: BadRowPolicy,
     threads: Threads,
     on_bytes: Callable[[int], None],
 ) -> Ingested:
-    """Read and parse all raw files into the spill.
+    """Read and parse all raw files.
 
     Args:
         raw: the files.
-        spill: takes the columns.
+        targets: take the columns.
         block_bytes: of text, parsed at a time; each thread has up to three blocks in memory.
         policy: what happens to bad rows.
         threads: that parse.
@@ -272,9 +296,7 @@ def ingest(
     blocks = reader.blocks(raw, block_bytes, digests)
     window = _WINDOW_PER_THREAD * threads.count
     with ExitStack() as stack:
-        words_file, *key_files = (
-            stack.enter_context(path.open("wb")) for path in (spill.words, *spill.columns)
-        )
+        key_files = [stack.enter_context(path.open("wb")) for path in targets.keys]
         quarantine = policy.quarantine and stack.enter_context(policy.quarantine.open("wb"))
         for block, columns in threads.run(parse_block, blocks, _ignore, window=window):
             path = raw[block.file]
@@ -284,10 +306,11 @@ def ingest(
                 policy.check(bad_rows, f"{path}:{where}")
                 if quarantine:
                     quarantine.write(f"{path.name}:{where}\t".encode() + bad.raw + b"\n")
-            words_file.write(columns.words_RD.data)
+            targets.label.append(columns.label_R)
+            targets.dense.append(columns.dense_RI)
             for file, keys_R in zip(key_files, columns.keys_FR, strict=True):
                 file.write(keys_R.data)
-            file_rows[block.file] += len(columns.words_RD)
+            file_rows[block.file] += len(columns.label_R)
             zero_keys += columns.zero_keys
             on_bytes(block.raw_bytes)
         if quarantine:

@@ -1,0 +1,1 @@
+"""Where rows come from: files of each format, as blocks of columns."""
