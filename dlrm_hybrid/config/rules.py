@@ -10,6 +10,7 @@ from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.model import dense_tensors, interaction_rules
+from dlrm_hybrid.config.optimizer import optimizer_rules
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.schema import builtin
@@ -19,8 +20,6 @@ Rule = Callable[[Config], Iterator[str]]
 # Keys that one choice alone reads, and the value that they have beside every other choice.
 ONLY: Mapping[str, Mapping[str, Any]] = {
     "data=synthetic": {"data.rows": None, "data.seed": None},
-    "optimizer=momentum": {"optimizer.momentum": None},
-    "optimizer=adagrad": {"optimizer.eps": None},
     "optimizer.schedule=warmup_decay": {
         f"optimizer.{key}": 0 for key in ("warmup_steps", "decay_start_step", "decay_steps")
     },
@@ -58,8 +57,6 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
 NEEDED: Mapping[str, Mapping[str, str]] = {
     "data=synthetic": {"data.rows": "a number", "data.seed": "a number"},
     "data=criteo_kaggle": {"data.prepared": "a folder"},
-    "optimizer=momentum": {"optimizer.momentum": "a number"},
-    "optimizer=adagrad": {"optimizer.eps": "a number"},
     "sync=async": {"sync.lr_scale": "trainers or one"},
     "schedule=dsp": {key: "a number for each stage" for key in STALE_KEYS},
     "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},
@@ -115,16 +112,6 @@ def _model(config: Config) -> Iterator[str]:
         )
     if model.top[-1] != 1:
         yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
-
-
-def _optimizer(config: Config) -> Iterator[str]:
-    optimizer = config.optimizer
-    start, warmup = optimizer.decay_start_step, optimizer.warmup_steps
-    if optimizer.schedule == "warmup_decay" and optimizer.decay_steps and start < warmup:
-        yield (
-            f"optimizer.decay_start_step = {start}: must not be less than "
-            f"optimizer.warmup_steps = {warmup}"
-        )
 
 
 def layer_cuts(config: Config) -> tuple[str, ...]:
@@ -188,7 +175,7 @@ def _led(config: Config) -> Iterator[str]:
     if config.optimizer.name == "momentum":
         yield (
             "optimizer = 'momentum': moves all weights with every push, so each answer would hold "
-            f"all of them; {mode} needs sgd or adagrad"
+            f"all of them; {mode} needs sgd, adagrad or adam"
         )
     if config.pull.sparsity is not None:
         yield (
@@ -388,6 +375,15 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_choices, _data, _model, interaction_rules, _optimizer, _parallel, schedule_rules, _sync),
-    *(_tables, _network, gradient_rules, _pull, _activation),
+    *(
+        _choices,
+        _data,
+        _model,
+        interaction_rules,
+        optimizer_rules,
+        _parallel,
+        schedule_rules,
+        _sync,
+    ),
+    *(_sync, _tables, _network, gradient_rules, _pull, _activation),
 )

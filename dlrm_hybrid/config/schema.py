@@ -207,13 +207,17 @@ class EmbeddingConfig:
 class OptimizerConfig:
     """The optimizer of the dense layers and the learning rate over the steps; see conf/optimizer/.
 
-    `momentum` belongs to `momentum`, `eps` to `adagrad`; null elsewhere.
+    `momentum` belongs to `momentum`, `eps` to `adagrad` and `adam`, `betas` to `adam`; null
+    elsewhere.
     """
 
-    name: Literal["sgd", "momentum", "adagrad"]
+    name: Literal["sgd", "momentum", "adagrad", "adam"]
     lr: Rate
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None
+    momentum: BelowOne | None
+    betas: tuple[BelowOne, BelowOne] | None
     eps: Rate | None
+    weight_decay: Annotated[float, Field(ge=0)]
+    decoupled_weight_decay: bool
     schedule: Literal["constant", "linear", "warmup_decay"]
     warmup_steps: Count
     decay_start_step: Count

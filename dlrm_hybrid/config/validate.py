@@ -28,7 +28,10 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     },
     "model": {"interaction": "dot", "cross": None, "fm": None},
     "network": {"colocate_tables": False},
-    "optimizer": {"staleness_warmup_steps": None},
+    "optimizer": {
+        **{"staleness_warmup_steps": None, "betas": None},
+        **{"weight_decay": 0.0, "decoupled_weight_decay": False},
+    },
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},

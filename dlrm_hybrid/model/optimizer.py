@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar, Protocol, final
 
 import torch
@@ -17,22 +18,26 @@ from torch import Tensor
 from typing_extensions import override
 
 State = Mapping[str, Tensor]
+STEP = "step"  # the name of torch.optim.Adam's
 
 
 class DenseOptimizer(Protocol):
     """A rule that moves weights; its state is plain tensors shaped like the weight.
 
     Attributes:
-        state_names: of the state tensors; all begin as zeros.
-        moves_all: whether an element whose gradient is zero may move: then it has to be part of
-            every update.
+        state_names: of the state tensors shaped like the weight; all begin as zeros.
+        counts: whether the state has also `STEP`, float32 of one element: updates until now.
+        moves_all: whether an element whose gradient is zero may move, and is therefore part of
+            every update, whatever elements a gradient names. Without it an element that is not
+            named keeps its value and its state.
     """
 
     state_names: ClassVar[tuple[str, ...]]
+    counts: ClassVar[bool]
     moves_all: ClassVar[bool]
 
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Move `weight` and `state` in place; all shapes equal, float32."""
+        """Move `weight` and `state` in place; all shapes but that of `STEP` equal, float32."""
         ...
 
 
@@ -42,6 +47,7 @@ class Sgd(DenseOptimizer):
     """w -= lr g."""
 
     state_names: ClassVar = ()
+    counts: ClassVar = False
     moves_all: ClassVar = False
 
     @override
@@ -56,6 +62,7 @@ class Momentum(DenseOptimizer):
 
     momentum: float
     state_names: ClassVar = ("momentum",)
+    counts: ClassVar = False
     moves_all: ClassVar = True
 
     @override
@@ -72,6 +79,7 @@ class Adagrad(DenseOptimizer):
 
     eps: float
     state_names: ClassVar = ("sum",)
+    counts: ClassVar = False
     moves_all: ClassVar = False
 
     @override
@@ -81,10 +89,52 @@ class Adagrad(DenseOptimizer):
         weight.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-lr)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(DenseOptimizer):
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= lr m' / (sqrt(v') + eps).
+
+    m' = m / (1 - b1^t), v' = v / (1 - b2^t) in update t (Kingma and Ba, 2015, algorithm 1), as
+    torch.optim.Adam. A gradient that names some elements moves these alone, with the bias
+    corrections of update t of the tensor: what torch.optim.SparseAdam calls lazy (but for eps,
+    which it adds before it corrects v). Moving all others by their means as well would make every
+    push of some weights a pull of all.
+
+    Attributes:
+        betas: b1 and b2.
+        eps: added to the denominator.
+        weight_decay: weights are multiplied by 1 - lr weight_decay before an update (Loshchilov
+            and Hutter, 2019, algorithm 2), as torch.optim.AdamW; for gradients of all elements.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float = 0.0
+    state_names: ClassVar = ("exp_avg", "exp_avg_sq")
+    counts: ClassVar = True
+    moves_all: ClassVar = False
+
+    @override
+    def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        first, second = self.betas
+        mean, square, step = (state[name] for name in (*self.state_names, STEP))
+        step += 1
+        updates = int(step)
+        if self.weight_decay:
+            weight.mul_(1 - lr * self.weight_decay)
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        denominator = square.sqrt().div_(sqrt(1 - second**updates)).add_(self.eps)
+        weight.addcdiv_(mean, denominator, value=-lr / (1 - first**updates))
+
+
 def init_state(optimizer: DenseOptimizer, weights: Mapping[str, Tensor]) -> dict[str, State]:
     """Zeroed state of every weight by the weight's name, then by the state's."""
     return {
-        name: {state: torch.zeros_like(weight.detach()) for state in optimizer.state_names}
+        name: {
+            **{state: torch.zeros_like(weight.detach()) for state in optimizer.state_names},
+            **({STEP: torch.zeros(1)} if optimizer.counts else {}),
+        }
         for name, weight in weights.items()
     }
 

@@ -102,13 +102,20 @@ class Stage:
     Args:
         model: the stage's layers.
         microbatches: of every batch.
+        weight_decay: times half the squared norm of the weights is a part of the loss that
+            gradients are of; no part of the loss that is reported.
     """
 
-    def __init__(self, model: StageModel, microbatches: int) -> None:
+    def __init__(self, model: StageModel, microbatches: int, weight_decay: float = 0.0) -> None:
         self.model = model
         self.microbatches = microbatches
+        self.weight_decay = weight_decay
         self._weights = model.dense_parameters()
         self._batches: dict[BatchNumber, _Batch] = {}
+
+    def empty(self) -> Stage:
+        """The same stage with no batch in flight, for another thread."""
+        return Stage(self.model, self.microbatches, self.weight_decay)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch in.
@@ -271,8 +278,12 @@ class Stage:
         flying = self._batches.pop(batch)
         assert not flying.graphs
         pooled = [gradient for _, gradient in sorted(flying.pooled_gradients.items())]
+        gradients = dict(zip(self._weights, flying.gradients, strict=True))
+        if self.weight_decay:
+            for name, gradient in gradients.items():
+                gradient.add_(self._weights[name].detach(), alpha=self.weight_decay)
         return StageResult(
-            gradients=dict(zip(self._weights, flying.gradients, strict=True)),
+            gradients=gradients,
             pooled_gradient_BFD=torch.cat(pooled) if len(pooled) > 1 else next(iter(pooled), None),
             loss_sum=sum(float(loss) * flying.rows for loss in flying.losses.values()),
             correct=sum(

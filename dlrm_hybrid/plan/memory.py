@@ -16,7 +16,7 @@ READER_BYTES = 10_500_000
 COPIES = 2
 """Of what a rank owns, while a checkpoint is written: every run ends with one."""
 FLOAT_BYTES = 4
-SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1}
+SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
 Runtimes = Mapping[str, int]

@@ -325,7 +325,7 @@ def test_the_configuration_is_shown() -> None:
         (
             [*ASYNC, "optimizer=momentum"],
             "optimizer = 'momentum': moves all weights with every push, so each answer would hold "
-            "all of them; sync=async needs sgd or adagrad",
+            "all of them; sync=async needs sgd, adagrad or adam",
         ),
         (
             [*ASYNC, "pull.sparsity=0.9"],

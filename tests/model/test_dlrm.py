@@ -11,7 +11,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.stage import count_correct
 
@@ -130,6 +130,7 @@ def test_initial_values_follow_the_laws_and_only_the_seed():
         (Sgd(), EmbeddingOptimizer.SGD),
         (Momentum(momentum=0.9), EmbeddingOptimizer.ADAGRAD),
         (Adagrad(eps=1e-10), EmbeddingOptimizer.ROWWISE_ADAGRAD),
+        (Adam(betas=(0.9, 0.999), eps=1e-8), EmbeddingOptimizer.SGD),
     ],
 )
 @pytest.mark.parametrize("precision", list(Precision))

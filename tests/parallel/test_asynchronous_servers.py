@@ -25,7 +25,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.update import DenseUpdate, decode
-from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
@@ -33,7 +33,12 @@ from dlrm_hybrid.types import ConfigError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype
 
-OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+OPTIMIZERS: list[DenseOptimizer] = [
+    Sgd(),
+    Momentum(momentum=0.9),
+    Adagrad(eps=1e-10),
+    Adam(betas=(0.9, 0.999), eps=1e-8),
+]
 PULLS = [Dtype.FLOAT32, Dtype.BFLOAT16]
 HALF = Constant(base_lr=0.5)
 Values = dict[str, Tensor]

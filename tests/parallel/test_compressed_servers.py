@@ -49,6 +49,7 @@ from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import sparse_of
 
+# Not Adam: to it an element that is not sent is none whose gradient is zero.
 OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
 STILL: list[DenseOptimizer] = [one for one in OPTIMIZERS if not one.moves_all]
 POLICIES: list[SyncPolicy] = [Lockstep(), Lockstep(1), Lockstep(2)]

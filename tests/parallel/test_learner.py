@@ -13,12 +13,17 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.gradient.terngrad import TernGrad
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Encoding
 
-OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+OPTIMIZERS: list[DenseOptimizer] = [
+    Sgd(),
+    Momentum(momentum=0.9),
+    Adagrad(eps=1e-10),
+    Adam(betas=(0.9, 0.999), eps=1e-8),
+]
 LARGE = "bottom.1.weight"
 
 

@@ -19,7 +19,7 @@ from server_world import (
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd, init_state
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.server import ParameterServer, serve
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
@@ -28,7 +28,12 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+OPTIMIZERS: list[DenseOptimizer] = [
+    Sgd(),
+    Momentum(momentum=0.9),
+    Adagrad(eps=1e-10),
+    Adam(betas=(0.9, 0.999), eps=1e-8),
+]
 
 
 def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.update import Destination, decode
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, SparseMirror, adds, fresh_thresholds
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import DivergedError
@@ -129,7 +129,12 @@ def test_fresh_thresholds_are_those_of_a_new_mirror() -> None:
     assert_same(held, mirrored | fresh_thresholds(weights, 0.9))
 
 
-OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+OPTIMIZERS: list[DenseOptimizer] = [
+    Sgd(),
+    Momentum(momentum=0.9),
+    Adagrad(eps=1e-10),
+    Adam(betas=(0.9, 0.999), eps=1e-8),
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)

@@ -29,7 +29,7 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.optimizer import Adagrad, DenseOptimizer, Momentum
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
@@ -113,7 +113,13 @@ def test_no_cut_changes_a_bit_in_200_steps(spec: ModelSpec, precision: Precision
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "lr"), [(SGD, 1.0), (Momentum(momentum=0.9), 0.2), (Adagrad(eps=1e-10), 0.01)]
+    ("optimizer", "lr"),
+    [
+        (SGD, 1.0),
+        (Momentum(momentum=0.9), 0.2),
+        (Adagrad(eps=1e-10), 0.01),
+        (Adam(betas=(0.9, 0.999), eps=1e-8), 0.01),
+    ],
 )
 def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: DenseOptimizer, lr: float):
     worlds = [

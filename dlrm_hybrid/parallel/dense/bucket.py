@@ -23,6 +23,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.host import addresses_of, require_host
 from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update, decode
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
+from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.parallel.dense.followers import Follower, Stamps
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import (
@@ -306,7 +307,12 @@ class Bucket:
         return views | self._mirror.tensors()
 
     def _named(self, end: str, flat_N: Tensor) -> dict[str, Tensor]:
-        """Views of all tensors in `flat_N`, by their names, each followed by `end`."""
+        """Views of all tensors in `flat_N`, by their names, each followed by `end`.
+
+        Updates are counted for all tensors together, and each is told their number.
+        """
+        if end == f".{STEP}":
+            return {f"{tensor.name}{end}": flat_N for tensor in self._tensors}
         spans = pairwise(self._offsets_E.tolist())
         return {
             f"{tensor.name}{end}": flat_N[first:last].view(tensor.shape)

@@ -55,7 +55,7 @@ class MasterWeights:
     def apply_sparse(
         self, name: str, index_K: NDArray[np.int32], gradient_K: Array, number: int
     ) -> Array:
-        """As `apply_gradient` with zeros but at K elements of the flat weight; their new values.
+        """As `apply_gradient` of K elements of the flat weight; their new values.
 
         Args:
             name: of the weight.
@@ -63,16 +63,16 @@ class MasterWeights:
             gradient_K: float32.
             number: of the push whose learning rate it is.
 
-        The optimizer must leave elements alone whose gradient is zero.
+        All other elements keep their values and states, so the optimizer must not move all.
         """
         config = self._config
         weight, state = self.weights[name], self._state[name]
         weight_K = _at(weight, index_K)
-        state_K = {slot: _at(tensor, index_K) for slot, tensor in state.items()}
+        state_K = {slot: _at(state[slot], index_K) for slot in config.optimizer.state_names}
         config.optimizer.apply(
             torch.from_numpy(weight_K),
             torch.from_numpy(gradient_K),
-            {slot: torch.from_numpy(array_K) for slot, array_K in state_K.items()},
+            {**state, **{slot: torch.from_numpy(array_K) for slot, array_K in state_K.items()}},
             config.schedule.lr(number),
         )
         put(index_K, weight_K, weight.view(-1).numpy())

@@ -14,6 +14,7 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.layers.speed import Bfloat16, measure_bfloat16
 from dlrm_hybrid.model.optimizer import (
     Adagrad,
+    Adam,
     Constant,
     DenseOptimizer,
     Joined,
@@ -140,7 +141,17 @@ def dense_optimizer(config: Config) -> DenseOptimizer:
     if options.name == "adagrad":
         assert options.eps is not None
         return Adagrad(eps=options.eps)
+    if options.name == "adam":
+        assert options.betas is not None and options.eps is not None
+        decay = weight_decay(config, decoupled=True)
+        return Adam(betas=options.betas, eps=options.eps, weight_decay=decay)
     return Sgd()
+
+
+def weight_decay(config: Config, *, decoupled: bool) -> float:
+    """Of the dense weights, as far as it is a part of gradients, or decoupled from them."""
+    options = config.optimizer
+    return options.weight_decay if options.decoupled_weight_decay is decoupled else 0.0
 
 
 def schedule(config: Config, base_lr: float, steps: int) -> Schedule:

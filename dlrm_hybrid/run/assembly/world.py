@@ -203,7 +203,7 @@ def thread_workers(
     return [
         replace(
             one,
-            stage=Stage(one.stage.model, one.stage.microbatches),
+            stage=one.stage.empty(),
             boundaries=Boundaries(one.boundaries.port, one.part, own.activations, clock),
             tables=one.tables and served_tables(config, plan, one.rank, send, clock),
             client=client,
@@ -246,7 +246,9 @@ def _worker(
 ) -> Worker:
     return Worker(
         rank=boundaries.port.rank,
-        stage=Stage(model, config.schedule.microbatches),
+        stage=Stage(
+            model, config.schedule.microbatches, build_model.weight_decay(config, decoupled=False)
+        ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,
         tables=tables,

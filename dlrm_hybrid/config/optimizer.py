@@ -1,0 +1,54 @@
+"""What the keys of `optimizer` mean together, and with what is pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dlrm_hybrid.compress.gradient.methods import methods
+from dlrm_hybrid.config.schedule import shown
+from dlrm_hybrid.config.schema import Config
+
+READ: Mapping[str, Mapping[str, str]] = {
+    "momentum": {"momentum": "a number"},
+    "adagrad": {"eps": "a number"},
+    "adam": {"eps": "a number", "betas": "two numbers"},
+}
+"""Keys that not all choices read, which of them read it, and what it must be there."""
+
+
+def optimizer_rules(config: Config) -> Iterator[str]:
+    """Faults of `optimizer`: keys that it does not read, or lacks, and what they do not go with."""
+    optimizer = config.optimizer
+    read = READ.get(optimizer.name, {})
+    for key in dict.fromkeys(key for keys in READ.values() for key in keys):
+        value = getattr(optimizer, key)
+        if key in read and value is None:
+            yield f"optimizer.{key} = null: optimizer={optimizer.name} needs {read[key]}"
+        if key not in read and value is not None:
+            readers = " or ".join(name for name, keys in READ.items() if key in keys)
+            yield (
+                f"optimizer.{key} = {shown(value)}: only applies to optimizer={readers}, "
+                f"not {optimizer.name}"
+            )
+    if optimizer.decoupled_weight_decay:
+        yield from _decoupled(config)
+    start, warmup = optimizer.decay_start_step, optimizer.warmup_steps
+    if optimizer.schedule == "warmup_decay" and optimizer.decay_steps and start < warmup:
+        yield (
+            f"optimizer.decay_start_step = {start}: must not be less than "
+            f"optimizer.warmup_steps = {warmup}"
+        )
+
+
+def _decoupled(config: Config) -> Iterator[str]:
+    given = "optimizer.decoupled_weight_decay = True"
+    if config.optimizer.name != "adam":
+        yield (
+            f"{given}: only applies to optimizer=adam; with {config.optimizer.name} the decay is a "
+            "part of the gradients"
+        )
+    elif methods()[config.gradient.name].is_sparse:
+        yield (
+            f"{given}: moves every weight in every update, and gradient={config.gradient.name} "
+            "sends some; needs false: the decay is then a part of the gradients it sends"
+        )

@@ -1,0 +1,59 @@
+"""Which keys of `optimizer` go together, and with what is pushed."""
+
+import pytest
+
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import saved_values
+from dlrm_hybrid.types import ConfigError
+
+HYBRID = "parallel=hybrid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("optimizer.eps=1e-3", "optimizer.eps = 0.001: only applies to optimizer=adagrad or adam"),
+        (
+            "optimizer.betas=[0.5,0.9]",
+            "optimizer.betas = [0.5, 0.9]: only applies to optimizer=adam, not sgd",
+        ),
+        ("optimizer=adam optimizer.betas=null", "optimizer.betas = null: optimizer=adam needs two"),
+        (
+            "optimizer=adam optimizer.eps=null",
+            "optimizer.eps = null: optimizer=adam needs a number",
+        ),
+        ("optimizer=adam optimizer.betas=[0.9,1.0]", "optimizer.betas[1] = 1.0: must be less than"),
+        ("optimizer=adam optimizer.betas=[0.9]", "optimizer.betas"),
+        ("optimizer=adamw", "optimizer=adamw: no such choice; choose from adagrad, adam, momentum"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay = -1"),
+        (
+            "optimizer.decoupled_weight_decay=true",
+            "optimizer.decoupled_weight_decay = True: only applies to optimizer=adam; with sgd the",
+        ),
+        (
+            f"{HYBRID} gradient=dct optimizer=adam optimizer.decoupled_weight_decay=true",
+            "moves every weight in every update, and gradient=dct sends some; needs false",
+        ),
+        (
+            f"{HYBRID} gradient=dgc optimizer=adam",
+            "gradient = 'dgc': needs optimizer=sgd, not adam",
+        ),
+        (
+            f"{HYBRID} gradient=dct gradient.residual=update optimizer=adam",
+            "gradient.residual = 'update': needs optimizer=sgd; optimizer=adam must see",
+        ),
+        ("embedding.optimizer=adam", "'sgd', 'adagrad' or 'rowwise_adagrad'"),
+    ],
+)
+def test_faults_name_their_keys(overrides: str, message: str):
+    with pytest.raises(ConfigError) as raised:
+        values_of(overrides.split())
+    assert message in str(raised.value)
+
+
+def test_a_checkpoint_of_an_earlier_version_decays_nothing():
+    values = values_of(["optimizer=adagrad"])
+    added = ("betas", "weight_decay", "decoupled_weight_decay")
+    before = {key: one for key, one in values["optimizer"].items() if key not in added}
+    assert len(before) == len(values["optimizer"]) - len(added)
+    assert saved_values({**values, "optimizer": before}) == values
