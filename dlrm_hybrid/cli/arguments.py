@@ -32,6 +32,7 @@ POSITIONAL = {
     "train": ("", "checkpoint.resume"),
     "evaluate": ("", "evaluate.checkpoint"),
     "export": ("", "export.checkpoint"),
+    "import": ("", "import.file"),
     "report": ("", "report.runs"),
     "plan": ("", "plan.calibration"),
     "doctor": ("", "doctor.action"),

@@ -27,6 +27,7 @@ VERBS = {
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
     "export": "write a checkpoint's model as pt2, ONNX or safetensors",
+    "import": "make a checkpoint of weights of facebook DLRM or TorchRec",
     "report": "compare runs: tables and plots in one HTML file",
     "plan": "predict speed, bytes and memory of worlds before training them",
     "doctor": "check this machine and report problems; make key files",
@@ -43,6 +44,16 @@ READS: Mapping[str, tuple[str, ...]] = {
     "train": TRAIN_READS,
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
     "export": ("export", "data", "threads"),
+    "import": (
+        "import",
+        "precision",
+        "threads",
+        "train",
+        "data",
+        "model",
+        "optimizer",
+        "embedding",
+    ),
     "report": ("report",),
     "plan": ("plan", *TRAIN_READS),
     "doctor": ("doctor", "data"),
@@ -83,6 +94,10 @@ EXAMPLES = {
     "export": (
         "export export.checkpoint=runs/mine export.output=served",
         "export export.format=safetensors --help",
+    ),
+    "import": (
+        "import import.file=dlrm.pt import.output=runs/theirs",
+        "import import.names=torchrec --help",
     ),
     "report": (
         "report report.runs=runs/mine",

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -194,7 +195,8 @@ class _Jobs:
             ensure_forkserver([RANK_MODULE])
         if self.launch is not None:
             import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
-        return import_module(f"dlrm_hybrid.cli.verbs.{self.verb}").run(request)
+        module = f"{self.verb}_" if iskeyword(self.verb) else self.verb
+        return import_module(f"dlrm_hybrid.cli.verbs.{module}").run(request)
 
 
 class _Terminated(BaseException):

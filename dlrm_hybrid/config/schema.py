@@ -266,6 +266,15 @@ class ExportConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class ImportConfig:
+    """Which weights of other programs the verb `import` makes a checkpoint of."""
+
+    file: Path | None
+    output: Path | None
+    names: Literal["ours", "torchrec", "dlrm"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class CheckpointConfig:
     """When to save, how many to keep, where to go on from, and how often after a loss."""
 
@@ -300,6 +309,7 @@ class PlanConfig:
     """What the verb `plan` predicts speeds from, and the worlds it compares; see docs/plan.md."""
 
     calibration: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
+    count_steps: Annotated[int, Field(ge=20, le=1_000_000)] | None
     trainers: Annotated[tuple[Positive, ...], Field(min_length=1)] | None
     servers: Annotated[tuple[Count, ...], Field(min_length=1)] | None
     rates: Annotated[tuple[Name, ...], Field(min_length=1)] | None
@@ -319,7 +329,11 @@ class DoctorConfig:
     output: Path
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(
+    config={**STRICT, "validate_by_name": True, "validate_by_alias": True},
+    frozen=True,
+    kw_only=True,
+)
 class Config:
     """The whole configuration of one run."""
 
@@ -342,6 +356,7 @@ class Config:
     train: TrainConfig
     evaluate: EvaluateConfig
     export: ExportConfig
+    import_: Annotated[ImportConfig, Field(alias="import")]
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig

@@ -33,6 +33,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"weight_decay": 0.0, "decoupled_weight_decay": False},
     },
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
+    "plan": {"count_steps": None},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},
     "sync": {
@@ -44,13 +45,15 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "prepare": {"check": False, "overwrite": False},
     "plan": {
-        **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
+        **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),
+        **{"rates": None, "latencies": None},
         **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
     },
     "export": {
         **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},
         **{"int8": False, "check_rows": 10_000},
     },
+    "import": {"file": None, "output": None, "names": "dlrm"},
 }
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {

@@ -58,8 +58,8 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
     has_model = {"dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
     if not isinstance(spec.interaction, has_model):
         raise ConfigError(
-            f"export.names = {naming!r}: has no model with the interaction of this one, "
-            f"{spec.interaction}; use ours"
+            f"{naming!r} (export.names, import.names): has no model with the interaction of this "
+            f"one, {spec.interaction}; use ours"
         )
     if naming == "dlrm":
         return {name: _in_dlrm(name) for name in names}

@@ -112,6 +112,14 @@ def read(folder: Path) -> Calibration:
     )
 
 
+def densities_of(run: Run) -> Densities:
+    """What a complete run has sent, whatever its ranks were."""
+    (started, *_) = (event.values for event in run.events if event.kind is Kind.STARTED)
+    train_rows = int(started["train_rows"])
+    plain = layout(validate(saved_values(run.config)), train_rows, Densities())
+    return measured(run, plain, train_rows).densities
+
+
 def check_same_model(calibration: Calibration, config: Config) -> None:
     """Refuse costs of another model.
 
@@ -218,7 +226,7 @@ def measured(run: Run, world: Layout, train_rows: int) -> Layout:
         known,
         push=factor.get(Traffic.GRADIENT_PUSH, 1.0),
         version=factor.get(Traffic.PARAMETER_PULL, 1.0),
-        ids=factor.get(Traffic.EMBEDDING, 1.0) if world.config.embedding.deduplicate else ids,
+        ids=factor.get(Traffic.EMBEDDING, ids) if world.config.embedding.deduplicate else ids,
     )
     return layout(world.config, train_rows, known)
 

@@ -12,7 +12,7 @@ from dlrm_hybrid.plan.calibration import Calibration
 from dlrm_hybrid.plan.costs import UnitCosts, one_process_seconds
 from dlrm_hybrid.plan.fit import units_of
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
-from dlrm_hybrid.plan.layout import Layout, layout
+from dlrm_hybrid.plan.layout import Densities, Layout, layout
 from dlrm_hybrid.plan.memory import Runtimes, memory_bytes, runtimes
 from dlrm_hybrid.plan.simulation.classes import by_classes, tree
 from dlrm_hybrid.plan.simulation.machine import Hosts
@@ -38,7 +38,8 @@ class Bottleneck:
     """What limits a world.
 
     Attributes:
-        name: `link of server-0`, `cores`, `thread of worker-0.1` or `waiting`.
+        name: `link of server-0`, `cores`, `thread of worker-0.1`, `network thread of server-0` or
+            `waiting`.
         use: share of the time in which it is busy; of `waiting` that of the busiest resource.
         busiest: that resource.
     """
@@ -72,6 +73,7 @@ class Prediction:
         core_use: share of the cores of the busiest machine.
         link_use: of each host's link, both directions added, by its first rank's name.
         thread_use: share of one core that the main thread of each rank takes, by name.
+        network_thread_use: likewise of its network's thread.
         memory_bytes: of each rank, by name.
         bottleneck: what limits it.
         what_if: how many times as fast it would be, by what is changed.
@@ -93,6 +95,7 @@ class Prediction:
     core_use: float
     link_use: Mapping[str, float]
     thread_use: Mapping[str, float]
+    network_thread_use: Mapping[str, float]
     memory_bytes: Mapping[str, int]
     bottleneck: Bottleneck
     what_if: Mapping[str, float]
@@ -169,8 +172,18 @@ class Costs:
             )
         return told
 
-    def world(self, config: Config) -> Layout:
-        """A planned world that sends as densely as the run did, where its method is the run's."""
+    def world(self, config: Config, counted: Densities | None = None) -> Layout:
+        """A planned world that sends as densely as was counted of it.
+
+        Args:
+            config: of it.
+            counted: of this very world; None: as the run did, where its method is the run's.
+        """
+        rows = train_rows(config, self.calibration) or self.calibration.train_rows
+        known = counted or self._known(config)
+        return layout(config, rows, known.over(run_rows(config, rows) / step_rows(config)))
+
+    def _known(self, config: Config) -> Densities:
         run = self.calibration.world
         same = (config.gradient, config.pull) == (run.config.gradient, run.config.pull)
         known = run.densities
@@ -178,8 +191,7 @@ class Costs:
             known = replace(known, gradient={}, course=(), push=1.0, version=1.0)
         if config.activation != run.config.activation or config.parallel.cuts != run.partition.cuts:
             known = replace(known, activation={})
-        rows = train_rows(config, self.calibration) or self.calibration.train_rows
-        return layout(config, rows, known.over(run_rows(config, rows) / step_rows(config)))
+        return known
 
 
 def most_like(costs: Sequence[Costs], config: Config) -> Costs:
@@ -224,22 +236,27 @@ def run_rows(config: Config, train_rows: int) -> int:
     return train_rows * config.train.epochs
 
 
-def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Prediction:
+def predict(
+    planned: Planned, costs: Costs, counted: Densities | None = None, *, changes: bool = True
+) -> Prediction:
     """Simulate a world, and say what limits it.
 
     Args:
         planned: the world.
         costs: of its parts.
+        counted: what it sends, from a run of it; None: as densely as the calibration did.
         changes: also simulate it with more of what it has, for `what_if`.
     """
     config = planned.config
-    world = costs.world(config)
+    world = costs.world(config, counted)
     hosts = planned.hosts(config.plan.cores or costs.calibration.cores)
     found = measure(world, costs.units, hosts)
     rows = run_rows(config, train_rows(config, costs.calibration) or 0)
     links = _links(world, hosts, found)
     topology, samples = world.topology, step_rows(config)
-    threads = {topology.name(rank): use for rank, use in enumerate(found.rank_use)}
+    names = [topology.name(rank) for rank in range(topology.size)]
+    threads = dict(zip(names, found.rank_use, strict=True))
+    carriers = dict(zip(names, found.network_use, strict=True))
     return Prediction(
         name=planned.name,
         trainers=topology.trainers,
@@ -257,11 +274,11 @@ def predict(planned: Planned, costs: Costs, *, changes: bool = True) -> Predicti
         core_use=max(found.core_use),
         link_use=links,
         thread_use=threads,
+        network_thread_use=carriers,
         memory_bytes={
-            topology.name(rank): memory_bytes(world, rank, costs.runtimes)
-            for rank in range(topology.size)
+            name: memory_bytes(world, rank, costs.runtimes) for rank, name in enumerate(names)
         },
-        bottleneck=_bottleneck(max(found.core_use), links, threads),
+        bottleneck=_bottleneck(max(found.core_use), links, threads, carriers),
         what_if={
             change: measure(world, units, there).samples_per_second / found.samples_per_second
             for change, units, there in _changes(costs.units, hosts, _last_trainer(world))
@@ -305,10 +322,14 @@ def _links(world: Layout, hosts: Hosts, found: Outcome) -> dict[str, float]:
 
 
 def _bottleneck(
-    cores: float, links: Mapping[str, float], threads: Mapping[str, float]
+    cores: float,
+    links: Mapping[str, float],
+    threads: Mapping[str, float],
+    carriers: Mapping[str, float],
 ) -> Bottleneck:
     uses = {f"link of {name}": use for name, use in links.items()}
     uses |= {f"thread of {name}": use for name, use in threads.items()}
+    uses |= {f"network thread of {name}": use for name, use in carriers.items()}
     uses["cores"] = cores
     busiest = max(uses, key=lambda name: uses[name])
     use = uses[busiest]

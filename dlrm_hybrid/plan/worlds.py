@@ -178,6 +178,11 @@ def check(config: Config) -> None:
             f"plan.search = {config.plan.search}: tries all numbers of trainers and servers; leave "
             "out plan.trainers and plan.servers"
         )
+    if config.plan.search is not None and config.plan.count_steps is not None:
+        faults.append(
+            f"plan.count_steps = {config.plan.count_steps}: would train every world that "
+            "plan.search tries; count those that it finds"
+        )
     picture = config.plan.picture
     if picture is not None and Path(picture).suffix not in PICTURES:
         faults.append(f"plan.picture = {picture}: must end in {' or '.join(PICTURES)}")

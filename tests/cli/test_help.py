@@ -133,13 +133,16 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("report report.runs=a,b", "for a list write report.runs=[a,b]"),
         ("prepare train.txt", "did you mean data=criteo_kaggle data.raw=train.txt?"),
         ("doctor keys", "did you mean doctor.action=keys?"),
-        ("report train.steps=5", "train.steps: `report` does not read it; `train` and `plan` do"),
+        (
+            "report train.steps=5",
+            "train.steps: `report` does not read it; `train`, `import` and `plan` do",
+        ),
         (
             "report +experiment=dct_dp",
             "experiment: `report` does not read it; `train` and `plan` do",
         ),
         ("report hydra.run.dir=x", "hydra.run.dir: `report` does not read it; `train` does"),
-        ("report data.rows=5", "`evaluate`, `export`, `plan` and `doctor` do"),
+        ("report data.rows=5", "`export`, `import`, `plan` and `doctor` do"),
     ],
 )
 def test_a_mistake_is_met_with_the_command_that_was_meant(

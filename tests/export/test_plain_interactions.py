@@ -83,5 +83,7 @@ def test_cross_layers_fit_into_torchrecs_model() -> None:
     ("naming", "chosen"), [("dlrm", CROSS), ("dlrm", MACHINE), ("torchrec", MACHINE)]
 )
 def test_names_of_models_that_others_lack_are_refused(naming, chosen: Interaction) -> None:
-    with pytest.raises(ConfigError, match=rf"export\.names = '{naming}': has no model with .*ours"):
+    with pytest.raises(
+        ConfigError, match=rf"'{naming}' \(export\.names, import\.names\): has no model with .*ours"
+    ):
         names_of(naming, replace(SPEC, interaction=chosen), [])

@@ -3,10 +3,14 @@
 import pytest
 from world_runs import Train
 
+from dlrm_hybrid.cli.terminal import quiet
+from dlrm_hybrid.cli.verbs.train import TerminalView
 from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.plan.calibration import measured
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
 from dlrm_hybrid.plan.layout import Densities, layout
+from dlrm_hybrid.plan.probe import count
+from dlrm_hybrid.plan.worlds import as_configured
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.traffic import Traffic
@@ -65,3 +69,23 @@ def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(train: 
     assert calculated(known) == pytest.approx(pushed(long), rel=0.01)
     assert abs(pushed(short) / pushed(long) - 1) > 0.015  # else this says nothing
     assert calculated(known.over(20)) == pytest.approx(pushed(short), rel=0.01)
+
+
+@pytest.mark.parametrize("sync", ["sync", "bounded"])
+def test_counted_steps_send_what_processes_send(sync: str, train: Train) -> None:
+    # Another number of trainers and other cuts than any calibration.
+    overrides = ("gradient=dct", "parallel.trainers=3", "parallel.cuts=[bottom.2]", f"sync={sync}")
+    overrides = (*overrides, "train.epochs=10", "parallel.world=processes")
+    code, folder = train("run", *WORLD, *overrides)
+    assert code == 0
+    run = read_run(folder)
+    planned = as_configured(validate(saved_values(run.config)))
+    (sent,) = count([planned], 10 * STEPS, quiet(), TerminalView(quiet()))
+    world = layout(planned.config, TRAIN_ROWS, sent)
+    calculated = bytes_by_class(world, frames(world))
+    by_class = run.summary["network"]["by_class"]
+    timed = max(one.values["timed_steps"] for one in run.events if one.kind is Kind.RANK)
+    for traffic in (Traffic.GRADIENT_PUSH, Traffic.PARAMETER_PULL):
+        a_step = by_class[traffic]["bytes"] / timed
+        assert a_step > 0
+        assert calculated[traffic] == pytest.approx(a_step, rel=1e-6), traffic

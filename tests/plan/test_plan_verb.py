@@ -105,7 +105,8 @@ def test_the_run_that_costs_were_taken_from_is_met(tmp_path: Path) -> None:
     assert found.samples_per_second == pytest.approx(4_000, rel=0.02)
     for stage in range(3):
         taken = compute_seconds(units, calibration.world, stage)
-        assert taken == pytest.approx(3e-3, rel=0.25)  # less what the network's threads took
+        # Less what the network's threads took, and what cold caches did.
+        assert 0.6 * 3e-3 < taken < 3e-3
     assert units.messages.wake > 0
 
 
@@ -145,6 +146,8 @@ def test_worlds_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
         ("complete", (), ("plan.rates=[fast]",), "plan.rates = fast: must be a rate"),
         ("complete", (), ("plan.hosts=each",), "plan.hosts = each: how fast are the links?"),
         ("complete", (), ("plan.trainers=[2,0]",), "plan.trainers[1] = 0"),
+        ("complete", (), ("plan.count_steps=20", "plan.search=4"), "plan.count_steps = 20: would"),
+        ("complete", (), ("plan.count_steps=20", "plan.trainers=[64]"), "a world of 193 ranks is"),
         ("complete", (), ("plan.picture=a.txt",), "plan.picture = a.txt: must end in .png or .svg"),
     ],
 )

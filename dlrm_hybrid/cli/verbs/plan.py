@@ -11,9 +11,19 @@ from dlrm_hybrid.cli.verbs.train import TerminalView
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.plan import worlds
 from dlrm_hybrid.plan.calibration import Calibration, check_same_model, read
-from dlrm_hybrid.plan.prediction import CLASSES, Costs, Prediction, most_like, one_process, predict
-from dlrm_hybrid.plan.probe import probe
+from dlrm_hybrid.plan.layout import Densities
+from dlrm_hybrid.plan.prediction import (
+    CLASSES,
+    MOST_RANKS,
+    Costs,
+    Prediction,
+    most_like,
+    one_process,
+    predict,
+)
+from dlrm_hybrid.plan.probe import count, probe
 from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.run.assembly.build import topology
 from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
@@ -36,7 +46,9 @@ def run(request: Request) -> int:
             "of parallel=hybrid"
         )
     chosen = [most_like(costs, one.config) for one in planned]
-    predictions = [predict(one, of) for one, of in zip(planned, chosen, strict=True)]
+    counted = _counted(config, planned, terminal)
+    triples = zip(planned, chosen, counted, strict=True)
+    predictions = [predict(one, of, sent) for one, of, sent in triples]
     pairs = zip(planned, chosen, strict=True)
     remarks = dict.fromkeys(remark for one, of in pairs for remark in of.remarks(one.config))
     if config.plan.search is not None:
@@ -80,6 +92,22 @@ def _calibrations(request: Request, terminal: Terminal) -> list[Calibration]:
     for one in runs:
         check_same_model(one, request.config)
     return runs
+
+
+def _counted(
+    config: Config, planned: Sequence[worlds.Planned], terminal: Terminal
+) -> list[Densities | None]:
+    """What each world sends, where that is to be counted."""
+    steps = config.plan.count_steps
+    if steps is None:
+        return [None] * len(planned)
+    largest = max(topology(one.config).size for one in planned)
+    if largest > MOST_RANKS:
+        raise ConfigError(
+            f"plan.count_steps = {steps}: a world of {largest} ranks is too large to be trained in "
+            f"this process; at most {MOST_RANKS}"
+        )
+    return list(count(planned, steps, terminal, TerminalView(quiet())))
 
 
 def _cells(one: Prediction) -> list[str]:

@@ -23,7 +23,7 @@ LINE_SHARE = 1.048 + 0.022 / 2
 """Bytes on a link for each of a frame: headers of 1,448-byte segments, and acknowledgements."""
 
 
-COLD_SECONDS, COLD_WORK_SECONDS = 1.5e-3, 1.3e-3
+COLD_SECONDS, COLD_WORK_SECONDS = 4.2e-3, 3.7e-3
 """CPU time that work takes more at most once caches are cold, and the work that takes half of it:
 what a thread touches again is bounded. Measured: `scripts/benchmarks/slow_links.py`."""
 COLD_AFTER_SECONDS = 5e-3
@@ -174,13 +174,16 @@ class Carrier:
 
     Attributes:
         cores: that it shares.
+        busy_seconds: of it.
     """
 
     cores: Cores
+    busy_seconds: float = 0.0
     _waiting: deque[tuple[float, Then]] = field(default_factory=deque[tuple[float, "Then"]])
 
     def run(self, seconds: float, then: Then) -> None:
         """Take so much time behind what waits, and then do something."""
+        self.busy_seconds += seconds
         self._waiting.append((seconds, then))
         if len(self._waiting) == 1:
             self._next()

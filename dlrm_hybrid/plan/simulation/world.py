@@ -59,6 +59,7 @@ class Outcome:
         link_use: share of the time in which each host's link would be full in one direction or the
             other, if never in both at once; 0 without a rate.
         rank_use: share of one core of each rank's main thread.
+        network_use: likewise of its network's thread.
         bytes_per_step: by class, of all ranks, for a step of every trainer.
         cold_seconds: CPU of each rank's main thread in a step, since its caches were cold.
     """
@@ -68,6 +69,7 @@ class Outcome:
     core_use: tuple[float, ...]
     link_use: tuple[float, ...]
     rank_use: tuple[float, ...]
+    network_use: tuple[float, ...]
     bytes_per_step: Mapping[Traffic, float]
     cold_seconds: tuple[float, ...] = ()
 
@@ -116,6 +118,7 @@ class _World:
             core_use=tuple(one.busy_seconds / now / hosts.cores for one in machine.cores),
             link_use=tuple(min(1.0, sum(both) / now / rate) if rate else 0.0 for both in carried),
             rank_use=tuple(one.busy_seconds / now for one in machine.ranks),
+            network_use=tuple(one.carrier.busy_seconds / now for one in machine.ranks),
             bytes_per_step={
                 traffic: size / self._steps for traffic, size in machine.sent_bytes.items()
             },

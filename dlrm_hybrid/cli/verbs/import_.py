@@ -1,0 +1,21 @@
+"""The verb `import`: others' weights as a checkpoint to train on, evaluate or export."""
+
+from __future__ import annotations
+
+import shlex
+
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.export.importing import import_weights
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import ExitCode
+
+
+def run(request: Request) -> int:
+    """Make a checkpoint of `import.file`; say what to do with it."""
+    terminal = Terminal()
+    done = import_weights(request, terminal)
+    terminal.line(f"took {done.tensors:,} tensors, {done.parameters:,} parameters")
+    folder = shlex.quote(override_text("evaluate.checkpoint", str(done.folder)))
+    terminal.line(f"wrote {done.folder}; score it with\n  python -m dlrm_hybrid evaluate {folder}")
+    return ExitCode.DONE

@@ -1,0 +1,94 @@
+"""From weights of other programs to a run folder with a checkpoint of step 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_hybrid.checkpoint.commit import Preparing, commit
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.export import weights
+from dlrm_hybrid.export.folder import new_folder
+from dlrm_hybrid.model.row_storage import IN_MEMORY
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import engine as build_engine
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.compiling import compile_for
+from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.run.rank.facts import checkpoint_facts
+from dlrm_hybrid.run.readiness import require_memory
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.rows import Command, prepared_rows
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.types import ConfigError
+
+OUTPUT_KEY = "import.output"
+ATTEMPT = 0
+WAIT_SECONDS = 3600.0  # for a disk; a fault ends it before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A checkpoint of others' weights.
+
+    Attributes:
+        folder: a run folder, to resume from.
+        tensors: how many were taken over.
+        parameters: elements of all of them.
+    """
+
+    folder: Path
+    tensors: int
+    parameters: int
+
+
+def import_weights(request: Request, display: Display) -> Imported:
+    """Make a checkpoint of `import.file` for the configured model, with fresh optimizer state.
+
+    Args:
+        request: the command.
+        display: for progress.
+
+    Raises:
+        ConfigError: a key is missing, or the folder is there.
+        DataError: the file is no such weights, or they are not this model's; the rows are missing.
+        ResourceError: the disk refuses.
+    """
+    config, options = request.config, request.config.import_
+    if options.file is None or options.output is None:
+        wanted = {"file": "name the file of weights", "output": "name a new folder"}
+        missing = [name for name in wanted if getattr(options, name) is None]
+        raise ConfigError(faults_text([f"import.{one} = null: {wanted[one]}" for one in missing]))
+    with new_folder(Path(options.output), OUTPUT_KEY) as folder:
+        found = weights.read(Path(options.file))
+        rows = prepared_rows(config, display, Command("import", request.overrides))
+        shards = open_shards(rows, build.semantics(config))
+        spec = build.model_spec(config, shards.table_rows)
+        taken = weights.fitted(Path(options.file), found, options.names, spec)
+        require_memory(config, rows)
+        compile_for(config, display)
+        build_model.prepare_torch(config)
+        groups = piece_groups(
+            build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()
+        )
+        for piece in (*groups["dense"], *groups["embeddings"]):
+            if piece.name in taken:
+                piece.view.copy_(taken[piece.name])
+        root = folder / CHECKPOINTS
+        writer = ShardWriter(root=root, rank="worker-0", attempt=ATTEMPT)
+        writer.begin(0, groups)
+        shard = writer.take(WAIT_SECONDS)
+        assert shard is not None
+        prepared = Preparing(step=0, owed={0: "worker-0"}, shards={}).took(0, shard)
+        facts = checkpoint_facts(Progress(), request.values, shards)
+        commit(root, ATTEMPT, prepared, facts, build.retention(config))
+    return Imported(
+        folder=Path(options.output),
+        tensors=len(taken),
+        parameters=sum(one.numel() for one in taken.values()),
+    )

@@ -1,0 +1,118 @@
+"""Weights that other programs have saved, read without trusting the file, and fitted to a model."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.disk import plain_file
+from dlrm_hybrid.export.names import Naming, names_of, shapes_of, to_ours
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.parallel.finite import first_not_finite
+from dlrm_hybrid.types import DataError
+
+KEY = "import.file"
+STATE = "state_dict"  # where facebookresearch/dlrm keeps weights, beside its counts of steps
+WRAPPERS = ("module.", "model.")  # what DataParallel, DLRMTrain and others put before names
+EXACT = (torch.float32, torch.float16, torch.bfloat16)  # types whose values float32 has, too
+# Of the numbers beside the weights, such as an accuracy; nothing else but tensors is made.
+NUMPY_SCALARS: tuple[Any, ...] = (
+    np.dtype,
+    (np.float64(0).__reduce__()[0], "numpy.core.multiarray.scalar"),
+    (np.float64(0).__reduce__()[0], "numpy._core.multiarray.scalar"),
+    *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u8", "u1", "?")),
+)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by their names in it.
+
+    Args:
+        path: of a `.safetensors`, else of what `torch.save` has written: a state dict, or a dict
+            with one as `state_dict`. Tensors are mapped from it, not read, where that can be.
+
+    Raises:
+        DataError: it is no such file, or damaged; names it.
+    """
+    plain_file(path.parent, path.name)
+    try:
+        found = _loaded(path)
+    except Exception as error:  # whatever anybody's bytes make a library raise
+        reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
+        raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
+    if not isinstance(found, Mapping):
+        raise DataError(f"{path}: holds a {type(found).__name__}, not tensors by name ({KEY})")
+    entries = cast("Mapping[Any, Any]", found)
+    if isinstance(inner := entries.get(STATE), Mapping):
+        entries = cast("Mapping[Any, Any]", inner)
+    others = [str(name) for name, one in entries.items() if not isinstance(one, Tensor)]
+    if others or not entries:
+        what = f"{', '.join(others)}: no tensor" if others else "holds no tensors"
+        raise DataError(f"{path}: {what} ({KEY})")
+    return _unwrapped({str(name): one for name, one in entries.items()})
+
+
+def _loaded(path: Path) -> object:
+    if path.suffix == ".safetensors":
+        return cast(Any, safetensors.torch).load_file(path)
+    with warnings.catch_warnings(), torch.serialization.safe_globals(list(NUMPY_SCALARS)):
+        warnings.simplefilter("ignore")  # of the pickle that weights_only will refuse
+        is_zip = zipfile.is_zipfile(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+
+
+def fitted(
+    path: Path, tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec
+) -> dict[str, Tensor]:
+    """The weights of a model by its own names, float32.
+
+    Args:
+        path: of the file, for messages.
+        tensors: of the file.
+        naming: of these.
+        spec: the model.
+
+    Raises:
+        DataError: they are not the model's; one line for each that is missing, unexpected, of
+            another shape or type, or not finite.
+    """
+    faults = list(_faults(tensors, naming, spec))
+    if faults:
+        count = "1 tensor does" if len(faults) == 1 else f"{len(faults)} tensors do"
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise DataError(f"{path}: {count} not fit the model ({KEY}, import.names={naming}){lines}")
+    ours = to_ours(naming, spec, shapes_of(spec), tensors)
+    return {name: tensor.detach().float() for name, tensor in ours.items()}
+
+
+def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec) -> Iterator[str]:
+    shapes = shapes_of(spec)
+    wanted = {their: shapes[our] for our, their in names_of(naming, spec, shapes).items()}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            yield f"{name}: missing, wanted {list(shape)}"
+    for name, tensor in tensors.items():
+        if name not in wanted:
+            yield f"{name}: unexpected, {list(tensor.shape)}"
+        elif tuple(tensor.shape) != wanted[name]:
+            yield f"{name}: {list(tensor.shape)}, wanted {list(wanted[name])}"
+        elif tensor.dtype not in EXACT:
+            yield f"{name}: {tensor.dtype}, wanted {', '.join(map(str, EXACT))}"
+        elif first_not_finite([(name, tensor)]) is not None:
+            yield f"{name}: holds values that are not finite"
+
+
+def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without what wrappers have put before all names."""
+    while any(all(name.startswith(one) for name in tensors) for one in WRAPPERS):
+        tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
+    return tensors
