@@ -78,6 +78,11 @@ def validate(values: Mapping[str, Any]) -> Config:
     return _typed(values)
 
 
+def plain_values(config: Config) -> dict[str, Any]:
+    """The plain values of a configuration, of which `validate` makes it again."""
+    return _adapter().dump_python(config, mode="json", by_alias=True)
+
+
 def all_faults(
     values: Mapping[str, Any],
     defaults: Callable[[], Mapping[str, Any]] | None = None,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.config.validate import plain_values, validate
 from dlrm_hybrid.plan.calibration import Calibration, densities_of, read
 from dlrm_hybrid.plan.layout import Densities
 from dlrm_hybrid.plan.worlds import Planned
@@ -80,7 +79,7 @@ def count(
 
 def in_process(planned: Planned, steps: int) -> dict[str, Any]:
     """A world of one process that sends what a planned one sends."""
-    values = asdict(planned.config)
+    values = plain_values(planned.config)
     plain = compose.values_of([])
     wanted = planned.config.train.steps
     return _short(
