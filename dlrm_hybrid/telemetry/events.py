@@ -264,6 +264,7 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
             auc=Figure | None,
             normalized_entropy=Figure | None,
             base_rate=Figure,
+            calibration=(Figure | None, None),
         ),
         Kind.SAVED: _record(seconds=Amount),
         Kind.RANK: _rank(),

@@ -35,6 +35,7 @@ class BinaryScores:
         auc: area under the ROC curve, ties count half; None if only one class was seen.
         normalized_entropy: log-loss over that of always predicting the base rate; None as above.
         base_rate: share of rows with label 1.
+        calibration: mean prediction over the base rate, 1 at best; None if no label is 1.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class BinaryScores:
     auc: float | None
     normalized_entropy: float | None
     base_rate: float
+    calibration: float | None
 
 
 class BinaryMetrics:
@@ -50,7 +52,7 @@ class BinaryMetrics:
 
     def __init__(self, max_bins: int = MAX_BINS) -> None:
         self._max_bins = max_bins
-        self._totals = _Totals(0, 0, 0.0, 0, _NO_BINS, _NO_BINS)
+        self._totals = _Totals(0, 0, 0.0, 0.0, 0, _NO_BINS, _NO_BINS)
         self._logit_N = np.empty(PENDING_ROWS, np.float32)
         self._label_N = np.empty(PENDING_ROWS, np.bool_)
         self._pending = 0
@@ -91,6 +93,7 @@ class BinaryMetrics:
             auc=None if one_class else _auc(totals.clicked, totals.skipped),
             normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
             base_rate=base_rate,
+            calibration=totals.predicted / totals.clicks if totals.clicks else None,
         )
 
     def _all(self) -> _Totals:
@@ -127,6 +130,7 @@ class _Totals:
     rows: int
     clicks: int
     loss: float
+    predicted: float
     correct: int
     clicked: _Bins
     skipped: _Bins
@@ -142,6 +146,7 @@ class _Totals:
             self.rows + other.rows,
             self.clicks + other.clicks,
             self.loss + other.loss,
+            self.predicted + other.predicted,
             self.correct + other.correct,
             clicked,
             skipped,
@@ -154,12 +159,14 @@ def _count(logit_N: npt.NDArray[np.float32], label_N: npt.NDArray[np.bool_]) -> 
         raise DivergedError(f"a prediction is not finite: logit {logit_N[~finite_N][0]}")
     wide_N = logit_N.astype(np.float64)
     # -ln p(label) = ln(1 + exp(x)) - label * x, without overflow
-    loss_N = np.log1p(np.exp(-np.abs(wide_N))) + np.maximum(wide_N, 0) - label_N * wide_N
+    small_N = np.exp(-np.abs(wide_N))
+    loss_N = np.log1p(small_N) + np.maximum(wide_N, 0) - label_N * wide_N
     key_N = _keys(logit_N)
     return _Totals(
         rows=len(logit_N),
         clicks=int(label_N.sum()),
         loss=float(loss_N.sum()),
+        predicted=float((np.where(wide_N < 0, small_N, 1) / (1 + small_N)).sum()),
         correct=int(((logit_N > 0) == label_N).sum()),
         clicked=_sort(key_N[label_N]),
         skipped=_sort(key_N[~label_N]),

@@ -144,9 +144,10 @@ def _scalars(event: Event) -> Iterator[tuple[str, float]]:
     if event.kind is Kind.EVALUATED:
         yield "val/loss", values["log_loss"]
         yield "val/accuracy", values["accuracy"]
-        for tag, name in (("val/auc", "auc"), ("val/ne", "normalized_entropy")):
-            if values[name] is not None:
-                yield tag, values[name]
+        named = {"auc": "auc", "ne": "normalized_entropy", "calibration": "calibration"}
+        for tag, name in named.items():
+            if values.get(name) is not None:
+                yield f"val/{tag}", values[name]
 
 
 def _progress(event: Event) -> Iterator[tuple[str, float]]:

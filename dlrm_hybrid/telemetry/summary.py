@@ -179,9 +179,10 @@ def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
         "auc": "auc",
         "normalized_entropy": "normalized_entropy",
         "base_rate": "base_rate",
+        "calibration": "calibration",
     }
     scores = [event.values for event in record if event.kind is Kind.EVALUATED]
-    return {name: scores[-1][source] if scores else None for name, source in names.items()}
+    return {name: scores[-1].get(source) if scores else None for name, source in names.items()}
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:

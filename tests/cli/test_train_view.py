@@ -45,6 +45,7 @@ SUMMARY = {
     },
 }
 SCORES = dict.fromkeys(("loss", "auc", "accuracy", "normalized_entropy", "base_rate"), 0.5)
+SCORES["calibration"] = 1.0123
 
 
 def shown(width: int, summary: dict = SUMMARY) -> list[str]:
@@ -63,6 +64,14 @@ def cells(lines: list[str], first: str) -> list[str]:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_closing_tables_fit(width: int) -> None:
     assert max(map(len, shown(width))) <= width
+
+
+def test_scores_stand_below_their_names() -> None:
+    assert cells(shown(80), "model")[3:] == ["0.5000", "0.5000", "0.5000", "1.0123"]
+    file = StringIO()
+    before = {name: one for name, one in SCORES.items() if name != "calibration"}
+    show_scores(Terminal(Console(file=file, width=80)), "test part", before, None)
+    assert cells(file.getvalue().splitlines(), "model")[-1] == "–"
 
 
 def test_time_is_averaged_over_a_role_and_bytes_are_added() -> None:

@@ -30,6 +30,8 @@ def assert_like_oracle(found, logits, labels, auc_error):
     assert found.rows == len(labels)
     assert found.base_rate == pytest.approx(rate, rel=1e-6)
     assert found.log_loss == pytest.approx(losses.mean(), rel=1e-12)
+    predicted = np.exp(-np.logaddexp(0, -wide)).mean()
+    assert found.calibration == pytest.approx(predicted / rate, rel=1e-6)
     assert found.accuracy == pytest.approx(oracle.accuracy_score(labels, wide > 0), abs=1e-12)
     assert found.auc == pytest.approx(oracle.roc_auc_score(labels, logits), abs=auc_error)
     base_loss = oracle.log_loss(labels, np.full(len(labels), rate, np.float64))
@@ -84,6 +86,7 @@ def test_any_rows_score_as_scikit_learn_says(rows):
     else:
         assert found.auc is None
         assert found.normalized_entropy is None
+        assert (found.calibration is None) == (labels[0] == 0)
         assert found.base_rate == labels[0]
         assert np.isfinite(found.log_loss)
 

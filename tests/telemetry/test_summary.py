@@ -78,6 +78,7 @@ def test_a_run_of_two_attempts() -> None:
         "auc": None,
         "normalized_entropy": 0.9,
         "base_rate": 0.25,
+        "calibration": None,  # an event of an earlier version
     }
     assert summary["cpu"] == {"utilization": 0.75, "seconds": 4.5}
     assert summary["roles"]["0"]["seconds_by_span"] == dict.fromkeys(Span, 0.75)

@@ -25,7 +25,7 @@ KEYS = {
     *("status", "steps", "samples", "seconds", "samples_per_second", "wall_seconds", "restarts"),
     *("steps_planned", "steps_saved", "first_step", "arithmetic_changes"),
     *("train.loss", "train.accuracy", "test.loss", "test.accuracy", "test.auc"),
-    *("test.normalized_entropy", "test.base_rate"),
+    *("test.normalized_entropy", "test.base_rate", "test.calibration"),
     *("network.bytes_total", "network.bytes_per_sample", "network.dense_equivalent_bytes"),
     *("network.utilization", "network.utilization_by_rank", "network.utilization_mean_direction"),
     *("network.pull_density", "network.rate_bits_per_second", "network.interface_bytes"),

@@ -190,11 +190,11 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
     def cell(value: float | None) -> str:
         return MISSING if value is None else f"{value:.4f}"
 
-    names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate")
-    rows = [["model", *(cell(scores[name]) for name in names)]]
+    names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate", "calibration")
+    rows = [["model", *(cell(scores.get(name)) for name in names)]]
     if teacher is not None:
         rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])
-    columns = (title, "log-loss", "AUC", "accuracy", "norm. entropy", "base rate")
+    columns = (title, "log-loss", "AUC", "accuracy", "NE", "clicks", "calibration")
     terminal.table(Table(columns, rows))
 
 
