@@ -31,6 +31,7 @@ POSITIONAL = {
     "prepare": ("data=criteo_kaggle ", "data.raw"),
     "train": ("", "checkpoint.resume"),
     "evaluate": ("", "evaluate.checkpoint"),
+    "predict": ("", "predict.rows"),
     "export": ("", "export.checkpoint"),
     "import": ("", "import.file"),
     "report": ("", "report.runs"),

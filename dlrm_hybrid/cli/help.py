@@ -26,6 +26,7 @@ VERBS = {
     "prepare": "parse raw Criteo rows into shards of integers and ids",
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
+    "predict": "score new rows with a checkpoint: Criteo text, CSV, Parquet",
     "export": "write a checkpoint's model as pt2, ONNX or safetensors",
     "import": "make a checkpoint of weights of facebook DLRM or TorchRec",
     "report": "compare runs: tables and plots in one HTML file",
@@ -43,6 +44,9 @@ READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
     "train": TRAIN_READS,
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
+    "predict": (
+        *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
+    ),
     "export": ("export", "data", "threads"),
     "import": (
         "import",
@@ -90,6 +94,10 @@ EXAMPLES = {
     "evaluate": (
         "evaluate evaluate.checkpoint=runs/mine",
         "evaluate evaluate.checkpoint=runs/mine/checkpoints/best",
+    ),
+    "predict": (
+        "predict predict.checkpoint=runs/mine predict.rows=a.txt",
+        "predict predict.rows=[a.csv,b.csv] predict.keep=[user] -h",
     ),
     "export": (
         "export export.checkpoint=runs/mine export.output=served",

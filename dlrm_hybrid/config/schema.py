@@ -254,6 +254,17 @@ class EvaluateConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class PredictConfig:
+    """Which rows the verb `predict` scores, and where scores go; see docs/predict.md."""
+
+    checkpoint: Path | None
+    rows: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
+    output: Path | None
+    keep: tuple[Annotated[str, Field(min_length=1)], ...]
+    unknown: Literal["error", "zero"]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class ExportConfig:
     """What the verb `export` writes for other programs; see docs/export.md."""
 
@@ -355,6 +366,7 @@ class Config:
     prepare: PrepareConfig
     train: TrainConfig
     evaluate: EvaluateConfig
+    predict: PredictConfig
     export: ExportConfig
     import_: Annotated[ImportConfig, Field(alias="import")]
     checkpoint: CheckpointConfig

@@ -49,6 +49,10 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
         **{"rates": None, "latencies": None},
         **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
     },
+    "predict": {
+        **{"checkpoint": None, "rows": None, "output": None},
+        **{"keep": [], "unknown": "error"},
+    },
     "export": {
         **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},
         **{"int8": False, "check_rows": 10_000},

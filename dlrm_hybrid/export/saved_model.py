@@ -47,6 +47,7 @@ class SavedModel:
         table_rows: tuple[int, ...],
         precision: Precision,
         progress: Progress | None = None,
+        padded_rows: tuple[int, ...] | None = None,
     ) -> SavedModel:
         """Read the weights of a checkpoint.
 
@@ -56,14 +57,20 @@ class SavedModel:
             table_rows: of each table.
             precision: to compute in.
             progress: is called while a file is verified.
+            padded_rows: of each table, at least as many; rows beyond the checkpoint's are zero.
 
         Raises:
             DataError: a file is missing, changed or does not fit.
         """
-        spec = build.model_spec(config, table_rows)
+        spec = build.model_spec(config, padded_rows or table_rows)
         options = build_model.embedding_options(config)
         loaded = cls(Dlrm(spec, options, precision, seed=0))
-        open_checkpoint(folder, progress).fill(full_pieces(loaded.tensors))
+        tensors = loaded.tensors
+        for name, rows in zip(spec.table_names, table_rows, strict=True):
+            table = tensors[f"{name}.weight"]
+            table[rows:] = 0
+            tensors[f"{name}.weight"] = table[:rows]
+        open_checkpoint(folder, progress).fill(full_pieces(tensors))
         return loaded
 
     @property

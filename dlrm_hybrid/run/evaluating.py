@@ -108,7 +108,7 @@ def prepare_evaluation(
                 f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
                 "scores it on them if their vocabulary is the same"
             )
-        _check_vocabulary(evaluation)
+        check_vocabulary(checkpoint, facts, shards)
     return evaluation
 
 
@@ -116,8 +116,13 @@ def _describes_rows(given: Sequence[str]) -> bool:
     return any(key.partition(".")[0] == "data" and key not in WHERE_AND_HOW for key in given)
 
 
+def saved_config(checkpoint: Path, facts: Mapping[str, Any]) -> Config:
+    """The configuration in a checkpoint with these facts; raises DataError if it is none."""
+    return validate(_checked(checkpoint, facts["config"]))
+
+
 def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration in a checkpoint; raises DataError if it is none."""
+    """The values of a configuration in a checkpoint; raises DataError if they are none."""
     saved = saved_values(values)
     try:
         validate(saved)
@@ -153,13 +158,18 @@ def _rows(
     )
 
 
-def _check_vocabulary(evaluation: Evaluation) -> None:
-    """Refuse rows whose ids mean other categories than those the checkpoint was trained on.
+def check_vocabulary(checkpoint: Path, facts: Mapping[str, Any], shards: Shards) -> None:
+    """Refuse rows whose ids mean other categories than those a checkpoint was trained on.
+
+    Args:
+        checkpoint: its folder.
+        facts: what it says.
+        shards: the rows.
 
     Raises:
         DataError: they do, or the checkpoint does not say.
     """
-    known, found = evaluation.facts.get("vocabulary"), evaluation.shards.manifest.vocabulary
+    known, found = facts.get("vocabulary"), shards.manifest.vocabulary
     if known == found:
         return
     reason = "the checkpoint does not say which vocabulary it was trained with"
@@ -170,9 +180,7 @@ def _check_vocabulary(evaluation: Evaluation) -> None:
             for key, value in found.items()
             if theirs.get(key) != value
         )
-    raise DataError(
-        f"{evaluation.rows}: not the rows that {evaluation.checkpoint} was trained on, and {reason}"
-    )
+    raise DataError(f"{shards.folder}: not the rows that {checkpoint} was trained on, and {reason}")
 
 
 def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:

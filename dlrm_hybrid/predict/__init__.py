@@ -1,0 +1,5 @@
+"""Scores of new rows: from files by the verb `predict`, of a DataFrame by `Predictor`."""
+
+from dlrm_hybrid.predict.predictor import Predictor
+
+__all__ = ["Predictor"]

@@ -1,0 +1,133 @@
+"""A trained model that scores rows with the categories of its run.
+
+Shapes: R rows, B rows of a batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.checkpoint.folder import find, read_facts
+from dlrm_hybrid.checkpoint.reader import Progress
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.export import vocabularies
+from dlrm_hybrid.export.saved_model import SavedModel
+from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.predict.blocks import Block
+from dlrm_hybrid.predict.encoding import Encoder, Unknown, UnknownCategoryError
+from dlrm_hybrid.predict.frames import block_of
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config
+from dlrm_hybrid.types import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH_ROWS = 4096
+UNKNOWN_KEY = "predict.unknown"
+Floats = npt.NDArray[np.float32]
+
+
+@final
+class Predictor:
+    """The model of a run, to score rows of a DataFrame.
+
+        scores = Predictor("runs/mine").predict(frame)
+
+    The logits are those of `evaluate` in a run of one process: the same code computes them.
+
+    Args:
+        run: a run folder or one of its checkpoints.
+        prepared: the folder of prepared rows, whose vocabularies are used; None for the one that
+            the run was trained on.
+        unknown: what happens to categories that the run has not seen, in columns where no row of
+            the table stands for them: `error`, or `zero` for a row of zeros.
+        threads: of torch in this process; None leaves them as they are.
+        batch_rows: scored at once.
+        progress: is called while the checkpoint is verified.
+
+    Raises:
+        DataError: the checkpoint or the rows are missing or damaged, or do not fit together.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        prepared: str | Path | None = None,
+        unknown: Unknown = "error",
+        threads: int | None = None,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> None:
+        self.checkpoint = find(Path(run))
+        facts = read_facts(self.checkpoint)
+        self.step: int = facts["step"]
+        self.config: Config = saved_config(self.checkpoint, facts)
+        folder = build.prepared_folder(self.config) if prepared is None else Path(prepared)
+        shards = open_shards(folder, None)
+        check_vocabulary(self.checkpoint, facts, shards)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.schema = shards.schema
+        modulo = shards.manifest.semantics.max_ind_range or 0
+        self.encoder = Encoder(vocabularies.read(shards), modulo, unknown)
+        self._batch_rows = batch_rows
+        self._model = SavedModel.load(
+            self.config,
+            self.checkpoint,
+            shards.table_rows,
+            Precision(self.config.precision),
+            progress,
+            padded_rows=self.encoder.table_rows,
+        )
+
+    def predict(self, frame: pd.DataFrame) -> Floats:
+        """Probabilities of a click, float32 (R,), in the order of the rows.
+
+        Args:
+            frame: has all feature columns by name: `I1` … as numbers, `C1` … as eight hexadecimal
+                digits; None and NaN are missing values. Other columns are left alone.
+
+        Raises:
+            DataError: a column is missing, or a value is none of its column; names row and column.
+        """
+        return (
+            torch.from_numpy(self.logits(block_of(frame, self.schema, "DataFrame")))
+            .sigmoid()
+            .numpy()
+        )
+
+    def logits(self, block: Block) -> Floats:
+        """Logits, float32 (R,).
+
+        Raises:
+            DataError: a category is unknown, and no row stands for it; names row and column.
+        """
+        try:
+            ids_FR = self.encoder.ids(block.keys_FR)
+        except UnknownCategoryError as error:
+            name = self.encoder.columns[error.column]
+            raise DataError(
+                f"{block.where(error.row)}: {name}: category {error.key:08x} was not seen in "
+                f"training, and no row of its table stands for such ({UNKNOWN_KEY}=zero scores it "
+                "with zeros; data.vocabulary=train_days makes a row for them)"
+            ) from None
+        logit_R = np.empty(ids_FR.shape[1], np.float32)
+        for first in range(0, len(logit_R), self._batch_rows):
+            some = slice(first, first + self._batch_rows)
+            batch = Batch(
+                dense_BI=np.ascontiguousarray(block.dense_RI[some]),
+                bags=Bags(np.ascontiguousarray(ids_FR[:, some])),
+                label_B=np.zeros(len(logit_R[some]), np.float32),
+            )
+            logit_R[some] = self._model.logits(batch)
+        return logit_R

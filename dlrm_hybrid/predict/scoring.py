@@ -1,0 +1,151 @@
+"""The verb `predict`: rows of files in, a file of scores out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.predict.output import ScoreFile, score_file
+from dlrm_hybrid.predict.predictor import Predictor
+from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks, require
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.compiling import compile_ahead
+from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.types import ConfigError, DataError
+
+OWN_COLUMNS = ("row", "score")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a call has written.
+
+    Attributes:
+        checkpoint: that scored.
+        step: of it.
+        output: the file.
+        rows: in it.
+        seconds: from the first row to the last.
+        unknown: categories that the run has not seen, by column, where there are any.
+        scores: of the scores, where all rows have labels.
+    """
+
+    checkpoint: Path
+    step: int
+    output: Path
+    rows: int
+    seconds: float
+    unknown: dict[str, int]
+    scores: BinaryScores | None
+
+
+def predict(request: Request, display: Display) -> Predicted:
+    """Score all rows of `predict.rows` with `predict.checkpoint` into `predict.output`.
+
+    Raises:
+        ConfigError: a key is missing, or means nothing.
+        DataError: checkpoint, vocabularies or rows are missing or damaged; names row and column.
+        ResourceError: the disk refuses, or a package is missing.
+    """
+    config, options = request.config, request.config.predict
+    faults = list(_faults(request))
+    if faults:
+        raise ConfigError(faults_text(faults))
+    assert options.rows is not None and options.output is not None
+    names = [options.rows] if isinstance(options.rows, str) else options.rows
+    paths = [Path(name) for name in names]
+    for path in paths:
+        require(path)
+    with score_file(Path(options.output)) as file:
+        kernels = [build.kernel_files(config, trains=trains) for trains in (True, False)]
+        compile_ahead(kernels[0] | kernels[1], display)
+        predictor = _predictor(request, display)
+        begun = time.perf_counter()
+        rows, scores = _score(request, paths, predictor, file, display)
+        seconds = time.perf_counter() - begun
+    counts = zip(predictor.encoder.columns, predictor.encoder.unknown_F.tolist(), strict=True)
+    return Predicted(
+        checkpoint=predictor.checkpoint,
+        step=predictor.step,
+        output=Path(options.output),
+        rows=rows,
+        seconds=seconds,
+        unknown={name: count for name, count in counts if count},
+        scores=scores,
+    )
+
+
+def _predictor(request: Request, display: Display) -> Predictor:
+    config, options = request.config, request.config.predict
+    is_given = "data.prepared" in compose.given_keys(request.overrides)
+    assert options.checkpoint is not None
+    with display.counter("checkpoint", "bytes", is_late=True) as show:
+        return Predictor(
+            options.checkpoint,
+            prepared=config.data.prepared if is_given else None,
+            unknown=options.unknown,
+            threads=config.threads,
+            batch_rows=config.evaluate.batch_size,
+            progress=lambda done, total: show(done, total),
+        )
+
+
+def _score(
+    request: Request,
+    paths: Sequence[Path],
+    predictor: Predictor,
+    file: ScoreFile,
+    display: Display,
+) -> tuple[int, BinaryScores | None]:
+    """Write the scores of all rows; returns how many, and what they are worth if all have labels.
+
+    Raises:
+        DataError: rows are missing or damaged, or there are none.
+    """
+    metrics, has_labels, rows = BinaryMetrics(), True, 0
+    total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    begun = time.perf_counter()
+    with display.bar("predict") as bar:
+
+        def on_bytes(done: int) -> None:
+            speed = rows / (time.perf_counter() - begun)
+            bar.update(done, total_bytes, f"{rows:,} rows, {speed:,.0f} rows/s")
+
+        keep, block_bytes = request.config.predict.keep, request.config.data.block_bytes
+        for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes):
+            logit_R = predictor.logits(block)
+            if block.label_R is None:
+                has_labels = False
+            elif has_labels:
+                metrics.add(logit_R, block.label_R)
+            number_R = np.arange(rows, rows + block.rows)
+            score_R = torch.from_numpy(logit_R).sigmoid().numpy()
+            file.write({"row": number_R, "score": score_R, **block.kept})
+            rows += block.rows
+    if not rows:
+        raise DataError(f"{', '.join(map(str, paths))}: no rows ({ROWS_KEY})")
+    return rows, metrics.scores() if has_labels else None
+
+
+def _faults(request: Request) -> Iterator[str]:
+    options = request.config.predict
+    wanted = {
+        "checkpoint": "name a run folder or one of its checkpoints",
+        "rows": "name the files of rows to score",
+        "output": "name a file, .parquet or .csv",
+    }
+    for name, what in wanted.items():
+        if getattr(options, name) is None:
+            yield f"predict.{name} = null: {what}"
+    for name in OWN_COLUMNS:
+        if name in options.keep:
+            yield f"predict.keep = {list(options.keep)}: {name} is a column of every file of scores"
