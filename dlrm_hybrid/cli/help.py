@@ -97,7 +97,7 @@ EXAMPLES = {
     ),
     "predict": (
         "predict predict.checkpoint=runs/mine predict.rows=a.txt",
-        "predict predict.rows=[a.csv,b.csv] predict.keep=[user] -h",
+        "predict predict.rows=[a.csv,b.csv] predict.keep=[id] -h",
     ),
     "export": (
         "export export.checkpoint=runs/mine export.output=served",
