@@ -85,6 +85,7 @@ class ModelConfig:
     interaction: Literal["dot", "cross", "fm"]
     cross: CrossConfig | None
     fm: FmConfig | None
+    dropout: Annotated[float, Field(ge=0, le=0.99)]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
         **{"storage": "memory", "folder": None},
     },
-    "model": {"interaction": "dot", "cross": None, "fm": None},
+    "model": {"interaction": "dot", "cross": None, "fm": None, "dropout": 0.0},
     "network": {"colocate_tables": False},
     "optimizer": {
         **{"staleness_warmup_steps": None, "betas": None},

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.layers.interactions import interaction
-from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.interactions import FactorizationMachine, Interacting, interaction
+from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.spec import ModelSpec, StagePart
+from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
 from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 
 
@@ -37,9 +37,10 @@ class Dlrm(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.bottom = Mlp(spec.bottom, relu_last=True, precision=precision)
-        self.interaction = interaction(spec, precision)
-        self.top = Mlp(spec.top_widths, relu_last=False, precision=precision)
+        full = Partition.of(spec, ()).stages[0]
+        self.bottom = _bottom(spec, full.bottom, precision, seed)
+        self.interaction = interaction(spec, precision, seed)
+        self.top = _top(spec, full.top, precision, seed)
         self.embeddings = Embeddings(spec, embedding)
         draw_dense(self.dense_parameters(), seed)
         draw_embeddings(self.embeddings.weights(), seed)
@@ -48,14 +49,19 @@ class Dlrm(nn.Module):
         """Logits (B,) of dense_BI, float32, and of the ids of the tables."""
         return self.logits(dense_BI, self.embeddings(bags))
 
-    def logits(self, dense_BI: Tensor, pooled_BFD: Tensor) -> Tensor:
-        """Logits (B,) of dense_BI and of what was looked up in the tables."""
-        x_BD: Tensor = self.bottom(dense_BI)
-        return self.top(self.interaction(x_BD, pooled_BFD)).squeeze(1)
+    def logits(self, dense_BI: Tensor, pooled_BFD: Tensor, rows: range | None = None) -> Tensor:
+        """Logits (B,) of dense_BI and of what was looked up in the tables.
+
+        Args:
+            dense_BI: float32.
+            pooled_BFD: float32.
+            rows: numbers of the rows, for dropout; None drops nothing.
+        """
+        x_BD: Tensor = self.bottom(dense_BI, rows)
+        return self.top(_interacted(self.interaction, x_BD, pooled_BFD, rows), rows).squeeze(1)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by name, in the order of `ModelSpec.dense_shapes()`; those of tables are not
-        among them."""
+        """Parameters but tables by name, in the order of `ModelSpec.dense_shapes()`."""
         return dict(self.named_parameters())
 
 
@@ -75,34 +81,45 @@ class StageModel(nn.Module):
     def __init__(self, spec: ModelSpec, part: StagePart, precision: Precision, seed: int) -> None:
         super().__init__()
         self.part = part
-        self.bottom = (
-            Mlp(spec.bottom, relu_last=True, precision=precision, layers=part.bottom)
-            if part.bottom
-            else None
-        )
-        self.interaction = interaction(spec, precision) if part.has_interaction else None
-        self.top = (
-            Mlp(spec.top_widths, relu_last=False, precision=precision, layers=part.top)
-            if part.top
-            else None
-        )
+        self.bottom = _bottom(spec, part.bottom, precision, seed) if part.bottom else None
+        self.interaction = interaction(spec, precision, seed) if part.has_interaction else None
+        self.top = _top(spec, part.top, precision, seed) if part.top else None
         self._dense_parameters = dict(self.named_parameters())
         draw_dense(self._dense_parameters, seed)
 
-    def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None) -> Tensor:
+    def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None, rows: range | None = None) -> Tensor:
         """The output of the stage, float32 (B, M).
 
         Args:
             x_BN: float32, the input.
             pooled_BFD: float32 rows of all tables; not None where the interaction is.
+            rows: numbers of the rows, for dropout; None drops nothing.
         """
         if self.bottom is not None:
-            x_BN = self.bottom(x_BN)
+            x_BN = self.bottom(x_BN, rows)
         if self.interaction is not None:
             assert pooled_BFD is not None
-            x_BN = self.interaction(x_BN, pooled_BFD)
-        return x_BN if self.top is None else self.top(x_BN)
+            x_BN = _interacted(self.interaction, x_BN, pooled_BFD, rows)
+        return x_BN if self.top is None else self.top(x_BN, rows)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name, in the order of `ModelSpec.dense_shapes()`."""
         return dict(self._dense_parameters)
+
+
+def _bottom(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp:
+    hidden = hidden_dropout("bottom", range(1, len(spec.bottom) - 1), spec.dropout, seed)
+    return Mlp(spec.bottom, relu_last=True, precision=precision, layers=layers, dropout=hidden)
+
+
+def _top(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp:
+    hidden = hidden_dropout("top", range(1, len(spec.top)), spec.dropout, seed)
+    return Mlp(spec.top_widths, relu_last=False, precision=precision, layers=layers, dropout=hidden)
+
+
+def _interacted(
+    module: Interacting, x_BD: Tensor, pooled_BFD: Tensor, rows: range | None
+) -> Tensor:
+    if isinstance(module, FactorizationMachine):
+        return module(x_BD, pooled_BFD, rows)
+    return module(x_BD, pooled_BFD)

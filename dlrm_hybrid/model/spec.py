@@ -26,6 +26,7 @@ class ModelSpec:
         top: widths of the top MLP without its input, which follows from the rest: (512, 256, 1).
         table_rows: rows of every embedding table.
         interaction: how the bottom MLP's output and the rows of the tables meet.
+        dropout: share of the activations of hidden layers that is dropped in training.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -36,6 +37,7 @@ class ModelSpec:
     top: tuple[int, ...]
     table_rows: tuple[int, ...]
     interaction: Interaction = Dot()
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         faults: list[str] = []

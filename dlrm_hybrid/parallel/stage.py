@@ -104,18 +104,26 @@ class Stage:
         microbatches: of every batch.
         weight_decay: times half the squared norm of the weights is a part of the loss that
             gradients are of; no part of the loss that is reported.
+        trainer: whose batches they are, among how many, for the numbers of rows.
     """
 
-    def __init__(self, model: StageModel, microbatches: int, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: StageModel,
+        microbatches: int,
+        weight_decay: float = 0.0,
+        trainer: tuple[int, int] = (0, 1),
+    ) -> None:
         self.model = model
         self.microbatches = microbatches
-        self.weight_decay = weight_decay
+        self._weight_decay = weight_decay
+        self._trainer = trainer
         self._weights = model.dense_parameters()
         self._batches: dict[BatchNumber, _Batch] = {}
 
     def empty(self) -> Stage:
         """The same stage with no batch in flight, for another thread."""
-        return Stage(self.model, self.microbatches, self.weight_decay)
+        return Stage(self.model, self.microbatches, self._weight_decay, self._trainer)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch in.
@@ -219,7 +227,10 @@ class Stage:
         pooled_bFD = None
         if part.has_interaction:
             pooled_bFD = flying.of(flying.pooled_BFD, microbatch).detach().requires_grad_()
-        left: Tensor = self.model(entered_bN, pooled_bFD)
+        trainer, trainers = self._trainer
+        before = (batch * trainers + trainer) * flying.inputs.rows + microbatch * flying.rows
+        rows = range(before, before + flying.rows)
+        left: Tensor = self.model(entered_bN, pooled_bFD, rows)
         if part.is_last:
             logit_b = left.squeeze(1)
             label_b = flying.of(flying.inputs.label_B, microbatch)
@@ -279,9 +290,9 @@ class Stage:
         assert not flying.graphs
         pooled = [gradient for _, gradient in sorted(flying.pooled_gradients.items())]
         gradients = dict(zip(self._weights, flying.gradients, strict=True))
-        if self.weight_decay:
+        if self._weight_decay:
             for name, gradient in gradients.items():
-                gradient.add_(self._weights[name].detach(), alpha=self.weight_decay)
+                gradient.add_(self._weights[name].detach(), alpha=self._weight_decay)
         return StageResult(
             gradients=gradients,
             pooled_gradient_BFD=torch.cat(pooled) if len(pooled) > 1 else next(iter(pooled), None),

@@ -26,6 +26,7 @@ from dlrm_hybrid.types import ConfigError
         ("model=deepfm model.fm.deep=[]", "model.fm.deep = []: must"),
         ("model=deepfm model.fm.deep=[4,0]", "model.fm.deep[1] = 0: must be"),
         ("model.interaction=bilinear", "model.interaction = 'bilinear': must be 'dot', 'cross' or"),
+        ("model.dropout=1.0", "model.dropout = 1.0: must be less than or equal to 0.99"),
         ("model=dcnv2 model.embedding_dim=8", "model.embedding_dim = 8, both feed the interaction"),
         (
             "model=deepfm parallel=hybrid parallel.cuts=[top.1]",
@@ -57,7 +58,7 @@ def test_an_interaction_alone_takes_settings_of_its_own():
 
 def test_a_checkpoint_of_an_earlier_version_has_the_dot_interaction():
     values = values_of(["model=dlrm_small"])
-    added = ("interaction", "cross", "fm")
+    added = ("interaction", "cross", "fm", "dropout")
     before = {key: one for key, one in values["model"].items() if key not in added}
     assert len(before) == len(values["model"]) - len(added)
     assert saved_values({**values, "model": before}) == values

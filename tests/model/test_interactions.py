@@ -31,7 +31,7 @@ def _spec(chosen: Interaction) -> ModelSpec:
 
 
 def _drawn(chosen: Interaction, precision: Precision = Precision.FLOAT32) -> nn.Module:
-    module = interaction(_spec(chosen), precision)
+    module = interaction(_spec(chosen), precision, seed=0)
     draw_dense(dict(module.named_parameters()), seed=4)
     return module
 
@@ -152,7 +152,7 @@ def test_a_spec_knows_width_and_parameters(tables: int, dim: int, chosen: Intera
         table_rows=(4,) * tables,
         interaction=chosen,
     )
-    module = interaction(spec, Precision.FLOAT32)
+    module = interaction(spec, Precision.FLOAT32, seed=0)
     out_BW = module(torch.ones(2, dim), torch.ones(2, tables, dim))
     assert out_BW.shape == (2, spec.interaction_width)
     found = {f"interaction.{name}": tuple(one.shape) for name, one in module.named_parameters()}

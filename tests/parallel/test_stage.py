@@ -2,7 +2,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from tiny_world import CROSS, MACHINE, PAPER, SEED, SMALL, TABLES, columns, draw_batch
+from tiny_world import CROSS, DROPPING, MACHINE, PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
@@ -53,7 +53,7 @@ def _whole(
     dense_BI, ids_FB, label_B = columns(batch)
     model = Dlrm(spec, TABLES, precision, SEED)
     pooled_BFD = model.embeddings(Bags(ids_FB)).detach().requires_grad_()
-    logit_B = model.top(model.interaction(model.bottom(dense_BI), pooled_BFD)).squeeze(1)
+    logit_B = model.logits(dense_BI, pooled_BFD, range(NUMBER * ROWS, (NUMBER + 1) * ROWS))
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logit_B, label_B)
     loss.backward()
     gradients = {name: weight.grad for name, weight in model.dense_parameters().items()}
@@ -71,7 +71,9 @@ def _gathered(results: list[StageResult]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize(
-    "spec", [SMALL, PAPER, CROSS, MACHINE], ids=["small", "paper", "cross", "machine"]
+    "spec",
+    [SMALL, PAPER, CROSS, MACHINE, DROPPING],
+    ids=["small", "paper", "cross", "machine", "dropping"],
 )
 def test_every_list_of_cuts_gives_loss_and_gradients_of_the_whole_model(
     spec: ModelSpec, precision: Precision
@@ -92,7 +94,7 @@ def test_every_list_of_cuts_gives_loss_and_gradients_of_the_whole_model(
         assert all(weight.grad is None for model in models for weight in model.parameters())
 
 
-@pytest.mark.parametrize("spec", [SMALL, CROSS, MACHINE], ids=["dot", "cross", "machine"])
+@pytest.mark.parametrize("spec", [SMALL, CROSS, DROPPING], ids=["dot", "cross", "dropping"])
 @pytest.mark.parametrize("microbatches", [2, 3, 4])
 def test_microbatches_sum_to_the_gradients_of_the_batch(microbatches: int, spec: ModelSpec):
     batch = draw_batch(spec, ROWS, 0)

@@ -55,6 +55,7 @@ PAPER = ModelSpec(
 )
 CROSS = replace(SMALL, interaction=Cross(layers=2, rank=5))
 MACHINE = replace(SMALL, interaction=Fm(deep=(24, 12)))
+DROPPING = replace(MACHINE, dropout=0.5)
 LR = 0.1
 SEED = 1
 ATTEMPT = 3

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
-from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.products import (
     Precision,
     affine,
@@ -164,23 +164,35 @@ class FactorizationMachine(nn.Module):
     `FactorizationMachine` sums over pairs of numbers, not of vectors; here the paper is followed.
     """
 
-    def __init__(self, fm: Fm, num_vectors: int, dim: int, precision: Precision) -> None:
+    def __init__(self, spec: ModelSpec, fm: Fm, precision: Precision, seed: int) -> None:
         super().__init__()
-        self.deep = Mlp((num_vectors * dim, *fm.deep), relu_last=True, precision=precision)
+        widths = (spec.num_vectors * spec.embedding_dim, *fm.deep)
+        every = range(1, len(widths))
+        self.deep = Mlp(
+            widths,
+            relu_last=True,
+            precision=precision,
+            dropout=hidden_dropout("interaction.deep", every, spec.dropout, seed),
+        )
 
-    def forward(self, x_BD: Tensor, e_BED: Tensor) -> Tensor:
-        """The input of the top MLP, float32 (B, D + deep + 1)."""
+    def forward(self, x_BD: Tensor, e_BED: Tensor, rows: range | None = None) -> Tensor:
+        """The input of the top MLP, float32 (B, D + deep + 1); `rows` as those of `Mlp`."""
         z_BFD = torch.cat((x_BD.unsqueeze(1), e_BED), 1)
+        deep_BM = self.deep(z_BFD.flatten(1), rows)
         pairs_BD = z_BFD.sum(1).square() - z_BFD.square().sum(1)
-        return torch.cat((x_BD, self.deep(z_BFD.flatten(1)), pairs_BD.sum(1, keepdim=True) / 2), 1)
+        return torch.cat((x_BD, deep_BM, pairs_BD.sum(1, keepdim=True) / 2), 1)
 
 
-def interaction(spec: ModelSpec, precision: Precision) -> nn.Module:
+Interacting = DotInteraction | CrossNetwork | FactorizationMachine
+
+
+def interaction(spec: ModelSpec, precision: Precision, seed: int) -> Interacting:
     """The interaction of a model, its parameters zero.
 
     Args:
         spec: of the model.
         precision: of the products of cross layers and of deep networks.
+        seed: of the run, for dropout.
     """
     chosen, shape = spec.interaction, (spec.num_vectors, spec.embedding_dim)
     match chosen:
@@ -189,4 +201,4 @@ def interaction(spec: ModelSpec, precision: Precision) -> nn.Module:
         case Cross():
             return CrossNetwork(chosen, *shape, precision)
         case Fm():
-            return FactorizationMachine(chosen, *shape, precision)
+            return FactorizationMachine(spec, chosen, precision, seed)

@@ -147,6 +147,7 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
         top=model.top,
         table_rows=table_rows,
         interaction=_interaction(model),
+        dropout=model.dropout,
     )
 
 

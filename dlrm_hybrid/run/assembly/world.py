@@ -244,10 +244,14 @@ def _worker(
     tables: Tables | None,
     client: Client,
 ) -> Worker:
+    port = boundaries.port
     return Worker(
-        rank=boundaries.port.rank,
+        rank=port.rank,
         stage=Stage(
-            model, config.schedule.microbatches, build_model.weight_decay(config, decoupled=False)
+            model,
+            config.schedule.microbatches,
+            build_model.weight_decay(config, decoupled=False),
+            (port.rank // port.topology.stages, config.parallel.trainers),
         ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,

@@ -1,0 +1,125 @@
+"""Masks that depend on the row alone, and plain PyTorch with the same masks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.interaction import Fm
+from dlrm_hybrid.model.layers.dropout import Dropout
+from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.spec import ModelSpec
+
+SEED, ROWS = 5, 64
+SPEC = ModelSpec(
+    embedding_dim=4,
+    bottom=(6, 32, 16, 4),
+    top=(32, 16, 1),
+    table_rows=(9, 30, 4),
+    interaction=Fm(deep=(24, 12)),
+    dropout=0.3,
+)
+
+
+@given(
+    first=st.integers(0, 2**40),
+    rows=st.integers(1, 20),
+    width=st.integers(1, 40),
+    share=st.floats(0, 0.99),
+)
+def test_a_row_is_dropped_alike_in_any_company(first: int, rows: int, width: int, share: float):
+    dropout = Dropout.of("top.2", share, SEED)
+    together = dropout.dropped(range(first, first + rows), width)
+    alone = [dropout.dropped(range(row, row + 1), width) for row in range(first, first + rows)]
+    assert together.shape == (rows, width)
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_the_share_that_is_dropped_and_sums_on_average(share: float):
+    dropped = Dropout.of("top.1", share, SEED).dropped(range(7, 4007), 101)
+    assert dropped.float().mean() == pytest.approx(share, abs=0.003)
+    kept = (~dropped).float() * Dropout.of("top.1", share, SEED).scale
+    assert kept.mean() == pytest.approx(1, abs=0.06)
+    rows, columns = dropped.float().mean(1), dropped.float().mean(0)
+    deviation = (share * (1 - share)) ** 0.5
+    assert rows.std() == pytest.approx(deviation / 101**0.5, rel=0.1, abs=1e-9)
+    assert columns.std() == pytest.approx(deviation / 4000**0.5, rel=0.4, abs=1e-9)
+
+
+def test_layers_and_seeds_drop_otherwise():
+    masks = [
+        Dropout.of(layer, 0.5, seed).dropped(range(100), 50)
+        for layer, seed in (("top.1", 1), ("top.2", 1), ("bottom.1", 1), ("top.1", 2))
+    ]
+    for index, mask in enumerate(masks):
+        for other in masks[:index]:
+            assert 0.4 < (mask == other).float().mean() < 0.6
+
+
+def _model(spec: ModelSpec = SPEC) -> Dlrm:
+    tables = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+    return Dlrm(spec, tables, Precision.FLOAT32, SEED)
+
+
+def _chain(
+    weights: dict[str, nn.Parameter], part: str, hidden: int, last: int, x: Tensor, rows: range
+) -> Tensor:
+    """Linear, ReLU, dropout, with the masks that the layers' names give."""
+    for number in range(1, last + 1):
+        name = f"{part}.{number}"
+        x = functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+        if number < last or part != "top":
+            x = torch.relu(x)
+        if number <= hidden:
+            dropout = Dropout.of(name, SPEC.dropout, SEED)
+            x = x * (~dropout.dropped(rows, x.shape[1])).float() / (1 - dropout.share)
+    return x
+
+
+def _plain(weights: dict[str, nn.Parameter], dense_BI: Tensor, e: Tensor, rows: range) -> Tensor:
+    x = _chain(weights, "bottom", 2, 3, dense_BI, rows)
+    z = torch.cat((x.unsqueeze(1), e), 1)
+    deep = _chain(weights, "interaction.deep", 2, 2, z.flatten(1), rows)
+    pairs = 0.5 * (z.sum(1) ** 2 - (z**2).sum(1)).sum(1, keepdim=True)
+    return _chain(weights, "top", 2, 3, torch.cat((x, deep, pairs), 1), rows).squeeze(1)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_twenty_steps_equal_plain_pytorch_with_the_same_masks(name: str):
+    model, other = _model(), _model()
+    ours, plain = model.dense_parameters(), other.dense_parameters()
+    first = {key: one.detach().clone() for key, one in ours.items()}
+    steps = [getattr(torch.optim, name)(one.values(), lr=0.02) for one in (ours, plain)]
+    torch.manual_seed(3)
+    for step in range(20):
+        rows = range(step * ROWS, (step + 1) * ROWS)
+        dense_BI, e_BED = torch.randn(ROWS, 6), torch.randn(ROWS, 3, 4)
+        label_B = (dense_BI[:, 0] > 0).float()
+        logits = model.logits(dense_BI, e_BED, rows), _plain(plain, dense_BI, e_BED, rows)
+        torch.testing.assert_close(*logits, rtol=2e-6, atol=2e-6)
+        for logit_B, optimizer in zip(logits, steps, strict=True):
+            optimizer.zero_grad()
+            functional.binary_cross_entropy_with_logits(logit_B, label_B).backward()
+            optimizer.step()
+    for key, weight in ours.items():
+        assert (weight - first[key]).abs().max() > 1e-3, key
+        torch.testing.assert_close(weight, plain[key], rtol=0, atol=1e-6, msg=key)
+
+
+def test_nothing_is_dropped_where_rows_have_no_numbers():
+    torch.manual_seed(1)
+    dense_BI, e_BED = torch.randn(ROWS, 6), torch.randn(ROWS, 3, 4)
+
+    model, whole = _model(), _model(replace(SPEC, dropout=0.0))
+    assert torch.equal(model.logits(dense_BI, e_BED), whole.logits(dense_BI, e_BED))
+    assert torch.equal(model.logits(dense_BI, e_BED), whole.logits(dense_BI, e_BED, range(ROWS)))
+    assert not torch.equal(
+        model.logits(dense_BI, e_BED, range(ROWS)), whole.logits(dense_BI, e_BED)
+    )
