@@ -1,16 +1,17 @@
 """A plain model as a file of each format, and such a file as a function that scores rows.
 
-Shapes: B batch, I integer features, F tables.
+Shapes: B batch, F tables, L ids of a row, N ids of all.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,15 +21,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import lengths_of, table_offsets
 from dlrm_hybrid.checkpoint.writer import write_tensors
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
-from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
+from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, list_name, quantised
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ResourceError
 
 Format = Literal["pt2", "onnx", "safetensors"]
-INPUTS, OUTPUTS = ("dense", "ids"), ("logit", "score")
+OUTPUTS = ("logit", "score")
 OPSET = 18
 # Above this a file of ONNX, a protocol buffer of 2 GiB at most, keeps tensors in one beside it.
 MOST_ONNX_BYTES = 1 << 30
@@ -38,10 +40,27 @@ Scorer = Callable[[Batch], tuple[Floats, Floats]]
 """Logits and probabilities (B,) of the rows of a batch."""
 
 
-def inputs_of(batch: Batch) -> dict[str, npt.NDArray[Any]]:
-    """A batch as written models want it: ids row by row."""
-    assert batch.bags.offsets is None
-    return {"dense": batch.dense_BI, "ids": np.ascontiguousarray(batch.bags.values.T)}
+def inputs_of(batch: Batch, multi_hot: Sequence[int] = ()) -> dict[str, npt.NDArray[Any]]:
+    """A batch as `PlainDlrm` takes it, its lists by name.
+
+    Args:
+        batch: of rows.
+        multi_hot: tables, from 0, of which a row has any number of ids.
+    """
+    bags = batch.bags
+    lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
+    values_N = bags.values.reshape(-1)
+    ids = [values_N[first:stop] for first, stop in pairwise(first_F)]
+    single = [one for number, one in enumerate(ids) if number not in multi_hot]
+    ids_BS = np.stack(single, 1) if single else np.empty((bags.rows, 0), np.int64)
+    found: dict[str, npt.NDArray[Any]] = {"dense": batch.dense_BI, "ids": ids_BS}
+    for number in multi_hot:
+        length_B = lengths_FB[number]
+        most = max(1, int(length_B.max(initial=0)))
+        ids_BL = np.full((bags.rows, most), -1, np.int64)
+        ids_BL[np.arange(most) < length_B[:, None]] = ids[number]
+        found[list_name(number)] = ids_BL
+    return found
 
 
 def require(format: Format) -> None:
@@ -65,12 +84,14 @@ class ModelFile:
         naming: of the tensors in a file that has nothing else.
         spec: the shape of the model.
         int8: whether its tables are `quantised`.
+        multi_hot: tables, from 0, of which a row has any number of ids.
     """
 
     format: Format
     naming: Naming
     spec: ModelSpec
     int8: bool
+    multi_hot: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:
@@ -89,7 +110,7 @@ class ModelFile:
             theirs = to_theirs(self.naming, self.spec, held)
             write_tensors(path, {name: one.contiguous() for name, one in theirs.items()})
             return
-        program = _program(PlainDlrm(self.spec, held), self.spec)
+        program = self._program(held)
         if self.format == "pt2":
             program.example_inputs = None  # the only part of the file that would be a pickle
             with _silent():
@@ -98,7 +119,7 @@ class ModelFile:
         with _silent():
             written: Any = torch.onnx.export(
                 program,
-                input_names=INPUTS,
+                input_names=["dense", "ids", *map(list_name, self.multi_hot)],
                 output_names=OUTPUTS,
                 opset_version=OPSET,
                 verbose=False,
@@ -110,19 +131,33 @@ class ModelFile:
         """Read it back, by what its users would read it with."""
         path = folder / self.file
         if self.format == "onnx":
-            return _onnx_scorer(path)
+            return _onnx_scorer(path, self.multi_hot)
         if self.format == "pt2":
-            return _torch_scorer(torch.export.load(path).module())
+            return _torch_scorer(torch.export.load(path).module(), self.multi_hot)
         names = list(shapes_of(self.spec))
         if self.int8:
             names += (f"{table}.{kind}" for table in self.spec.table_names for kind in INT8_KINDS)
         tensors = to_ours(self.naming, self.spec, names, _tensors_of(path))
-        return _torch_scorer(PlainDlrm(self.spec, tensors))
+        return _torch_scorer(PlainDlrm(self.spec, tensors, self.multi_hot), self.multi_hot)
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
         """What a file made of these tensors has to say of rows."""
         held = quantised(self.spec, tensors) if self.int8 else tensors
-        return _torch_scorer(PlainDlrm(self.spec, held))
+        return _torch_scorer(PlainDlrm(self.spec, held, self.multi_hot), self.multi_hot)
+
+    def _program(self, tensors: Mapping[str, Tensor]) -> Any:
+        """The graph of a model for batches of any size, and lists of any length."""
+        model = PlainDlrm(self.spec, tensors, self.multi_hot)
+        singles, dynamic = len(self.spec.table_rows) - len(self.multi_hot), torch.export.Dim.DYNAMIC
+        examples: dict[str, Any] = {
+            "dense": torch.zeros(2, self.spec.bottom[0]),
+            "ids": torch.zeros(2, singles, dtype=torch.int64),
+        }
+        sizes: dict[str, Any] = {name: {0: dynamic} for name in examples}
+        if self.multi_hot:
+            examples["lists"] = [torch.zeros(2, 3, dtype=torch.int64) for _ in self.multi_hot]
+            sizes["lists"] = [{0: dynamic, 1: dynamic} for _ in self.multi_hot]
+        return torch.export.export(model, (), kwargs=examples, dynamic_shapes=sizes)
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
@@ -130,37 +165,29 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _torch_scorer(module: Any) -> Scorer:
+def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        inputs = {name: torch.from_numpy(array) for name, array in inputs_of(batch).items()}
+        arrays = inputs_of(batch, multi_hot).values()
+        dense, ids, *lists = (torch.from_numpy(array) for array in arrays)
+        named = {"lists": lists} if multi_hot else {}
         with torch.no_grad():
-            found: tuple[Tensor, Tensor] = module(**inputs)
+            found: tuple[Tensor, Tensor] = module(dense=dense, ids=ids, **named)
         return found[0].numpy(), found[1].numpy()
 
     return score
 
 
-def _onnx_scorer(path: Path) -> Scorer:
+def _onnx_scorer(path: Path, multi_hot: Sequence[int]) -> Scorer:
     runtime = import_module("onnxruntime")
     options: Any = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        logit_B, score_B = session.run(list(OUTPUTS), inputs_of(batch))
+        logit_B, score_B = session.run(list(OUTPUTS), inputs_of(batch, multi_hot))
         return logit_B, score_B
 
     return score
-
-
-def _program(model: PlainDlrm, spec: ModelSpec) -> Any:
-    """The graph of a model for batches of any size."""
-    examples = {
-        "dense": torch.zeros(2, spec.bottom[0]),
-        "ids": torch.zeros(2, len(spec.table_rows), dtype=torch.int64),
-    }
-    any_batch = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
-    return torch.export.export(model, (), kwargs=examples, dynamic_shapes=any_batch)
 
 
 @contextmanager

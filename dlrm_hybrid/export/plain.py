@@ -1,12 +1,13 @@
 """The model out of torch's standard operators alone, for `torch.export` and whatever follows it.
 
-Shapes: B batch, I integer features, F tables, D embedding dimension, R rows of a table; V = F + 1
-vectors that meet.
+Shapes: B batch, I dense columns, F tables, S of them with one id a row, L ids a row of others,
+D embedding dimension, R rows of a table; V = F + 1 vectors that meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from typing import final
 
 import torch
@@ -28,10 +29,14 @@ class PlainDlrm(nn.Module):
     Args:
         spec: the shape of the model.
         tensors: by the names of a checkpoint, or `quantised`; they are shared, not copied.
+        multi_hot: tables, from 0, of which a row has any number of ids, pooled to their sum.
     """
 
-    def __init__(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, spec: ModelSpec, tensors: Mapping[str, Tensor], multi_hot: Collection[int] = ()
+    ) -> None:
         super().__init__()
+        self._multi_hot = frozenset(multi_hot)
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
         self.bottom = plain_mlp("bottom", len(spec.bottom) - 1, tensors, relu_last=True)
         self.interaction = plain_interaction(spec, tensors)
@@ -39,17 +44,36 @@ class PlainDlrm(nn.Module):
         self.requires_grad_(False)
         self.eval()
 
-    def forward(self, dense: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, dense: Tensor, ids: Tensor, lists: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
         """Logits and probabilities of a click, both float32 (B,).
 
         Args:
             dense: float32 (B, I), as they are prepared.
-            ids: int64 (B, F), rows of the tables.
+            ids: int64 (B, S), rows of the tables that are not multi-hot.
+            lists: for each multi-hot table int64 (B, L), -1 after the last id of a row.
         """
-        x_BD = self.bottom(dense)
-        rows = [table(ids[:, number]) for number, table in enumerate(self.embedding)]
-        logit_B = self.top(self.interaction(torch.stack([x_BD, *rows], 1))).squeeze(1)
+        single, multi = count(), iter(lists)
+        rows = [
+            _pooled(table, next(multi))
+            if number in self._multi_hot
+            else table(ids[:, next(single)])
+            for number, table in enumerate(self.embedding)
+        ]
+        z_BVD = torch.stack([self.bottom(dense), *rows], 1)
+        logit_B = self.top(self.interaction(z_BVD)).squeeze(1)
         return logit_B, torch.sigmoid(logit_B)
+
+
+def list_name(number: int) -> str:
+    """What the list of a multi-hot table, from 0, is called where inputs have names."""
+    return f"ids_{number + 1}"
+
+
+def _pooled(table: nn.Module, ids_BL: Tensor) -> Tensor:
+    rows_BLD: Tensor = table(ids_BL.clamp(min=0))
+    return (rows_BLD * (ids_BL >= 0).unsqueeze(-1)).sum(1)
 
 
 @final
@@ -65,11 +89,11 @@ class Int8Table(nn.Module):
         for kind in ("weight", *INT8_KINDS):
             self.register_buffer(kind, tensors[f"{name}.{kind}"])
 
-    def forward(self, ids_B: Tensor) -> Tensor:
-        """Rows as float32 (B, D)."""
-        steps_BD = functional.embedding(ids_B, self.weight).float()
-        scale_B, offset_B = self.weight_scale[ids_B], self.weight_offset[ids_B]
-        return steps_BD * scale_B.unsqueeze(1) + offset_B.unsqueeze(1)
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows as float32, (…, D) of ids (…)."""
+        steps = functional.embedding(ids, self.weight).float()
+        scale, offset = self.weight_scale[ids], self.weight_offset[ids]
+        return steps * scale.unsqueeze(-1) + offset.unsqueeze(-1)
 
 
 def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

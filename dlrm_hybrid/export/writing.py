@@ -23,6 +23,7 @@ from dlrm_hybrid.export.comparison import (
 from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.formats import ModelFile, Scorer, require
 from dlrm_hybrid.export.names import names_of, shapes_of
+from dlrm_hybrid.export.plain import list_name
 from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
@@ -85,7 +86,11 @@ def export(request: Request, display: Display) -> Exported:
         build_model.prepare_torch(evaluation.config)
         saved = _load(evaluation, display)
         file = ModelFile(
-            format=options.format, naming=options.names, spec=saved.spec, int8=options.int8
+            format=options.format,
+            naming=options.names,
+            spec=saved.spec,
+            int8=options.int8,
+            multi_hot=evaluation.shards.schema.multi_hot,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # or there is none
         with writing(folder, OUTPUT_KEY):
@@ -170,6 +175,8 @@ def _description(
 ) -> dict[str, Any]:
     """What `model.json` says: enough to feed the model without this program."""
     manifest, spec = evaluation.shards.manifest, file.spec
+    singles = [one for number, one in enumerate(columns) if number not in file.multi_hot]
+    lists = {list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in file.multi_hot}
     return {
         "format": FORMAT,
         "program": f"dlrm_hybrid {__version__}",
@@ -183,7 +190,8 @@ def _description(
         },
         "inputs": {
             "dense": {"dtype": "float32", "columns": vocabularies.dense_columns(manifest.schema)},
-            "ids": {"dtype": "int64", "columns": columns},
+            "ids": {"dtype": "int64", "columns": singles},
+            **lists,
         },
         "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},
         "model": {

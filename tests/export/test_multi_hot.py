@@ -1,0 +1,63 @@
+"""Models with bags of any size: what is written pools as the model does."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlrm_hybrid.bags import jagged
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.export.formats import ModelFile, inputs_of
+from dlrm_hybrid.export.saved_model import SavedModel
+from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.spec import ModelSpec
+
+SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(8, 1), table_rows=(50, 60, 70))
+OPTIONS = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+TOLERANCE = 1e-5
+
+
+def drawn(rows: int, multi_hot: tuple[int, ...], most: int = 5) -> Batch:
+    """Rows with empty bags among them."""
+    rng = np.random.default_rng(rows)
+    lengths_FB = np.ones((3, rows), np.int64)
+    for number in multi_hot:
+        lengths_FB[number] = rng.integers(0, most + 1, rows)
+    sizes = zip(SPEC.table_rows, lengths_FB.sum(1), strict=True)
+    values_N = np.concatenate([rng.integers(0, size, count) for size, count in sizes])
+    dense_BI = rng.random((rows, 3), np.float32)
+    return Batch(dense_BI, jagged(values_N, lengths_FB), np.zeros(rows, np.float32))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("multi_hot", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("format", ["pt2", "onnx", "safetensors"])
+def test_bags_are_pooled_to_their_sum(
+    format: Any, multi_hot: tuple[int, ...], int8: bool, tmp_path: Path
+) -> None:
+    saved = SavedModel(Dlrm(SPEC, OPTIONS, Precision.FLOAT32, seed=1))
+    file = ModelFile(format=format, naming="ours", spec=SPEC, int8=int8, multi_hot=multi_hot)
+    file.write(tmp_path, saved.tensors)
+    before = file.expected(saved.tensors) if int8 else saved.score
+    after = file.scorer(tmp_path)
+    # batches and lists of any size, one without any id
+    batches = [drawn(500, multi_hot), drawn(1, multi_hot), drawn(7, multi_hot, 40)]
+    for batch in (*batches, drawn(3, multi_hot, 0)):
+        for wanted, found in zip(before(batch), after(batch), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+    assert before(batches[0])[0].std() > 0.01
+    tolerance = 1e-2 if int8 else TOLERANCE
+    difference = after(batches[0])[0] - saved.score(batches[0])[0]
+    assert float(np.abs(difference).max()) < tolerance
+
+
+def test_lists_are_padded_with_minus_one_row_by_row() -> None:
+    lengths_FB = np.array([[1, 1], [0, 3], [1, 1]])
+    bags = jagged(np.array([4, 5, 10, 11, 12, 6, 7]), lengths_FB)
+    found = inputs_of(Batch(np.zeros((2, 3), np.float32), bags, np.zeros(2, np.float32)), (1,))
+    assert found.keys() == {"dense", "ids", "ids_2"}
+    assert found["ids"].tolist() == [[4, 6], [5, 7]]
+    assert found["ids_2"].tolist() == [[-1, -1, -1], [10, 11, 12]]
