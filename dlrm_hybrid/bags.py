@@ -27,6 +27,7 @@ class Shaped(Protocol):
 
 Array = TypeVar("Array", bound=Shaped)
 Other = TypeVar("Other", bound=Shaped)
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @final
@@ -124,7 +125,7 @@ def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
         return Bags(np.ascontiguousarray(bags.values[:, rows]))
     starts_FB = bags.offsets[:-1].reshape(bags.tables, bags.rows)[:, rows]
     lengths_FB = lengths_of(bags)[:, rows]
-    return jagged(_runs(bags.values, starts_FB, lengths_FB), lengths_FB)
+    return jagged(runs(bags.values, starts_FB, lengths_FB), lengths_FB)
 
 
 def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
@@ -134,8 +135,8 @@ def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
     values_N = np.concatenate([one.values.reshape(-1) for one in several])
     firsts_1X = np.cumsum([0, *(one.num_ids for one in several)])[None, :-1]
     offsets_FX = np.stack([table_offsets(one) for one in several], axis=1)
-    runs = offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0)
-    return jagged(_runs(values_N, *runs), np.concatenate([lengths_of(x) for x in several], axis=1))
+    of_tables = runs(values_N, offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0))
+    return jagged(of_tables, np.concatenate([lengths_of(one) for one in several], axis=1))
 
 
 def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
@@ -147,11 +148,11 @@ def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
     if bags.offsets is None:
         return Bags(bags.values[order_L])
     offsets = table_offsets(bags)
-    values_N = _runs(bags.values, offsets[:-1][order_L], np.diff(offsets)[order_L])
+    values_N = runs(bags.values, offsets[:-1][order_L], np.diff(offsets)[order_L])
     return jagged(values_N, lengths_of(bags)[order_L])
 
 
-def _runs(values_N: Int64s, starts_S: Int64s, lengths_S: Int64s) -> Int64s:
+def runs(values_N: NDArray[Scalar], starts_S: Int64s, lengths_S: Int64s) -> NDArray[Scalar]:
     """Runs of consecutive values, one after the other, each from its start on."""
     starts_S, lengths_S = starts_S.reshape(-1), lengths_S.reshape(-1)
     ends_S = np.cumsum(lengths_S)

@@ -12,15 +12,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.data.shards import Rows, Shards
+from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of
+from dlrm_hybrid.data.shards import ListRecords, Shards
 from dlrm_hybrid.kernels.criteo import gather, pack
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
@@ -153,14 +153,16 @@ class Loader:
         epoch, used = self._find(state)
         batch = _empty_batch(self._shards, self._batch_size)
         number, row = epoch.position(used + trainer * self._batch_size)
-        filled = 0
+        filled, lists = 0, list[Lists]()
         while filled < self._batch_size:
             order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
             if not self._records.gather(order_B, filled, batch):
                 rows = list(chain.from_iterable(self._runs(epoch, number)))
                 raise self._shards.fault(rows[int(row)] for row in order_B)
+            lists.append(self._records.lists(order_B))
             filled += len(order_B)
             number, row = number + 1, 0
+        batch = self._records.with_lists(batch, lists)
         if self.watch is not None:
             self.watch(batch.bags)
         return batch
@@ -212,7 +214,7 @@ class Loader:
             self._loaded = None  # until all is read: another block is overwritten
             filled = 0
             for rows in self._runs(epoch, number):
-                self._records.put(filled, self._shards.read(rows))
+                self._records.put(filled, rows)
                 filled += len(rows)
             self._order_R = self._order(filled, epoch.number, number)
             self._loaded = (epoch.number, number)
@@ -294,36 +296,67 @@ def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator
     for start in range(rows.start, rows.stop, batch_size):
         stop = min(start + batch_size, rows.stop)
         batch = _empty_batch(shards, stop - start)
-        records.put(0, shards.read(range(start, stop)))
+        records.put(0, range(start, stop))
         if not records.gather(order_B[: stop - start], 0, batch):
             raise shards.fault(range(start, stop))
-        yield batch
+        yield records.with_lists(batch, [records.lists(order_B[: stop - start])])
 
 
 def _empty_batch(shards: Shards, rows: int) -> Batch:
+    """With room for all but the lists of multi-hot columns."""
     return Batch(
         dense_BI=np.empty((rows, shards.schema.num_dense), np.float32),
-        bags=Bags(np.empty((len(shards.table_rows), rows), np.int64)),
+        bags=Bags(np.empty((shards.rows.ids_RF.shape[1], rows), np.int64)),
         label_B=np.empty(rows, np.float32),
     )
 
 
+Lists = list[Bags[npt.NDArray[np.int64]]]  # of some rows, of each multi-hot column
+
+
 @final
 class _Records:
-    """Room for rows of 4-byte words side by side: label, dense values, ids."""
+    """Room for rows of 4-byte words side by side: label, dense values, ids; and for lists."""
 
     def __init__(self, shards: Shards, rows: int) -> None:
-        width = 1 + shards.schema.num_dense + len(shards.table_rows)
-        self._floats_RW = np.empty((rows, width), np.float32)
+        single, self._multi_hot = shards.schema.single, shards.schema.multi_hot
+        self._shards = shards
+        self._floats_RW = np.empty((rows, 1 + shards.schema.num_dense + len(single)), np.float32)
         self._integers_RW = self._floats_RW.view(np.int32)
-        self._table_rows_F = np.array(shards.table_rows, np.int64)
+        self._table_rows_F = np.array([shards.table_rows[one] for one in single], np.int64)
+        self._lists = [ListRecords(rows) for _ in self._multi_hot]
+        self._order_F = np.argsort([*single, *self._multi_hot])
 
     def __len__(self) -> int:
         return len(self._floats_RW)
 
-    def put(self, first: int, rows: Rows) -> None:
-        """Take rows over, from record `first` on."""
-        pack(*rows, first, self._floats_RW, self._integers_RW)
+    def put(self, first: int, rows: range) -> None:
+        """Take rows over, from record `first` on; from 0 on, they are the only ones.
+
+        Raises:
+            DataError: a list of ids is none that `prepare` writes.
+        """
+        found = self._shards.read(rows)
+        pack(*found[:3], first, self._floats_RW, self._integers_RW)
+        if self._shards.bad_lists(found):
+            raise self._shards.fault(rows)
+        for records, lists in zip(self._lists, found.lists, strict=True):
+            records.put(first, lists)
+
+    def lists(self, order_B: npt.NDArray[np.uint32]) -> Lists:
+        """The bags of multi-hot columns of records, in this order."""
+        return [records.bags(order_B) for records in self._lists]
+
+    def with_lists(self, batch: Batch, parts: Sequence[Lists]) -> Batch:
+        """A batch with the bags of multi-hot columns too, of its parts one after the other."""
+        if not self._multi_hot:
+            return batch
+        ones_FB = np.ones(batch.bags.values.shape, np.int64)
+        tables = [jagged(batch.bags.values.reshape(-1), ones_FB)]
+        tables += [joined(of_column) for of_column in zip(*parts, strict=True)]
+        values_N = np.concatenate([one.values for one in tables])
+        lengths_FB = np.concatenate([lengths_of(one) for one in tables])
+        return replace(batch, bags=in_order(jagged(values_N, lengths_FB), self._order_F))
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
         """Copy records to a batch, from its row `first` on; whether a model can take them."""

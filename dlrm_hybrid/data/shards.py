@@ -2,7 +2,7 @@
 
 Rows are numbered across all parts: those to train on come first, then validation, then tests.
 
-Shapes: R rows, I dense columns, F categorical columns with one id a row.
+Shapes: R rows, I dense columns, F categorical columns with one id a row, N ids of a multi-hot one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dlrm_hybrid.bags import Bags, jagged, runs
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES, Array, block_xxh3, open_array
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
@@ -23,7 +24,66 @@ from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import ConfigError, DataError
 
 SAMPLED_BLOCKS = 32
+_LIST_FILES = (manifests.offsets_file, manifests.values_file)
 DAMAGED = "the file was damaged or changed: prepare the rows again"
+
+
+class Lists(NamedTuple):
+    """The ids that consecutive rows have of a multi-hot column.
+
+    Attributes:
+        offsets_E: int64 (R + 1,), where in `values_N` those of each row begin, and the end.
+        values_N: int32, of all rows.
+    """
+
+    offsets_E: npt.NDArray[np.int64]
+    values_N: npt.NDArray[np.int32]
+
+    def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
+        """Whether a row (R,) has more ids than it may, or one that its table has no row for."""
+        starts_R, stops_R = self.offsets_E[:-1], self.offsets_E[1:]
+        bad_R = (starts_R < 0) | (starts_R > stops_R) | (stops_R > len(self.values_N))
+        bad_R |= stops_R - starts_R > most
+        if not bad_R.any() and len(bad_R):
+            ids_N = self.values_N[starts_R[0] : stops_R[-1]]
+            bad_N = np.concatenate([[0], np.cumsum((ids_N < 0) | (ids_N >= table_rows))])
+            bad_R = bad_N[stops_R - starts_R[0]] > bad_N[starts_R - starts_R[0]]
+        return bad_R
+
+
+@final
+class ListRecords:
+    """Room for the lists that rows have of a multi-hot column, to be drawn from at random.
+
+    Args:
+        rows: as many as there is room for.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._starts_R = np.zeros(rows, np.int64)
+        self._lengths_R = np.zeros(rows, np.int64)
+        self._values_N = np.empty(0, np.int32)
+        self._used = 0
+
+    def put(self, first: int, lists: Lists) -> None:
+        """Take over those of rows, from record `first` on; from 0 on, they are the only ones."""
+        self._used = self._used if first else 0
+        begin, end = int(lists.offsets_E[0]), int(lists.offsets_E[-1])
+        used = self._used + end - begin
+        if used > len(self._values_N):
+            kept_N = self._values_N[: self._used]
+            self._values_N = np.concatenate([kept_N, np.empty(2 * used - self._used, np.int32)])
+        self._values_N[self._used : used] = lists.values_N[begin:end]
+        records = slice(first, first + len(lists.offsets_E) - 1)
+        self._starts_R[records] = lists.offsets_E[:-1] - begin + self._used
+        self._lengths_R[records] = np.diff(lists.offsets_E)
+        self._used = used
+
+    def bags(self, order_B: npt.NDArray[np.uint32]) -> Bags[npt.NDArray[np.int64]]:
+        """The bags of records in this order, of this column alone."""
+        lengths_B = self._lengths_R[order_B]
+        values_N = runs(self._values_N, self._starts_R[order_B], lengths_B).astype(np.int64)
+        return jagged(values_N, lengths_B[None])
 
 
 class Rows(NamedTuple):
@@ -33,15 +93,22 @@ class Rows(NamedTuple):
         label_R: float32, 0 or 1.
         dense_RI: float32.
         ids_RF: int32.
+        lists: of each multi-hot column.
     """
 
     label_R: npt.NDArray[np.float32]
     dense_RI: npt.NDArray[np.float32]
     ids_RF: npt.NDArray[np.int32]
+    lists: tuple[Lists, ...] = ()
 
     def slice(self, first: int, stop: int) -> Rows:
         """Some of them; no copy."""
-        return Rows(self.label_R[first:stop], self.dense_RI[first:stop], self.ids_RF[first:stop])
+        return Rows(
+            self.label_R[first:stop],
+            self.dense_RI[first:stop],
+            self.ids_RF[first:stop],
+            tuple(Lists(one.offsets_E[first : stop + 1], one.values_N) for one in self.lists),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +185,10 @@ class Shards:
             raise IndexError(f"{rows} is not a run of the {self.manifest.rows} rows")
         return self.rows.slice(rows.start, rows.stop)
 
+    def bad_lists(self, rows: Rows) -> bool:
+        """Whether rows have lists of ids that no model can be trained on."""
+        return any(bad_R.any() for bad_R in _bad_lists(rows, self.schema, self.table_rows))
+
     def fault(self, rows: Iterable[int]) -> DataError:
         """The error for the first of these rows that no model can be trained on."""
         for row in rows:
@@ -126,6 +197,16 @@ class Shards:
                 path = self.folder / found.file
                 return DataError(f"{path}: row {row:,} (counted from 0): {found.what}; {DAMAGED}")
         return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
+
+
+def _bad_lists(
+    rows: Rows, schema: Schema, table_rows: Sequence[int]
+) -> list[npt.NDArray[np.bool_]]:
+    """Whether the list of each row is bad, by multi-hot column."""
+    return [
+        one.are_bad(table_rows[column], schema.categorical[column].max_length)
+        for column, one in zip(schema.multi_hot, rows.lists, strict=True)
+    ]
 
 
 class _Fault(NamedTuple):
@@ -140,12 +221,13 @@ def _first_fault(rows: Rows, schema: Schema, table_rows: Sequence[int]) -> _Faul
     """The first fault of some rows, if they have any; `row` counts from their first."""
     single = schema.single
     sizes_F = np.array([table_rows[column] for column in single], np.int64)
+    lists = _bad_lists(rows, schema, table_rows)
     wrong = (
         ((rows.label_R != 0) & (rows.label_R != 1))[:, None],
         ~np.isfinite(rows.dense_RI),
         (rows.ids_RF < 0) | (rows.ids_RF >= sizes_F),
     )
-    found = np.flatnonzero(np.logical_or.reduce([one.any(axis=1) for one in wrong]))
+    found = np.flatnonzero(np.logical_or.reduce([*(one.any(axis=1) for one in wrong), *lists]))
     if not len(found):
         return None
     row = int(found[0])
@@ -154,6 +236,14 @@ def _first_fault(rows: Rows, schema: Schema, table_rows: Sequence[int]) -> _Faul
     for number in np.flatnonzero(wrong[1][row]):
         name = schema.dense[int(number)].name
         return _Fault(row, "dense.npy", f"{name} is {rows.dense_RI[row, number]:g}")
+    for column, bad_R in zip(schema.multi_hot, lists, strict=True):
+        if bad_R[row]:
+            known = schema.categorical[column]
+            what = (
+                f"{known.name} has more than {known.max_length} ids, or one for which its table "
+                f"has no row: it has {table_rows[column]}"
+            )
+            return _Fault(row, manifests.values_file(column), what)
     number = int(np.flatnonzero(wrong[2][row])[0])
     name, size = schema.categorical[single[number]].name, sizes_F[number]
     what = f"{name} is {rows.ids_RF[row, number]}, its table has {size} rows"
@@ -181,7 +271,11 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
     label_R, dense_RI, ids_RF = (
         open_array(folder, manifest.array(file)) for file in ("label.npy", "dense.npy", "ids.npy")
     )
-    shards = Shards(folder, manifest, Rows(label_R, dense_RI, ids_RF))
+    lists = tuple(
+        Lists(*(open_array(folder, manifest.array(file(column))) for file in _LIST_FILES))
+        for column in manifest.schema.multi_hot
+    )
+    shards = Shards(folder, manifest, Rows(label_R, dense_RI, ids_RF, lists))
     blocks = [
         (file, block)
         for file, array in enumerate(manifest.arrays)
