@@ -35,6 +35,7 @@ FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
     *("embedding.name", "embedding.staleness", "embedding.cache_rows", "embedding.cache_batches"),
+    *("train.patience", "train.min_delta", "train.monitor"),
     *("gradient", "activation", "pull", "model.dropout"),
 )
 # What an evaluation takes from its own command line; of rows how they are shuffled means nothing.

@@ -10,9 +10,9 @@ from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.model import dense_tensors, interaction_rules
-from dlrm_hybrid.config.optimizer import optimizer_rules
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.training import optimizer_rules, stopping_rules
 from dlrm_hybrid.data.schema import builtin
 
 Rule = Callable[[Config], Iterator[str]]
@@ -375,15 +375,6 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(
-        _choices,
-        _data,
-        _model,
-        interaction_rules,
-        optimizer_rules,
-        _parallel,
-        schedule_rules,
-        _sync,
-    ),
-    *(_sync, _tables, _network, gradient_rules, _pull, _activation),
+    *(_choices, _data, _model, interaction_rules, optimizer_rules, _parallel, stopping_rules),
+    *(schedule_rules, _sync, _tables, _network, gradient_rules, _pull, _activation),
 )

@@ -235,6 +235,9 @@ class TrainConfig:
     steps: Positive | None
     seed: Seed
     evaluate_every: Count
+    patience: Positive | None
+    min_delta: Annotated[float, Field(ge=0)]
+    monitor: Literal["log_loss", "auc"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

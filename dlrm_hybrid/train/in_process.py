@@ -187,7 +187,7 @@ class InProcessEngine:
             # Not for the clock: where trainers rest, results are others.
             if not self.pace.rests(progress.step, soon=severity > 0):
                 return progress, Decision()
-        return progress, Decision(severity, is_late)
+        return progress, plan.decision(progress, severity, is_late)
 
     def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
         """Scores of the master weights on the test part.

@@ -4,7 +4,8 @@
         meet the other processes; record what has been saved
         every `report_every`:     a point of the loss curve
         save and stop here if a signal asked for it     (SIGTERM, Ctrl-C)
-        every `evaluate_every`:   scores on the test part
+        every `evaluate_every`:   scores on the test part; one step after some without a better
+                                  one the run ends
         every `checkpoint_every` steps, or `checkpoint_minutes` after the last one:
                                   begin a checkpoint, when the last one is valid
         learn from a batch, refuse a loss that is not finite
@@ -32,6 +33,7 @@ from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Decision, Plan, Progress, is_due
 from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.train.signals import obey
@@ -94,6 +96,7 @@ class _Run:
         self.progress = progress
         self._parts = parts
         self._plan = plan
+        self._ends_early = False
         self._next_tick = 0.0
         self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
         self._save_at = self._next_save()
@@ -121,7 +124,8 @@ class _Run:
                 with self._parts.meter.within(Phase.CHECKPOINT):
                     saved = self._parts.saver.poll()
                 self._record(saved, 0.0)
-            at_end = step >= plan.steps
+            self._ends_early = decision.ends
+            at_end = step >= plan.steps or decision.ends
             if at_end or is_due(step, plan.report_every):
                 self.report()
             elif time.monotonic() >= self._next_tick:
@@ -150,7 +154,15 @@ class _Run:
             self.progress,
             evaluated_step=self.progress.step,
             test_loss=None if scores is None else scores.log_loss,
+            course=self._judged(scores),
         )
+
+    def _judged(self, scores: BinaryScores | None) -> Course:
+        """The course of evaluations with these; the last one of a run that ends decides nothing."""
+        course, patience = self.progress.course, self._plan.patience
+        if patience is None or scores is None or self._ends_early:
+            return course
+        return patience.after(course, scores)
 
     def report(self) -> None:
         """A point of the loss curve, unless no step was made since the last one."""
@@ -227,6 +239,7 @@ class _Run:
             test_loss=progress.test_loss,
             batches=progress.batches,
             emptied=progress.emptied,
+            course=progress.course,
         )
 
     def _drain(self) -> None:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.rank_meter import Interval
+from dlrm_hybrid.train.patience import Course, Patience
 from dlrm_hybrid.types import DataError
 
 SYNC_EVERY = 10  # steps, or groups of test batches, between meetings where nothing is due
@@ -28,6 +29,7 @@ class Progress:
         interval: sums since the last point of the loss curve.
         evaluated_step: the step of the last evaluation on record, -1 before the first.
         test_loss: of that evaluation; None in a process that does not report it.
+        course: of all evaluations, in the process that reports them.
         batches: that each trainer has learned from; empty where all learn from one in each step.
         emptied: the step at which last no batch was in flight, where batches stay there.
     """
@@ -40,6 +42,7 @@ class Progress:
     test_loss: float | None = None
     batches: tuple[int, ...] = ()
     emptied: int = 0
+    course: Course = Course()
 
     def batches_of(self, trainer: int) -> int:
         """How many batches a trainer has learned from; one that is new as many as steps."""
@@ -77,10 +80,12 @@ class Decision:
     Attributes:
         severity: the highest `StopRequest.severity` of all processes.
         save: a checkpoint, because the last one is long ago.
+        ends: the run ends here, because its scores get no better.
     """
 
     severity: int = 0
     save: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,7 @@ class Plan:
         checkpoint_minutes: at most between checkpoints, up to the next step at which processes
             meet; the leader's clock decides.
         warmup_steps: made together by trainers that do not wait for each other later.
+        patience: with scores that get no better; None: without end.
     """
 
     steps: int
@@ -102,10 +108,23 @@ class Plan:
     checkpoint_every: int
     checkpoint_minutes: float
     warmup_steps: int = 0
+    patience: Patience | None = None
+
+    def decision(self, progress: Progress, severity: int, is_late: bool) -> Decision:
+        """What follows from what the leader knows.
+
+        Args:
+            progress: of the run.
+            severity: the highest of all processes.
+            is_late: a checkpoint is due by the clock.
+        """
+        ends = self.patience is not None and self.patience.is_over(progress.course)
+        return Decision(severity, is_late, ends)
 
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""
-        return self.anything_due(step) or step % SYNC_EVERY == 0
+        judges = self.patience is not None and is_due(step - 1, self.evaluate_every)
+        return self.anything_due(step) or judges or step % SYNC_EVERY == 0
 
     def next_rest(self, step: int) -> int:
         """The first step after this one with an evaluation or a checkpoint, or the end of the run.

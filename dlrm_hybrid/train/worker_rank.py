@@ -8,7 +8,7 @@ same things at the same steps, because these follow from the plan and from what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, final
 
 from torch import Tensor
@@ -140,13 +140,13 @@ class WorkerRank:
         def decide(reports: Reports) -> Values:
             nonlocal progress
             progress = progress.plus(*(Interval(**report["interval"]) for report in reports))
-            return asdict(Decision(_highest(stop, reports), is_late))
+            return asdict(plan.decision(progress, _highest(stop, reports), is_late))
 
         report = {"interval": asdict(progress.interval), "severity": stop.severity}
         decision = self._decision(Kind.REPORT, Kind.DECISION, step, report, decide)
         if not self.leads:
             progress = replace(progress, interval=Interval())
-        return progress, Decision(decision["severity"], decision["save"])
+        return progress, Decision(*(decision[one.name] for one in fields(Decision)))
 
     def evaluate(
         self,

@@ -62,7 +62,7 @@ def test_every_choice_holds(choice: str) -> None:
         (
             "train=5",
             "train=5: train is a section; its keys: train.batch_size, train.epochs, train.steps, "
-            "train.seed, train.evaluate_every",
+            "train.seed, train.evaluate_every, train.patience, train.min_delta, train.monitor",
         ),
         ("precision=float64", "precision = 'float64': must be 'float32' or 'bfloat16'"),
         (

@@ -48,6 +48,11 @@ class TerminalView:
 
     def result(self, path: Path, summary: Values, teacher: Values | None) -> None:
         """Show scores, time by role, bytes by class and speed."""
+        steps, planned = summary["steps"], summary["steps_planned"]
+        if planned is not None and steps < planned:
+            self.terminal.line(
+                f"ended after {steps:,} of {planned:,} steps: scores got no better (train.patience)"
+            )
         show_scores(self.terminal, "test part", summary["test"], teacher)
         show_run(self.terminal, summary)
         self.terminal.line(f"summary {path}")

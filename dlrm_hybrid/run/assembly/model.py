@@ -31,6 +31,7 @@ from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
+from dlrm_hybrid.train.patience import Patience
 from dlrm_hybrid.train.progress import Plan
 
 
@@ -190,13 +191,17 @@ def loader(
 
 def plan(config: Config, steps_per_epoch: int) -> Plan:
     """The length of the run and what falls due in it."""
-    steps = config.train.epochs * steps_per_epoch
+    train = config.train
+    steps = train.epochs * steps_per_epoch
     return Plan(
-        steps=min(steps, config.train.steps or steps),
+        steps=min(steps, train.steps or steps),
         samples_per_step=config.parallel.trainers * config.train.batch_size,
         report_every=config.telemetry.every,
         evaluate_every=config.train.evaluate_every,
         checkpoint_every=config.checkpoint.every,
         checkpoint_minutes=config.checkpoint.minutes,
         warmup_steps=config.sync.warmup_steps,
+        patience=None
+        if train.patience is None
+        else Patience(evaluations=train.patience, min_delta=train.min_delta, monitor=train.monitor),
     )

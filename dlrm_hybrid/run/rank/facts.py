@@ -35,6 +35,7 @@ from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
+from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import LOOKUPS, Committer
 from dlrm_hybrid.types import DataError
@@ -124,7 +125,9 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
     if not in_flight(facts):  # of what is there nothing is; other schedules do not count it
         now = values["schedule"]["name"]
         progress = replace(progress, emptied=progress.step if now == STALE_SCHEDULE else 0)
-    return progress if task.goes_on else replace(progress, evaluated_step=-1, test_loss=None)
+    if task.goes_on:
+        return progress
+    return replace(progress, evaluated_step=-1, test_loss=None, course=Course())
 
 
 def other_compressors(

@@ -1,4 +1,4 @@
-"""What the keys of `optimizer` mean together, and with what is pushed."""
+"""What the keys of `optimizer` and `train` mean together, and with who trains together."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ def _decoupled(config: Config) -> Iterator[str]:
             f"{given}: moves every weight in every update, and gradient={config.gradient.name} "
             "sends some; needs false: the decay is then a part of the gradients it sends"
         )
+
+
+def stopping_rules(config: Config) -> Iterator[str]:
+    """Faults of `train.patience`, and of what belongs to it."""
+    train = config.train
+    if train.patience is None:
+        if train.min_delta:
+            yield f"train.min_delta = {train.min_delta}: only applies to train.patience, a number"
+        if train.monitor != "log_loss":
+            yield f"train.monitor = {train.monitor!r}: only applies to train.patience, a number"
+        return
+    given = f"train.patience = {train.patience}"
+    if not train.evaluate_every:
+        yield f"{given}: counts evaluations; needs train.evaluate_every of 1 or more"
+    if config.sync.name == "async" or config.parallel.elastic:
+        yield (
+            f"{given}: trainers that do not wait for others have no common end; needs sync=sync or "
+            "bounded, and parallel.elastic=false"
+        )
+    if config.schedule.name == "dsp":
+        yield f"{given}: schedule=dsp has batches in flight where evaluations end the run"
