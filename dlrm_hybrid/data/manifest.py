@@ -199,7 +199,7 @@ class Manifest:
         return {
             "vocabulary_xxh3": self.vocabulary_xxh3,
             "table_rows": list(self.table_rows),
-            "out_of_vocabulary": shared.pop() if len(shared) == 1 else self.out_of_vocabulary,
+            "out_of_vocabulary": shared.pop() if len(shared) == 1 else list(self.out_of_vocabulary),
             "max_ind_range": self.semantics.max_ind_range,
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import show_scores
 from dlrm_hybrid.predict.scoring import predict
@@ -15,13 +17,7 @@ def run(request: Request) -> int:
     done = predict(request, terminal)
     terminal.line(f"checkpoint {done.checkpoint}, step {done.step:,}")
     if done.scores is not None:
-        values = {
-            "loss": done.scores.log_loss,
-            "auc": done.scores.auc,
-            "accuracy": done.scores.accuracy,
-            "normalized_entropy": done.scores.normalized_entropy,
-            "base_rate": done.scores.base_rate,
-        }
+        values = {**asdict(done.scores), "loss": done.scores.log_loss}
         show_scores(terminal, f"{done.rows:,} rows", values, None)
     if done.unknown:
         counts = ", ".join(f"{name} {count:,}" for name, count in done.unknown.items())
