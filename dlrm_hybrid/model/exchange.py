@@ -254,7 +254,7 @@ class DistinctExchange:
         ids_T: list[Int64s] = []
         for trainer, received in enumerate(received_T):
             ids_K = decoded_ids(received, counts_TL[trainer], rows_L, most_T[trainer])
-            if ids_K is None:
+            if ids_K is None or rows_T[trainer] < 0:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
         theirs = distinct_bags(np.concatenate(ids_T), counts_TL)

@@ -2,7 +2,15 @@
 
 import multi_hot_ranks
 import pytest
-from world_runs import Train, assert_moved, assert_same, assert_same_state, checkpoint, summary
+from world_runs import (
+    Train,
+    assert_compiled_ahead,
+    assert_moved,
+    assert_same,
+    assert_same_state,
+    checkpoint,
+    summary,
+)
 
 from dlrm_hybrid.run import training
 
@@ -35,6 +43,7 @@ def test_processes_equal_the_in_process_world(options: tuple[str, ...], train: T
     assert code == 0
     code, in_process = train("in-process", *WORLD, *options, IN_PROCESS)
     assert code == 0
+    assert_compiled_ahead(processes)
     assert_same(processes, in_process, 60)
     assert_moved(processes, 30, 60)
     assert summary(processes)["test"] == summary(in_process)["test"]
