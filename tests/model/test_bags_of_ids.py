@@ -134,6 +134,30 @@ def test_an_id_outside_its_table_is_an_error(bad_id: int, optimizer: EmbeddingOp
         embeddings_of(optimizer)(bags)
 
 
+def test_ids_of_the_largest_tables_are_told_apart() -> None:
+    """Where keys have no bits left for places."""
+    tables = 2000
+    ids_FB = torch.from_numpy(np.random.default_rng(0).integers(2**31 - 3, 2**31, (tables, 9)))
+    order_F = np.random.default_rng(1).permutation(tables)
+    for values_FB in (ids_FB, ids_FB.repeat(1, 500)):
+        one, other = (
+            distinct_ids(Bags(values_FB), order_F),
+            distinct_ids(counted(values_FB), order_F),
+        )
+        assert np.array_equal(one.ids_K, other.ids_K)
+        assert np.array_equal(one.counts_F, other.counts_F)
+        rows_KD = torch.arange(len(one.ids_K), dtype=torch.float32)[:, None]
+        assert torch.equal(one.pool(rows_KD), other.pool(rows_KD))
+
+
+@pytest.mark.parametrize("bad_id", [-1, 2**31, 2**33])
+def test_an_id_that_no_table_has_is_an_error_among_distinct_ones(bad_id: int) -> None:
+    bags = tensor_bags(drawn_bags(1, SPEC.table_rows, ROWS))
+    bags.values[3] = bad_id
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        distinct_ids(bags, np.arange(TABLES))
+
+
 def test_offsets_that_are_none_are_an_error() -> None:
     bags = Bags(torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 2, 3, 4, 7]), TABLES)
     message = "offsets of 5 bags of 5 tables"
