@@ -42,7 +42,7 @@ _WINDOW_PER_THREAD = 3
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage, what is done and the total: bytes of the raw files for `parse`, columns ×
-rows for `vocabulary`, rows for `assemble`."""
+rows for `vocabulary`, rows for `assemble`; of tables rows for `read`, whose total is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +98,14 @@ def _make(
     schema = options.semantics.schema
     ids_bytes = 4 * len(schema.categorical)
     row_bytes = 4 + 4 * schema.num_dense + 2 * ids_bytes  # keys are spilled first
-    rows = sum(map(text.estimated_rows, raw))
-    folder.check_space(partial.result, round(rows * row_bytes * _SPACE_MARGIN))
-    with Threads(options.processes) as threads:
-        made = _criteo(raw, stamps, partial, options, threads, progress)
+    if schema.format == "criteo":
+        rows = sum(map(text.estimated_rows, raw))
+        folder.check_space(partial.result, round(rows * row_bytes * _SPACE_MARGIN))
+    if schema.format == "criteo":
+        with Threads(options.processes) as threads:
+            made = _criteo(raw, stamps, partial, options, threads, progress)
+    else:
+        made = _table(raw, stamps, partial, options, progress)
     if generated:
         raw[0].unlink()  # the same bytes can be made again
     manifest.write(partial.result, made)
@@ -153,6 +157,54 @@ def _criteo(
     )
 
 
+def _table(
+    raw: Sequence[Path],
+    stamps: Sequence[FileStamp],
+    partial: folder.Partial,
+    options: PrepareOptions,
+    progress: Progress,
+) -> Manifest:
+    """Make the arrays and vocabularies of a table."""
+    from dlrm_hybrid.data.sources.tables import read_tables, write_tables  # Arrow takes a while
+
+    semantics = options.semantics
+    policy = _policy(partial.result, options)
+    report = _counter(progress, "read", None)
+    read = read_tables(raw, semantics, partial.spill, policy, options.block_bytes, report)
+    _check_unchanged(raw, stamps)
+    report = _counter(progress, "assemble", sum(read.rows))
+    written = write_tables(read, semantics, partial.spill, partial.result, report)
+    return Manifest(
+        format=manifest.FORMAT,
+        semantics=semantics,
+        sources=tuple(
+            SourceFile(stamp=stamp, xxh3=xxh3)
+            for stamp, xxh3 in zip(stamps, read.xxh3, strict=True)
+        ),
+        parts=count_clicks(partial.result, written.arrays[0], read.rows),
+        arrays=written.arrays,
+        table_rows=written.table_rows,
+        out_of_vocabulary=semantics.shares_id,
+        vocabulary_xxh3=written.vocabulary_xxh3,
+        scales=read.scales,
+        bad_rows=read.bad_rows,
+        zero_keys=0,
+    )
+
+
+def _policy(result: Path, options: PrepareOptions) -> BadRowPolicy:
+    on_bad_row = options.semantics.on_bad_row
+    quarantine = result / QUARANTINE_FILE if on_bad_row == "quarantine" else None
+    return BadRowPolicy(on_bad_row == "error", options.max_bad_rows, quarantine)
+
+
+def _check_unchanged(raw: Sequence[Path], stamps: Sequence[FileStamp]) -> None:
+    for path, before in zip(raw, stamps, strict=True):
+        if (now := manifest.stamp(path)) != before:
+            sizes = f"{before.num_bytes} bytes at first, {now.num_bytes} at the end"
+            raise DataError(f"{path}: changed while it was read: {sizes} (data.raw)")
+
+
 def _parse(
     raw: Sequence[Path],
     stamps: Sequence[FileStamp],
@@ -162,9 +214,7 @@ def _parse(
     threads: Threads,
     progress: Progress,
 ) -> Ingested:
-    on_bad_row = options.semantics.on_bad_row
-    quarantine = result / QUARANTINE_FILE if on_bad_row == "quarantine" else None
-    policy = BadRowPolicy(on_bad_row == "error", options.max_bad_rows, quarantine)
+    policy = _policy(result, options)
     total = sum(stamp.num_bytes for stamp in stamps)
 
     def on_bytes(done: int) -> None:
@@ -173,10 +223,7 @@ def _parse(
     on_bytes(0)
     ingested = ingest(raw, targets, options.block_bytes, policy, threads, on_bytes)
     on_bytes(total)
-    for path, before in zip(raw, stamps, strict=True):
-        if (now := manifest.stamp(path)) != before:
-            sizes = f"{before.num_bytes} bytes at first, {now.num_bytes} at the end"
-            raise DataError(f"{path}: changed while it was read: {sizes} (data.raw)")
+    _check_unchanged(raw, stamps)
     return ingested
 
 
@@ -199,7 +246,7 @@ def _day_rows(ingested: Ingested, raw: Sequence[Path], semantics: Semantics) -> 
     return [rows + (day < longer) for day in range(semantics.days)]
 
 
-def _counter(progress: Progress, stage: str, total: int) -> Callable[[int], None]:
+def _counter(progress: Progress, stage: str, total: int | None) -> Callable[[int], None]:
     """A report function that adds up for `progress`."""
     done = 0
 

@@ -133,6 +133,7 @@ class Schema:
         split: which rows train, validate and test; null with `criteo`, where `data.days` says it.
         vocabulary: rows whose categories get ids: those of the `train` part, or `all`; of other
             rows categories share id 0.
+        delimiter: between the columns of CSV files.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -144,6 +145,7 @@ class Schema:
     ignore: tuple[ColumnName, ...] = ()
     split: Split | None = None
     vocabulary: Literal["train", "all"] = "train"
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
 
     @property
     def num_dense(self) -> int:

@@ -155,7 +155,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _chunks(
+def read_text(
     file: BufferedReader, path: Path, chunk_bytes: int, seen: Callable[[bytes], object]
 ) -> Iterator[bytes]:
     """The text of an open file in pieces, reading `chunk_bytes` at a time.
@@ -196,7 +196,7 @@ def estimated_rows(path: Path) -> float:
     with path.open("rb") as file:
         # Damage is for `blocks` to report: rows before it may be bad too, and those come first.
         with suppress(DataError):
-            for chunk in _chunks(file, path, _CHUNK_BYTES, len):
+            for chunk in read_text(file, path, _CHUNK_BYTES, len):
                 text_bytes += len(chunk)
                 lines += chunk.count(b"\n")
                 if text_bytes >= _SAMPLE_BYTES:
@@ -220,7 +220,7 @@ def blocks(
     done = 0
     for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
         with path.open("rb") as file:
-            chunks = _chunks(file, path, min(_CHUNK_BYTES, block_bytes), digest.update)
+            chunks = read_text(file, path, min(_CHUNK_BYTES, block_bytes), digest.update)
             for first_line, lines, text in _lines(chunks, path, block_bytes):
                 yield Block(index, first_line, lines, text, done + file.tell())
             done += file.tell()

@@ -1,0 +1,391 @@
+"""Files of tables to arrays: read once into spilled columns by part, numbered, put together.
+
+Rows keep the order of the files within their part. Categories get numbers by first appearance while
+rows are read; which of them are kept is known at the end, when the arrays are written.
+
+Shapes: N rows, I dense columns, F categorical columns, M ids of a column.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
+from dlrm_hybrid.data.encode import Numbers, standardised, write_vocabulary
+from dlrm_hybrid.data.manifest import (
+    VOCABULARY_FOLDER,
+    Scale,
+    Semantics,
+    file_xxh3,
+    offsets_file,
+    values_file,
+)
+from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, Schema
+from dlrm_hybrid.data.sources.criteo import BadRowPolicy
+from dlrm_hybrid.data.sources.files import check_names, open_source
+from dlrm_hybrid.data.sources.values import BadRow, Values, moment, read_values
+from dlrm_hybrid.rng import fold, splitmix64
+from dlrm_hybrid.types import DataError
+
+PARTS = ("train", "validation", "test")
+_PIECE_ROWS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What has been read of all files.
+
+    Attributes:
+        rows: good ones of each part.
+        bad_rows: left out.
+        xxh3: of each file.
+        numbers: of each categorical column.
+        scales: of each dense column.
+    """
+
+    rows: tuple[int, int, int]
+    bad_rows: int
+    xxh3: tuple[str, ...]
+    numbers: tuple[Numbers, ...]
+    scales: tuple[Scale | None, ...]
+
+
+@dataclass(slots=True)
+class _Moments:
+    """Count, mean and sum of squared deviations of each dense column, block after block.
+
+    Source: Chan, Golub, LeVeque, Updating formulae for computing sample variances, 1979.
+    """
+
+    count: int = 0
+    mean_I: Any = 0.0
+    squares_I: Any = field(default=0.0)
+
+    def add(self, x_NI: npt.NDArray[np.float64]) -> None:
+        """More rows."""
+        if not len(x_NI):
+            return
+        mean_I = x_NI.mean(axis=0)
+        squares_I = ((x_NI - mean_I) ** 2).sum(axis=0)
+        total, delta_I = self.count + len(x_NI), mean_I - self.mean_I
+        self.mean_I = self.mean_I + delta_I * (len(x_NI) / total)
+        self.squares_I = self.squares_I + squares_I
+        self.squares_I = self.squares_I + delta_I**2 * (self.count * len(x_NI) / total)
+        self.count = total
+
+    def scales(self, schema: Schema) -> tuple[Scale | None, ...]:
+        """Of each column that is standardised; a constant one is divided by 1."""
+        found: list[Scale | None] = []
+        for index, column in enumerate(schema.dense):
+            if column.transform != "standardise":
+                found.append(None)
+                continue
+            deviation = float(np.sqrt(self.squares_I[index] / max(self.count, 1)))
+            found.append(Scale(mean=float(self.mean_I[index]), deviation=deviation or 1.0))
+        return tuple(found)
+
+
+class _Spill:
+    """Files of columns, a set for each part."""
+
+    def __init__(self, folder: Path, schema: Schema, stack: ExitStack) -> None:
+        names = ["label", "dense", *(f"ids{i}" for i in range(len(schema.categorical)))]
+        names += [f"lengths{i}" for i in schema.multi_hot]
+        self._files: dict[tuple[str, str], BinaryIO] = {
+            (part, name): stack.enter_context((folder / f"{part}.{name}").open("wb"))
+            for part in PARTS
+            for name in names
+        }
+
+    def write(self, part: str, name: str, values: Array) -> None:
+        """Add values behind those of a part's column."""
+        self._files[part, name].write(np.ascontiguousarray(values).data)
+
+
+def read_tables(
+    raw: Sequence[Path],
+    semantics: Semantics,
+    spill: Path,
+    policy: BadRowPolicy,
+    block_bytes: int,
+    report: Callable[[int], None],
+) -> Read:
+    """Read all files into the spill.
+
+    Args:
+        raw: the files.
+        semantics: what their columns are.
+        spill: an empty folder.
+        policy: what happens to bad rows.
+        block_bytes: of text, read at a time.
+        report: called with the rows read, block after block.
+
+    Raises:
+        DataError: a file is damaged or has other columns; a bad row under `policy`; no rows.
+    """
+    schema = semantics.schema
+    numbers = tuple(Numbers() for _ in schema.categorical)
+    moments = _Moments()
+    rows: dict[str, int] = dict.fromkeys(PARTS, 0)
+    bad_rows = 0
+    digests: list[str] = []
+    before = 0  # rows of the files before, bad ones too
+    with ExitStack() as stack:
+        files = _Spill(spill, schema, stack)
+        quarantine: BinaryIO | None = None
+        if policy.quarantine:
+            quarantine = stack.enter_context(policy.quarantine.open("wb"))
+        for path in raw:
+            digest = xxhash.xxh3_128()
+            last = 0
+            for values, bad in _blocks(path, schema, block_bytes, digest.update):
+                _set_aside(bad, path, policy, bad_rows, quarantine)
+                bad_rows += len(bad)
+                part_N = parts(values, schema, path, before)
+                _put(files, values, part_N, numbers, schema, moments)
+                for part, name in enumerate(PARTS):
+                    rows[name] += int(np.count_nonzero(part_N == part))
+                last = max(last, *values.row_N[-1:].tolist(), *(one.row for one in bad), 0)
+                report(len(values.row_N) + len(bad))
+            before += last
+            is_text = digest.digest() != xxhash.xxh3_128().digest()
+            digests.append(digest.hexdigest() if is_text else file_xxh3(path))
+        if quarantine:
+            quarantine.flush()
+            os.fsync(quarantine.fileno())
+    _check_parts(rows, schema, raw)
+    return Read(
+        rows=(rows["train"], rows["validation"], rows["test"]),
+        bad_rows=bad_rows,
+        xxh3=tuple(digests),
+        numbers=numbers,
+        scales=moments.scales(schema),
+    )
+
+
+def _blocks(
+    path: Path, schema: Schema, block_bytes: int, seen: Callable[[bytes], object]
+) -> Iterator[tuple[Values, list[BadRow]]]:
+    source = open_source(path, schema.delimiter, block_bytes, seen)
+    wanted = schema.read_columns
+    check_names(path, source.names, wanted, {*wanted, *schema.ignore})
+    for block in source.blocks(wanted):
+        yield read_values(block, schema, str(path), labels=True)
+
+
+def _set_aside(
+    bad: Sequence[BadRow],
+    path: Path,
+    policy: BadRowPolicy,
+    before: int,
+    quarantine: BinaryIO | None,
+) -> None:
+    """Write bad rows to the quarantine, if there is one; raises DataError for one too many."""
+    for number, one in enumerate(bad, before + 1):
+        policy.check(number, f"{path}: {_where(one)}")
+        if quarantine:
+            quarantine.write(f"{path.name}: {_where(one)}\t{one.raw}\n".encode())
+
+
+def _where(bad: BadRow) -> str:
+    column = f"column {bad.column!r}: " if bad.column else ""
+    return f"row {bad.row}: {column}{bad.reason}"
+
+
+def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> None:
+    split = schema.split
+    wanted = ["train", "test"]
+    if (
+        (isinstance(split, ByFile) and split.validation)
+        or (isinstance(split, ByFraction) and split.validation)
+        or (isinstance(split, ByTime) and split.validation_from is not None)
+    ):
+        wanted.append("validation")
+    for part in wanted:
+        if not rows[part]:
+            count = ", ".join(f"{number:,} to {name}" for name, number in rows.items())
+            raise DataError(
+                f"{raw[0]}: no rows for the part `{part}` ({count}): see split (data.schema)"
+            )
+
+
+def parts(values: Values, schema: Schema, path: Path, before: int) -> npt.NDArray[np.int8]:
+    """The part of each row: 0 to train, 1 to validate, 2 to test.
+
+    Args:
+        values: of some rows.
+        schema: says which rows are for what.
+        path: of their file.
+        before: rows of the files before it.
+    """
+    split, count = schema.split, len(values.row_N)
+    if isinstance(split, ByFile):
+        for part, patterns in ((2, split.test), (1, split.validation)):
+            if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
+                return np.full(count, part, np.int8)
+        return np.zeros(count, np.int8)
+    if isinstance(split, ByFraction):
+        drawn_N = _drawn(split, values.row_N + before)
+        test_N = drawn_N < split.test
+        return np.where(test_N, 2, drawn_N < split.test + split.validation).astype(np.int8)
+    assert isinstance(split, ByTime) and values.time_N is not None
+    part_N = np.zeros(count, np.int8)
+    for part, border in ((1, split.validation_from), (2, split.test_from)):
+        if border is not None:
+            part_N[values.time_N >= _comparable(border)] = part
+    return part_N
+
+
+def _drawn(split: ByFraction, number_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each row."""
+    if not len(number_N):
+        return np.empty(0)
+    first = int(number_N[0])
+    drawn = splitmix64(fold(split.seed, "split"), int(number_N[-1]) - first + 1, first)
+    return (drawn[number_N - first] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _comparable(border: float | str) -> float:
+    if not isinstance(border, str):
+        return border
+    found = moment(border)
+    if found is None:
+        raise DataError(f"split: {border!r} is not a time as 2024-03-01 12:00:00 (data.schema)")
+    return found
+
+
+def _put(
+    files: _Spill,
+    values: Values,
+    part_N: npt.NDArray[np.int8],
+    numbers: Sequence[Numbers],
+    schema: Schema,
+    moments: _Moments,
+) -> None:
+    train_N = part_N == 0
+    moments.add(values.dense_NI if train_N.all() else values.dense_NI[train_N])
+    counts_all = schema.vocabulary == "all"
+    assert values.label_N is not None
+    masks = [(name, part_N == part) for part, name in enumerate(PARTS)]
+    masks = [(name, mask) for name, mask in masks if mask.any()]
+    for name, mask in masks:
+        files.write(name, "label", values.label_N[mask])
+        files.write(name, "dense", values.dense_NI[mask])
+    for index, coded in enumerate(values.categories):
+        length_N = coded.length_N
+        known_M = train_N if length_N is None else np.repeat(train_N, length_N)
+        number_M = numbers[index].add(coded, None if counts_all else known_M)
+        for name, mask in masks:
+            mask_M = mask if length_N is None else np.repeat(mask, length_N)
+            files.write(name, f"ids{index}", number_M[mask_M])
+            if length_N is not None:
+                files.write(name, f"lengths{index}", length_N[mask])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The arrays, rows of the tables, and a digest of all vocabularies."""
+
+    arrays: tuple[StoredArray, ...]
+    table_rows: tuple[int, ...]
+    vocabulary_xxh3: str
+
+
+def write_tables(
+    read: Read, semantics: Semantics, spill: Path, result: Path, report: Callable[[int], None]
+) -> Written:
+    """Make the arrays and vocabularies of what was read.
+
+    Args:
+        read: what `read_tables` has found.
+        semantics: what the columns are.
+        spill: where it has put them.
+        result: gets the files.
+        report: called with rows that are done.
+    """
+    schema, folder = semantics.schema, result / VOCABULARY_FOLDER
+    folder.mkdir()
+    table_rows: list[int] = []
+    id_of: list[npt.NDArray[np.int32]] = []
+    digests: list[bytes] = []
+    for index, column in enumerate(schema.categorical):
+        shared = semantics.shares_id[index]
+        keys, id_V = read.numbers[index].vocabulary(max(1, column.min_count), shared)
+        table_rows.append(max(1, len(keys) + shared))
+        id_of.append(id_V)
+        digests.append(write_vocabulary(folder, index + 1, keys, column))
+    arrays = list(_single(read, schema, spill, result, id_of, report))
+    for index in schema.multi_hot:
+        arrays += _multi_hot(index, spill, result, id_of[index])
+    return Written(
+        arrays=tuple(arrays),
+        table_rows=tuple(table_rows),
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests)),
+    )
+
+
+def _single(
+    read: Read,
+    schema: Schema,
+    spill: Path,
+    result: Path,
+    id_of: Sequence[npt.NDArray[np.int32]],
+    report: Callable[[int], None],
+) -> Iterator[StoredArray]:
+    """Labels, dense values and the columns with one id a row."""
+    width, single = schema.num_dense, schema.single
+    with (
+        ArrayWriter(result / "label.npy", np.float32) as label,
+        ArrayWriter(result / "dense.npy", np.float32, width) as dense,
+        ArrayWriter(result / "ids.npy", np.int32, len(single)) as ids,
+    ):
+        for part, count in zip(PARTS, read.rows, strict=True):
+            with ExitStack() as stack:
+                labels, numbers, *columns = (
+                    stack.enter_context((spill / f"{part}.{name}").open("rb"))
+                    for name in ("label", "dense", *(f"ids{index}" for index in single))
+                )
+                for first in range(0, count, _PIECE_ROWS):
+                    rows = min(_PIECE_ROWS, count - first)
+                    label.append(np.fromfile(labels, np.float32, rows))
+                    dense_NI = np.fromfile(numbers, np.float64, rows * width).reshape(rows, width)
+                    dense.append(standardised(dense_NI, read.scales))
+                    ids_NF = np.empty((rows, len(single)), np.int32)
+                    for place, index in enumerate(single):
+                        number_N = np.fromfile(columns[place], np.int32, rows)
+                        ids_NF[:, place] = id_of[index][number_N]
+                    ids.append(ids_NF)
+                    report(rows)
+        yield from (label.finish(), dense.finish(), ids.finish())
+
+
+def _multi_hot(
+    index: int, spill: Path, result: Path, id_V: npt.NDArray[np.int32]
+) -> Iterator[StoredArray]:
+    """One multi-hot column: all its ids, and where those of each row begin."""
+    with (
+        ArrayWriter(result / values_file(index), np.int32) as values,
+        ArrayWriter(result / offsets_file(index), np.int64) as offsets,
+    ):
+        end = 0
+        offsets.append(np.zeros(1, np.int64))
+        for part in PARTS:
+            with (spill / f"{part}.lengths{index}").open("rb") as file:
+                while len(length_N := np.fromfile(file, np.int32, _PIECE_ROWS)):
+                    offset_N = end + np.cumsum(length_N, dtype=np.int64)
+                    end = int(offset_N[-1])
+                    offsets.append(offset_N)
+            with (spill / f"{part}.ids{index}").open("rb") as file:
+                while len(number_M := np.fromfile(file, np.int32, _PIECE_ROWS)):
+                    values.append(id_V[number_M])
+        yield from (values.finish(), offsets.finish())

@@ -1,0 +1,396 @@
+"""From the columns of a block to labels, numbers and distinct categories; rows that have none.
+
+Categories are taken apart once for each distinct one of a block, so what this costs a row hardly
+depends on their kind. What a transform needs of other rows is left to the caller.
+
+Shapes: N rows of a block, I dense columns, M ids of a column, D distinct categories of a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Schema
+from dlrm_hybrid.data.sources.arrow import ArrowError, ArrowInvalid, Batch, pa, pc
+from dlrm_hybrid.data.sources.files import Block
+from dlrm_hybrid.types import DataError
+
+Key = str | int
+"""A category: text, or a whole number where the column has such or hashes."""
+
+MISSING_INTEGER = -(2**63)
+MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$|^(?i:nan|[+-]?inf(inity)?)$"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_HASH8 = re.compile(r"[0-9a-fA-F]{8}")
+_SHOWN_CHARACTERS = 40
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be used.
+
+    Attributes:
+        row: its number in the file, from 1.
+        column: its name; empty where the whole row is wrong.
+        reason: what is wrong, with the value, in one printable line.
+        raw: the row as text.
+    """
+
+    row: int
+    column: str
+    reason: str
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """The categories of one column.
+
+    Attributes:
+        index_M: int32, which of `keys` each id is.
+        keys: distinct categories.
+        length_N: int32, ids of each row; None where each row has one.
+    """
+
+    index_M: npt.NDArray[np.int32]
+    keys: Sequence[Key]
+    length_N: npt.NDArray[np.int32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The good rows of a block.
+
+    Attributes:
+        row_N: int64, number in the file, from 1.
+        label_N: float32, 0 or 1; None where labels were not asked for.
+        dense_NI: float64, missing ones replaced; `log1p` is done, `standardise` is not.
+        categories: of each categorical column.
+        time_N: the column that splits by time, comparable with `border`; else None.
+    """
+
+    row_N: npt.NDArray[np.int64]
+    label_N: npt.NDArray[np.float32] | None
+    dense_NI: npt.NDArray[np.float64]
+    categories: tuple[Coded, ...]
+    time_N: npt.NDArray[Any] | None
+
+
+class _Found(NamedTuple):
+    """What became of a column: its values, and rows of the block with a reason each."""
+
+    values: Any
+    bad: Mapping[int, str]
+
+
+def read_values(
+    block: Block, schema: Schema, path: str, labels: bool
+) -> tuple[Values, list[BadRow]]:
+    """Take a block apart.
+
+    Args:
+        block: with the columns that the schema reads.
+        schema: what they are.
+        path: of the file, for messages.
+        labels: whether there are labels and parts; False for rows to be scored.
+
+    Returns:
+        the good rows, and the bad ones with the first fault of each, in their order.
+
+    Raises:
+        DataError: a column is of a type that its kind in the schema cannot be made of.
+    """
+    odd = [BadRow(one.row, "", one.reason, one.raw) for one in block.odd]
+    found = _columns(block.columns, schema, path, labels)
+    faults: dict[int, tuple[str, str]] = {}
+    time_name = schema.split.column if isinstance(schema.split, ByTime) else ""
+    for name, column in found.items():
+        for index, reason in column.bad.items():
+            faults.setdefault(index, (time_name if name == _TIME else name, reason))
+    row_N = block.row_N
+    bad = [
+        BadRow(int(row_N[index]), name, reason, str(block.columns.slice(index, 1).to_pylist()[0]))
+        for index, (name, reason) in sorted(faults.items())
+    ]
+    if faults:
+        kept_N = np.ones(len(row_N), np.bool_)
+        kept_N[list(faults)] = False
+        rest = block.columns.filter(pa.array(kept_N))
+        found, row_N = _columns(rest, schema, path, labels), row_N[kept_N]
+    dense = [found[one.name].values for one in schema.dense]
+    values = Values(
+        row_N=row_N,
+        label_N=found[schema.label].values if labels else None,
+        dense_NI=np.stack(dense, axis=1) if dense else np.empty((len(row_N), 0)),
+        categories=tuple(found[one.name].values for one in schema.categorical),
+        time_N=found[_TIME].values if _TIME in found else None,
+    )
+    return values, sorted([*odd, *bad], key=lambda one: one.row)
+
+
+_TIME = "\0time"
+
+
+def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
+    """Each column by its name, the one that splits by time as `_TIME`."""
+    found: dict[str, _Found] = {}
+
+    def take(name: str, key: str, read: Callable[[Any], _Found]) -> None:
+        array: Any = batch.column(batch.schema.get_field_index(name))
+        try:
+            found[key] = read(array)
+        except ArrowError as error:
+            first = str(error).splitlines()[0]
+            raise DataError(
+                f"{path}: column {name!r}: {array.type}: {first} (data.schema)"
+            ) from error
+
+    if labels:
+        take(schema.label, schema.label, _label)
+    for dense in schema.dense:
+        take(dense.name, dense.name, lambda array, column=dense: _dense(array, column))
+    for one in schema.categorical:
+        take(one.name, one.name, lambda array, column=one: _categories(array, column, path))
+    if labels and isinstance(schema.split, ByTime):
+        border = schema.split.test_from
+        take(schema.split.column, _TIME, lambda array: _time(array, isinstance(border, str)))
+    return found
+
+
+def _numbers(array: Any) -> _Found:
+    """float64, NaN where nothing is; bad where it is no number."""
+    bad: dict[int, str] = {}
+    if _is_text(array.type):
+        array, bad = _text(array)
+        try:
+            array = pc.cast(array, pa.float64())
+        except ArrowInvalid:
+            wrong = pc.invert(pc.match_substring_regex(array, _NUMBER)).fill_null(False)
+            for index in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
+                bad.setdefault(index, f"{_shown(array[index].as_py())} is not a number")
+            array = pc.if_else(wrong, pa.scalar(None, array.type), array)
+            array = pc.cast(pc.utf8_trim_whitespace(array), pa.float64())
+    else:
+        array = pc.cast(array, pa.float64(), safe=False)
+    return _Found(np.asarray(array.to_numpy(zero_copy_only=False), np.float64), bad)
+
+
+def _label(array: Any) -> _Found:
+    label_N, bad = _numbers(array)
+    bad = dict(bad)
+    for index in np.flatnonzero((label_N != 0) & (label_N != 1)).tolist():
+        value = array[index].as_py()
+        reason = "is empty" if value is None else f"{_shown(value)} is neither 0 nor 1"
+        bad.setdefault(index, reason)
+    return _Found(label_N.astype(np.float32), bad)
+
+
+def _dense(array: Any, column: DenseColumn) -> _Found:
+    x_N, bad = _numbers(array)
+    bad = dict(bad)
+    for index in np.flatnonzero(np.isinf(x_N)).tolist():
+        bad.setdefault(index, f"{_shown(array[index].as_py())} is infinite")
+    x_N = np.where(np.isnan(x_N), column.missing, x_N)
+    if column.transform == "log1p":
+        x_N = np.log1p(np.maximum(x_N, 0.0))
+    with np.errstate(over="ignore"):
+        large_N = ~np.isfinite(x_N.astype(np.float32))
+    for index in np.flatnonzero(large_N).tolist():
+        bad.setdefault(index, f"{_shown(array[index].as_py())} is outside 32 bits")
+    return _Found(x_N, bad)
+
+
+def _time(array: Any, is_moment: bool) -> _Found:
+    if not is_moment:
+        found = _numbers(array)
+        missing = np.flatnonzero(np.isnan(found.values)).tolist()
+        return _Found(found.values, {**dict.fromkeys(missing, "is empty"), **found.bad})
+    bad: dict[int, str] = {}
+    if _is_text(array.type):
+        array, bad = _text(array)
+        try:
+            moments = pc.cast(array, pa.timestamp("us"))
+        except ArrowInvalid:
+            values = array.to_pylist()
+            for index, value in enumerate(values):
+                if value is not None and moment(value) is None:
+                    bad.setdefault(index, f"{_shown(value)} is not a time as 2024-03-01 12:00:00")
+                    values[index] = None
+            moments = pc.cast(pa.array(values, pa.string()), pa.timestamp("us"))
+    else:
+        moments = pc.cast(array, pa.timestamp("us"), safe=False)
+    for index in np.flatnonzero(moments.is_null().to_numpy(zero_copy_only=False)).tolist():
+        bad.setdefault(index, "is empty")
+    whole = pc.fill_null(pc.cast(moments, pa.int64()), 0)
+    return _Found(whole.to_numpy(zero_copy_only=False), bad)
+
+
+def moment(text: str) -> int | None:
+    """Microseconds since 1970 of a time as 2024-03-01 or 2024-03-01 12:00:00; None for others."""
+    try:
+        found: Any = pc.cast(pa.array([text]), pa.timestamp("us"))
+    except ArrowInvalid:
+        return None
+    return int(pc.cast(found, pa.int64())[0].as_py())
+
+
+def _categories(array: Any, column: CategoricalColumn, path: str) -> _Found:
+    if column.max_length == 1:
+        if _is_list(array.type):
+            raise DataError(
+                f"{path}: column {column.name!r}: holds lists; the schema needs max_length > 1"
+            )
+        return _coded(array, column, None)
+    if not _is_list(array.type):
+        if not _is_text(array.type) or column.separator is None:
+            raise DataError(
+                f"{path}: column {column.name!r}: {array.type} is no list; the schema needs a "
+                "separator, or max_length = 1"
+            )
+        array, bad = _text(array)
+        array = pc.split_pattern(array, column.separator)
+    else:
+        bad = {}
+    length_N = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    flat = array.flatten()
+    for index in np.flatnonzero(length_N > column.max_length).tolist():
+        bad.setdefault(index, f"{length_N[index]} values, max_length = {column.max_length}")
+    empty_M = flat.is_null()
+    if _is_text(flat.type):
+        empty_M = pc.or_(empty_M, pc.equal(pc.binary_length(flat), 0).fill_null(True))
+    if pc.any(empty_M).as_py():
+        row_M = np.repeat(np.arange(len(length_N)), length_N)
+        kept_M = ~empty_M.to_numpy(zero_copy_only=False)
+        length_N = np.bincount(row_M[kept_M], minlength=len(length_N))
+        flat = flat.filter(pa.array(kept_M))
+    coded = _coded(flat, column, length_N.astype(np.int32))
+    return _Found(coded.values, {**coded.bad, **bad})
+
+
+def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
+    """Distinct categories, and where each is; a bad one is laid to its row."""
+    if not pa.types.is_dictionary(array.type):
+        array = pc.dictionary_encode(array)
+    indices, distinct = array.indices, array.dictionary
+    if indices.null_count:
+        indices = pc.fill_null(indices, len(distinct))
+    values = [*distinct.to_pylist(), None]
+    keys, faults = _keys(values, column)
+    index_M = indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    bad: dict[int, str] = {}
+    if faults:
+        wrong = np.flatnonzero(np.isin(index_M, list(faults)))
+        row_M = None if length_N is None else np.repeat(np.arange(len(length_N)), length_N)
+        for at in wrong.tolist():
+            bad.setdefault(at if row_M is None else int(row_M[at]), faults[int(index_M[at])])
+    return _Found(Coded(index_M, keys, length_N), bad)
+
+
+def _keys(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
+    """The category of each value, and what is wrong with those that are none."""
+    read, missing = _READERS[column.kind], MISSING[column.kind]
+    keys: list[Key] = []
+    faults: dict[int, str] = {}
+    for index, value in enumerate(values):
+        try:
+            keys.append(missing if value is None or value in (b"", "") else read(value))
+        except ValueError as error:
+            faults[index] = f"{_shown(value)} {error}"
+            keys.append(missing)
+    if column.hash_size:
+        keys = [_hashed(key, missing, column.hash_size) for key in keys]
+    return keys, faults
+
+
+def _hashed(key: Key, missing: Key, size: int) -> Key:
+    """One of `size` numbers; a missing value stays one of its own."""
+    if key == missing:
+        return MISSING_INTEGER
+    if isinstance(key, str):
+        return xxhash.xxh3_64_intdigest(key.encode()) % size
+    return key % size
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError("is not UTF-8") from None
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise ValueError("is not text (kind: string)")
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, (str, bytes)):
+        text = _string(value).strip()
+        if not _INTEGER.fullmatch(text):
+            raise ValueError("is not an integer of 64 bits")
+        value = int(text)
+    if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
+        raise ValueError("is not an integer of 64 bits")
+    return int(value)
+
+
+def _hash8(value: Any) -> int:
+    text = _string(value)
+    if not _HASH8.fullmatch(text):
+        raise ValueError("is not eight hexadecimal digits")
+    return int(text, 16)
+
+
+_READERS: Mapping[str, Callable[[Any], Key]] = {
+    "string": _string,
+    "integer": _integer,
+    "hash8": _hash8,
+}
+
+
+def _text(array: Any) -> tuple[Any, dict[int, str]]:
+    """Bytes as text; what is not UTF-8 becomes null, with its reason."""
+    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+        return array, {}
+    try:
+        return pc.cast(array, pa.string()), {}
+    except ArrowInvalid:
+        bad: dict[int, str] = {}
+        values: list[str | None] = []
+        for index, value in enumerate(array.to_pylist()):
+            try:
+                values.append(None if value is None else value.decode())
+            except UnicodeDecodeError:
+                values.append(None)
+                bad[index] = f"{_shown(value)} is not UTF-8"
+        return pa.array(values, pa.string()), bad
+
+
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    return (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    types = pa.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _shown(value: Any) -> str:
+    """The value, escaped and shortened, in printable ASCII."""
+    text = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
+    shown = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
+    return f"{shown}…" if isinstance(text, str) and len(text) > _SHOWN_CHARACTERS else shown
