@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
-from dlrm_hybrid.config.model import unread_interactions
+from dlrm_hybrid.config.model import unread_interactions, with_input_width
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
     MOST_JOBS,
@@ -87,6 +87,7 @@ class Sweep:
         with _composing():
             tree = _compose(self.points[number])
         values, _ = _without_unread(tree.values)
+        values, _ = with_input_width(values)
         return Job(values, self.folder / str(number), _own(self.points[number]))
 
 
@@ -210,7 +211,8 @@ def _composed(overrides: Sequence[str], faults: Sequence[str]) -> _Tree:
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
         values, unread = _without_unread(tree.values)
-        found = [*faults, *wrong.values(), *unread, *_params(tree)[1]]
+        values, width = with_input_width(values)
+        found = [*faults, *wrong.values(), *unread, *width, *_params(tree)[1]]
         keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
         found += all_faults(values, lambda: _without_values(overrides, wrong), keys)
     if found:
@@ -222,7 +224,8 @@ def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[st
     """What the choices of groups among the overrides lead to alone."""
     heads = {one: one.lstrip("+").partition("=")[0] for one in overrides if one not in wrong}
     chosen = [one for one, head in heads.items() if head in all_groups()]
-    return _without_unread((_compose(chosen) if chosen else _defaults()).values)[0]
+    values = _without_unread((_compose(chosen) if chosen else _defaults()).values)[0]
+    return with_input_width(values)[0]
 
 
 def _register_resolvers() -> None:

@@ -16,14 +16,14 @@ WITHOUT_EFFECT = (
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-    *("data.parquet", "embedding.folder", "sync.record"),
+    *("data.parquet", "data.guess", "embedding.folder", "sync.record"),
 )
 # What may differ between a run and the one that resumes from its checkpoint.
 FREE = (
     *WITHOUT_EFFECT,
     "checkpoint.resume",
     "threads",
-    "data.test_part",
+    *("data.test_part", "data.schema"),  # rows have checksums
     "train.evaluate_every",
     "network",
     *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),

@@ -1,13 +1,26 @@
-"""What the keys of `model` mean together: which interaction reads which."""
+"""What the keys of `data` and `model` mean together: which rows, how wide, which interaction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from dlrm_hybrid.config.gradient import changed
+from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config, ModelConfig
+from dlrm_hybrid.data.schema import builtin, read
+from dlrm_hybrid.types import ConfigError
 
+CRITEO = ("criteo_kaggle", "criteo_1tb")
+# What a schema says of a table.
+OF_CRITEO: Mapping[str, str] = {
+    "data.days": "a number",
+    "data.day_split": "equal_rows or files",
+    "data.vocabulary": "all_days or train_days",
+    "data.min_count": "a number",
+    "data.max_ind_range": "a number",
+}
 SECTIONS = ("cross", "fm")
 """Of `model`, each read by the choice of `model.interaction` with its name."""
 
@@ -35,6 +48,38 @@ def unread_interactions(
     return kept, faults
 
 
+def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The configuration with the width of the dense input where `model.bottom` has null for it.
+
+    Args:
+        values: not yet validated.
+
+    Returns:
+        the values, and faults: a schema that has some, or a table without a schema.
+    """
+    data, model = values.get("data"), values.get("model")
+    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+        return dict(values), []
+    rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
+    bottom = shape.get("bottom")
+    if not isinstance(bottom, list) or not bottom or bottom[0] is not None:
+        return dict(values), []
+    schema = rows.get("schema")
+    faults: list[str] = []
+    if rows.get("name") != "table":
+        width = builtin("criteo_kaggle").num_dense
+    elif not isinstance(schema, str):
+        width = 1
+        faults = ["model.bottom[0] = null: counts the dense columns of data.schema, which is null"]
+    else:
+        try:
+            width = read(Path(schema)).num_dense
+        except ConfigError as error:
+            width, faults = 1, str(error).splitlines()
+    rest = cast("list[Any]", bottom)[1:]
+    return {**values, "model": {**shape, "bottom": [width, *rest]}}, faults
+
+
 def interaction_rules(config: Config) -> Iterator[str]:
     """Faults of `model.interaction`: settings that it lacks, or does not read."""
     chosen = config.model.interaction
@@ -51,3 +96,27 @@ def dense_tensors(model: ModelConfig) -> int:
     of_mlps = 2 * (len(model.bottom) - 1 + len(model.top))
     of_cross = 0 if model.cross is None else 3 * model.cross.layers
     return of_mlps + of_cross + (0 if model.fm is None else 2 * len(model.fm.deep))
+
+
+def raw_files(config: Config) -> tuple[str, ...]:
+    """`data.raw` as a list, whether one file or several were given."""
+    raw = config.data.raw
+    if raw is None:
+        return ()
+    return (raw,) if isinstance(raw, str) else raw
+
+
+def data_rules(config: Config) -> Iterator[str]:
+    """Faults of `data`: keys that another choice reads, or as many files as days."""
+    data, files = config.data, len(raw_files(config))
+    if data.name == "synthetic" and data.raw is not None:
+        yield f"data.raw = {data.raw!r}: data=synthetic has no raw file; use data=criteo_kaggle"
+    if data.name == "table":
+        for key in OF_CRITEO:
+            if (value := getattr(data, key.partition(".")[2])) is not None:
+                yield f"{key} = {shown(value)}: data=table has it in its schema (data.schema)"
+    if data.day_split == "files" and files != data.days:
+        yield (
+            f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
+            f"but lists {files}"
+        )

@@ -9,7 +9,13 @@ from typing import Any
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.gradient import gradient_rules
-from dlrm_hybrid.config.model import dense_tensors, interaction_rules
+from dlrm_hybrid.config.model import (
+    CRITEO,
+    OF_CRITEO,
+    data_rules,
+    dense_tensors,
+    interaction_rules,
+)
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.training import optimizer_rules, stopping_rules
@@ -20,6 +26,7 @@ Rule = Callable[[Config], Iterator[str]]
 # Keys that one choice alone reads, and the value that they have beside every other choice.
 ONLY: Mapping[str, Mapping[str, Any]] = {
     "data=synthetic": {"data.rows": None, "data.seed": None},
+    "data=table": {"data.schema": None},
     "optimizer.schedule=warmup_decay": {
         f"optimizer.{key}": 0 for key in ("warmup_steps", "decay_start_step", "decay_steps")
     },
@@ -55,8 +62,9 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
 }
 # Keys that must not be null with a choice, and what they must be.
 NEEDED: Mapping[str, Mapping[str, str]] = {
-    "data=synthetic": {"data.rows": "a number", "data.seed": "a number"},
-    "data=criteo_kaggle": {"data.prepared": "a folder"},
+    "data=synthetic": {"data.rows": "a number", "data.seed": "a number", **OF_CRITEO},
+    **{f"data={name}": {"data.prepared": "a folder", **OF_CRITEO} for name in CRITEO},
+    "data=table": {"data.prepared": "a folder"},
     "sync=async": {"sync.lr_scale": "trainers or one"},
     "schedule=dsp": {key: "a number for each stage" for key in STALE_KEYS},
     "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},
@@ -81,29 +89,10 @@ def _at(config: Config, key: str) -> Any:
     return functools.reduce(getattr, key.split("."), config)
 
 
-def raw_files(config: Config) -> tuple[str, ...]:
-    """`data.raw` as a list, whether one file or several were given."""
-    raw = config.data.raw
-    if raw is None:
-        return ()
-    return (raw,) if isinstance(raw, str) else raw
-
-
-def _data(config: Config) -> Iterator[str]:
-    data, files = config.data, len(raw_files(config))
-    if data.name == "synthetic" and data.raw is not None:
-        yield f"data.raw = {data.raw!r}: data=synthetic has no raw file; use data=criteo_kaggle"
-    if data.day_split == "files" and files != data.days:
-        yield (
-            f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
-            f"but lists {files}"
-        )
-
-
 def _model(config: Config) -> Iterator[str]:
     model = config.model
     width = builtin("criteo_kaggle").num_dense
-    if model.bottom[0] != width:
+    if config.data.name != "table" and model.bottom[0] != width:
         yield f"model.bottom[0] = {model.bottom[0]}: must be {width}, the integer features"
     if model.bottom[-1] != model.embedding_dim:
         yield (
@@ -375,6 +364,7 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_choices, _data, _model, interaction_rules, optimizer_rules, _parallel, stopping_rules),
-    *(schedule_rules, _sync, _tables, _network, gradient_rules, _pull, _activation),
+    *(_choices, data_rules, _model, interaction_rules, optimizer_rules, _parallel),
+    *(stopping_rules, schedule_rules, _sync, _tables, _network, gradient_rules, _pull),
+    _activation,
 )

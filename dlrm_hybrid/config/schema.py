@@ -33,19 +33,22 @@ from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules, 
 class DataConfig:
     """Where rows come from, what they mean and how they are read; see conf/data/.
 
-    `rows` and `seed` belong to `synthetic`, `raw` to `criteo_kaggle`; null elsewhere.
+    `rows` and `seed` belong to `synthetic`, `raw` to all others, `schema` to `table`, whose schema
+    says what `days` to `max_ind_range` say of the others; null elsewhere.
     """
 
-    name: Literal["synthetic", "criteo_kaggle"]
+    name: Literal["synthetic", "criteo_kaggle", "criteo_1tb", "table"]
     rows: Annotated[int, Field(ge=1000, le=2**40)] | None
     seed: Seed | None
     raw: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
+    schema: Path | None
+    guess: Path | None
     prepared: Path | None
-    days: Annotated[int, Field(ge=2, le=1000)]
-    day_split: Literal["equal_rows", "files"]
-    vocabulary: Literal["all_days", "train_days"]
-    min_count: Count
-    max_ind_range: Annotated[int, Field(ge=0, lt=2**32)]
+    days: Annotated[int, Field(ge=2, le=1000)] | None
+    day_split: Literal["equal_rows", "files"] | None
+    vocabulary: Literal["all_days", "train_days"] | None
+    min_count: Count | None
+    max_ind_range: Annotated[int, Field(ge=0, lt=2**32)] | None
     on_bad_row: Literal["error", "skip", "quarantine"]
     max_bad_rows: Count
     test_part: Literal["day", "first_half"]

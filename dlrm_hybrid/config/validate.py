@@ -22,6 +22,7 @@ from dlrm_hybrid.types import ConfigError, printable
 # Keys of later versions, by section, with what runs before them did.
 ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"minutes": 0.0},
+    "data": {"schema": None, "guess": None},
     "embedding": {
         **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
         **{"storage": "memory", "folder": None},

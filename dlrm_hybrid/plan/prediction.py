@@ -216,8 +216,9 @@ def train_rows(config: Config, calibration: Calibration) -> int | None:
     """Of the data: as the run says, as many as are made, or as have been prepared; else None."""
     if config.data == calibration.world.config.data:
         return calibration.train_rows
-    if config.data.rows is not None:
-        return config.data.rows * (config.data.days - 1) // config.data.days
+    rows, days = config.data.rows, config.data.days
+    if rows is not None and days is not None:
+        return rows * (days - 1) // days
     try:
         return manifest.read(prepared_folder(config)).parts.train.rows
     except DataError:

@@ -97,6 +97,8 @@ def prepare_evaluation(
         for key, value in read_rows(rows).semantics.options.items()
         if not ({"data", f"data.{key}"} & set(given))
     }
+    if "schema" in values["data"] and "data.schema" not in given:
+        kept["schema"] = None  # that of the rows
     values = {**values, "data": {**values["data"], **kept}}
     config = validate(values)
     shards = open_shards(rows, build.semantics(config))

@@ -19,7 +19,7 @@ from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.types import ConfigError, ResourceError
 
 FLOAT_BYTES = 4
 BUSY_SHARE = 0.25  # of the cores: from there on a thread has to wait for others at every product
@@ -54,6 +54,12 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     checkpoint_folder.saved_step(resume_from)  # rows may take minutes: refuse a wrong path first
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
+    dense, width = shards.schema.num_dense, config.model.bottom[0]
+    if width != dense:
+        raise ConfigError(
+            f"model.bottom[0] = {width}: the rows of {rows} have {dense} dense columns; null takes "
+            "as many as data.schema has"
+        )
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
         folder = checkpoint_folder.find(resume_from)

@@ -23,7 +23,11 @@ from dlrm_hybrid.types import ConfigError, DataError
 if TYPE_CHECKING:
     from dlrm_hybrid.data.prepare import PrepareResult
 
-UNITS = {"parse": "bytes", "assemble": "rows"}  # of the stages of preparing; others: values
+UNITS = {
+    "parse": "bytes",
+    "read": "rows",
+    "assemble": "rows",
+}  # of the stages of preparing; others: values
 
 
 @dataclass(frozen=True, slots=True)

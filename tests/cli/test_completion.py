@@ -14,12 +14,15 @@ from dlrm_hybrid.cli.main import run
 ROOT = Path(__file__).parent.parent.parent
 
 
+DATA = ("criteo_1tb", "criteo_kaggle", "synthetic", "table")
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("dlrm_hybrid tr", ["train"]),
         ("dlrm_hybrid train dat", ["data.", "data="]),
-        ("dlrm_hybrid train data=", ["data=criteo_kaggle", "data=synthetic"]),
+        ("dlrm_hybrid train data=", [f"data={one}" for one in DATA]),
         ("dlrm_hybrid train data=syn", ["data=synthetic"]),
         ("dlrm_hybrid train +experiment=dct_h", ["+experiment=dct_hybrid"]),
         ("dlrm_hybrid train x=1 train.s", ["train.seed=", "train.steps="]),

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
-from dlrm_hybrid.config.rules import raw_files, server_leads
+from dlrm_hybrid.config.model import raw_files
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
+from dlrm_hybrid.data import schema as schemas
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
+from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
-from dlrm_hybrid.data.schema import builtin as builtin_schema
+from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.kernels import needed
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec
@@ -24,17 +27,18 @@ from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.sync.rounds import Rounds
 from dlrm_hybrid.parallel.sync.warmup import Warmup
 from dlrm_hybrid.parallel.topology import TableServerRole, Topology
+from dlrm_hybrid.types import ConfigError
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
-PROFILE = SCHEMA = "criteo_kaggle"
+PROFILE = "criteo_kaggle"
 
 
 def semantics(config: Config) -> Semantics:
     """What the rows mean."""
     data = config.data
     return Semantics(
-        schema=builtin_schema(SCHEMA),
+        schema=schema(config),
         days=data.days,
         day_split=data.day_split,
         vocabulary=data.vocabulary,
@@ -42,6 +46,21 @@ def semantics(config: Config) -> Semantics:
         max_ind_range=data.max_ind_range,
         on_bad_row=data.on_bad_row,
     )
+
+
+def schema(config: Config) -> Schema:
+    """What the columns of the rows are: as the configuration says, or the rows themselves.
+
+    Raises:
+        ConfigError: the schema has faults.
+        DataError: neither says it.
+    """
+    data = config.data
+    if data.name != "table":
+        return schemas.builtin("criteo_1tb" if data.name == "criteo_1tb" else "criteo_kaggle")
+    if data.schema is not None:
+        return schemas.read(Path(data.schema))
+    return read_manifest(prepared_folder(config)).schema
 
 
 def prepare_options(config: Config, advice: str) -> PrepareOptions:
@@ -197,8 +216,23 @@ def profile() -> Profile:
 
 
 def raw_paths(config: Config) -> tuple[Path, ...]:
-    """The raw files that are named; none for synthetic rows."""
-    return tuple(Path(name) for name in raw_files(config))
+    """The raw files that are named, or fit a pattern; none for synthetic rows.
+
+    Raises:
+        ConfigError: no file fits a pattern.
+    """
+    paths: list[Path] = []
+    for name in raw_files(config):
+        path = Path(name)
+        if path.exists() or not any(sign in name for sign in "*?["):
+            paths.append(path)
+            continue
+        root = Path(path.anchor)
+        found = sorted(root.glob(str(path.relative_to(root))))
+        if not found:
+            raise ConfigError(f"data.raw = {name}: no file fits this pattern")
+        paths += found
+    return tuple(paths)
 
 
 def prepared_folder(config: Config) -> Path:
