@@ -222,10 +222,12 @@ class OptimizerConfig:
     eps: Rate | None
     weight_decay: Annotated[float, Field(ge=0)]
     decoupled_weight_decay: bool
-    schedule: Literal["constant", "linear", "warmup_decay"]
+    schedule: Literal["constant", "linear", "warmup_decay", "plateau"]
     warmup_steps: Count
     decay_start_step: Count
     decay_steps: Count
+    plateau_factor: Annotated[float, Field(gt=0, lt=1)]
+    plateau_patience: Positive
     staleness_warmup_steps: Positive | None
 
 

@@ -55,21 +55,44 @@ def _decoupled(config: Config) -> Iterator[str]:
 
 
 def stopping_rules(config: Config) -> Iterator[str]:
-    """Faults of `train.patience`, and of what belongs to it."""
-    train = config.train
-    if train.patience is None:
+    """Faults of `train.patience` and of rates that fall where scores get no better."""
+    train, falls = config.train, config.optimizer.schedule == "plateau"
+    readers = "train.patience and optimizer.schedule=plateau"
+    if train.patience is None and not falls:
         if train.min_delta:
-            yield f"train.min_delta = {train.min_delta}: only applies to train.patience, a number"
+            yield f"train.min_delta = {train.min_delta}: only applies to {readers}"
         if train.monitor != "log_loss":
-            yield f"train.monitor = {train.monitor!r}: only applies to train.patience, a number"
+            yield f"train.monitor = {train.monitor!r}: only applies to {readers}"
+    if train.patience is not None:
+        yield from _judged(config, f"train.patience = {train.patience}")
+    if falls:
+        yield from _falling(config)
         return
-    given = f"train.patience = {train.patience}"
-    if not train.evaluate_every:
+    for key, default in (("plateau_factor", 0.1), ("plateau_patience", 1)):
+        if (value := getattr(config.optimizer, key)) != default:
+            yield f"optimizer.{key} = {value}: only applies to optimizer.schedule=plateau"
+
+
+def _falling(config: Config) -> Iterator[str]:
+    """Faults of `optimizer.schedule=plateau`."""
+    given, parallel = "optimizer.schedule = 'plateau'", config.parallel
+    yield from _judged(config, given)
+    are_apart = parallel.name == "hybrid" and parallel.world == "processes"
+    if are_apart and (parallel.servers or parallel.table_servers):
+        yield (
+            f"{given}: servers in processes of their own are not told of scores; needs "
+            "parallel.servers=0 and embedding=fused, or parallel.world=in_process"
+        )
+
+
+def _judged(config: Config, given: str) -> Iterator[str]:
+    """Faults of what evaluations decide."""
+    if not config.train.evaluate_every:
         yield f"{given}: counts evaluations; needs train.evaluate_every of 1 or more"
     if config.sync.name == "async" or config.parallel.elastic:
         yield (
-            f"{given}: trainers that do not wait for others have no common end; needs sync=sync or "
-            "bounded, and parallel.elastic=false"
+            f"{given}: trainers that do not wait for others have no step in common; needs "
+            "sync=sync or bounded, and parallel.elastic=false"
         )
     if config.schedule.name == "dsp":
-        yield f"{given}: schedule=dsp has batches in flight where evaluations end the run"
+        yield f"{given}: schedule=dsp has batches in flight where evaluations decide"

@@ -32,6 +32,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {
         **{"staleness_warmup_steps": None, "betas": None},
         **{"weight_decay": 0.0, "decoupled_weight_decay": False},
+        **{"plateau_factor": 0.1, "plateau_patience": 1},
     },
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
     "plan": {"count_steps": None},

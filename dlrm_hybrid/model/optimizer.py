@@ -8,7 +8,7 @@ step, which counts from 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Protocol, final
@@ -190,6 +190,25 @@ class Linear(Schedule):
     @override
     def lr(self, step: int) -> float:
         return self.base_lr * max(0, self.steps - step) / self.steps
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plateau(Schedule):
+    """The same rate until scores get no better, then a factor of it, and so on.
+
+    Attributes:
+        factor: below 1.
+        lowered: the steps from which on the rate is lower; it grows while a run goes on.
+    """
+
+    base_lr: float
+    factor: float
+    lowered: Sequence[int]
+
+    @override
+    def lr(self, step: int) -> float:
+        return self.base_lr * self.factor ** sum(first <= step for first in self.lowered)
 
 
 @final

@@ -98,6 +98,7 @@ class InProcessEngine:
     test: TestPart
     pace: Pace | None
     id_sample: IdSample
+    lowered: list[int]
     step: int = 0
     emptied: int = 0
 

@@ -5,7 +5,7 @@
         every `report_every`:     a point of the loss curve
         save and stop here if a signal asked for it     (SIGTERM, Ctrl-C)
         every `evaluate_every`:   scores on the test part; one step after some without a better
-                                  one the run ends
+                                  one the run ends, or its rates fall
         every `checkpoint_every` steps, or `checkpoint_minutes` after the last one:
                                   begin a checkpoint, when the last one is valid
         learn from a batch, refuse a loss that is not finite
@@ -57,6 +57,7 @@ class Parts:
         sink: takes the events on record.
         live: takes the events that are only displayed.
         meter: of this process; counts every step, evaluation and checkpoint.
+        lowered: steps from which on learning rates of this process are lower; it grows.
         drain: after the last step, lets the batches in flight go through all stages; None where
             no step leaves any. As `make_step`, of all of them.
     """
@@ -69,6 +70,7 @@ class Parts:
     sink: Sink
     live: Callable[[Event], None]
     meter: RankMeter
+    lowered: list[int]
     drain: Callable[[int], StepMetrics] | None = None
 
 
@@ -125,6 +127,8 @@ class _Run:
                     saved = self._parts.saver.poll()
                 self._record(saved, 0.0)
             self._ends_early = decision.ends
+            if decision.lowers:
+                self._lower(step)
             at_end = step >= plan.steps or decision.ends
             if at_end or is_due(step, plan.report_every):
                 self.report()
@@ -162,7 +166,12 @@ class _Run:
         course, patience = self.progress.course, self._plan.patience
         if patience is None or scores is None or self._ends_early:
             return course
-        return patience.after(course, scores)
+        return patience.after(course, scores, self.progress.step)
+
+    def _lower(self, step: int) -> None:
+        """Make learning rates lower from this step on."""
+        self._parts.lowered.append(step)
+        self.progress = replace(self.progress, course=self.progress.course.lowered_at(step))
 
     def report(self) -> None:
         """A point of the loss curve, unless no step was made since the last one."""

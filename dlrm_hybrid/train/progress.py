@@ -81,11 +81,13 @@ class Decision:
         severity: the highest `StopRequest.severity` of all processes.
         save: a checkpoint, because the last one is long ago.
         ends: the run ends here, because its scores get no better.
+        lowers: learning rates are lower from here on, for the same reason.
     """
 
     severity: int = 0
     save: bool = False
     ends: bool = False
+    lowers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +120,11 @@ class Plan:
             severity: the highest of all processes.
             is_late: a checkpoint is due by the clock.
         """
-        ends = self.patience is not None and self.patience.is_over(progress.course)
-        return Decision(severity, is_late, ends)
+        if self.patience is None:
+            return Decision(severity, is_late)
+        course, step = progress.course, progress.step
+        ends = self.patience.ends(course, step)
+        return Decision(severity, is_late, ends, not ends and self.patience.lowers(course, step))
 
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""

@@ -68,6 +68,7 @@ class WorkerRank:
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part of evaluations.
         leader: rank that decides for all.
+        lowered: steps from which on its learning rates are lower.
         traffic: of training steps until now; see `RankMeter.steps_traffic`.
         step: steps done.
         emptied: the step at which last no batch was in flight.
@@ -85,6 +86,7 @@ class WorkerRank:
     evaluation: WorldEvaluation
     traffic: Callable[[], tuple[int, int]]
     leader: int
+    lowered: list[int]
     step: int = 0
     emptied: int = 0
     _met: _Met = _Met()

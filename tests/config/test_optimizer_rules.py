@@ -54,6 +54,7 @@ def test_faults_name_their_keys(overrides: str, message: str):
 def test_a_checkpoint_of_an_earlier_version_decays_nothing():
     values = values_of(["optimizer=adagrad"])
     added = ("betas", "weight_decay", "decoupled_weight_decay")
+    added += ("plateau_factor", "plateau_patience")
     before = {key: one for key, one in values["optimizer"].items() if key not in added}
     assert len(before) == len(values["optimizer"]) - len(added)
     assert saved_values({**values, "optimizer": before}) == values

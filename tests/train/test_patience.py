@@ -4,12 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from world_runs import Train, assert_same_state, checkpoint, summary
+from world_runs import Train, assert_same, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.patience import Course, Monitor, Patience
 from dlrm_hybrid.types import ConfigError
@@ -41,22 +44,29 @@ def scores(loss: float, auc: float | None) -> BinaryScores:
 def test_a_course_counts_what_came_since_the_best(
     found: list[float], min_delta: float, monitor: Monitor
 ):
-    patience = Patience(evaluations=3, min_delta=min_delta, monitor=monitor)
+    patience = Patience(ends_after=3, lowers_after=2, min_delta=min_delta, monitor=monitor)
     course, best, since = Course(), found[0], 0
     for number, score in enumerate(found):
         gain = best - score if monitor == "log_loss" else score - best
         better = number == 0 or gain > min_delta
         best, since = (score, 0) if better else (best, since + 1)
         one = scores(score, 0.0) if monitor == "log_loss" else scores(0.0, score)
-        course = patience.after(course, one)
-        assert course == Course(best, since)
-        assert patience.is_over(course) == (since >= 3)
+        course = patience.after(course, one, 5 * number)
+        assert (course.best, course.since_best, course.step) == (best, since, 5 * number)
+        assert patience.ends(course, 5 * number + 1) == (since >= 3)
+        assert not patience.ends(course, 5 * number)
+        assert not patience.lowers(course, 5 * number)
+        if lowers := patience.lowers(course, 5 * number + 1):
+            course = course.lowered_at(5 * number + 1)
+        assert lowers == (since > 0 and since % 2 == 0)
 
 
 def test_no_auc_is_no_better_one():
-    patience = Patience(evaluations=2, min_delta=0.0, monitor="auc")
-    assert patience.after(Course(0.7, 1), scores(0.1, None)) == Course(0.7, 2)
-    assert patience.after(Course(), scores(0.1, None)) == Course(None, 1)
+    patience = Patience(ends_after=2, lowers_after=None, min_delta=0.0, monitor="auc")
+    before = Course(best=0.7, since_best=1, since_lowered=1)
+    assert patience.after(before, scores(0.1, None), 9) == Course(0.7, 2, 2, 9)
+    assert patience.after(Course(), scores(0.1, None), 9) == Course(None, 1, 1, 9)
+    assert not patience.lowers(Course(None, 9, 9, 1), 5)
 
 
 def ended(folder: Path) -> None:
@@ -76,16 +86,22 @@ def test_a_run_ends_one_step_after_the_last_evaluation_it_waits_for(
     assert f"ended after {END} of 40 steps: scores got no better" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("step", [13, END])
-def test_a_broken_run_ends_where_an_unbroken_one_does(step: int, train: Train) -> None:
-    options = (*NEVER, *WORLD, IN_PROCESS, "checkpoint.every=13", "checkpoint.keep=9")
-    _, unbroken = train("unbroken", *options)
+def broken_at(step: int, last: int, unbroken: Path) -> Path:
+    """A copy of a run as if it had been killed after this checkpoint."""
     broken = unbroken.with_name("broken")
     shutil.copytree(unbroken, broken)
     (broken / "summary.json").unlink()
     (broken / "checkpoints" / "latest").unlink()
-    if step < END:
-        shutil.rmtree(checkpoint(broken, END))
+    for later in range(step + 1, last + 1):
+        shutil.rmtree(checkpoint(broken, later), ignore_errors=True)
+    return broken
+
+
+@pytest.mark.parametrize("step", [12, 15, END])
+def test_a_broken_run_ends_where_an_unbroken_one_does(step: int, train: Train) -> None:
+    options = (*NEVER, *WORLD, IN_PROCESS, "checkpoint.every=3", "checkpoint.keep=9")
+    _, unbroken = train("unbroken", *options)
+    broken = broken_at(step, END, unbroken)
     code, _ = train("broken", *options, "checkpoint.resume=auto")
     assert code == 0
     ended(broken)
@@ -97,6 +113,50 @@ def test_a_new_run_from_it_waits_anew(train: Train) -> None:
     code, second = train("second", *NEVER, f"checkpoint.resume={first}")
     assert code == 0
     assert summary(second)["steps"] == END + 15  # evaluations after 20, 25 and 30 steps
+
+
+FALLING = (*NEVER[:2], "optimizer.schedule=plateau", "optimizer.plateau_factor=0.5")
+FALLING += ("optimizer.plateau_patience=2", "train.steps=40", "telemetry.every=1")
+LOWERED = (16, 26, 36)  # after evaluations at 10 and 15, 20 and 25, 30 and 35
+
+
+def rates(folder: Path) -> dict[int, float]:
+    found = events.read(folder / "events.jsonl")
+    return {one.step: one.values["lr"] for one in found if one.kind is Kind.PROGRESS}
+
+
+@pytest.mark.parametrize(
+    "world",
+    [(), (*WORLD, IN_PROCESS), ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0")],
+    ids=["one", "all", "ranks"],
+)
+def test_rates_fall_one_step_after_evaluations(world: tuple[str, ...], train: Train) -> None:
+    code, folder = train("falls", *FALLING, "optimizer.lr=0.2", *world)
+    assert code == 0
+    falls = {step: sum(first < step for first in LOWERED) for step in range(1, 41)}
+    assert rates(folder) == {step: 0.2 * 0.5**times for step, times in falls.items()}
+    constant = train("constant", *world, "train.steps=40", "optimizer.lr=0.2")[1]
+    for name in ("top.1.weight", "embedding.3.weight"):
+        assert not np.array_equal(tensors(constant, 40)[name], tensors(folder, 40)[name])
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_falling_rates_are_those_of_one_process_on_servers_too(servers: int, train: Train) -> None:
+    plain = train("plain", *FALLING)[1]
+    world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.2]", IN_PROCESS)
+    code, folder = train("world", *FALLING, *world, f"parallel.servers={servers}")
+    assert code == 0
+    assert_same(plain, folder, 40)
+
+
+@pytest.mark.parametrize("step", [15, 21])
+def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(step: int, train: Train) -> None:
+    options = (*FALLING, *WORLD, IN_PROCESS, "checkpoint.every=3", "checkpoint.keep=20")
+    _, unbroken = train("unbroken", *options)
+    broken = broken_at(step, 40, unbroken)
+    assert train("broken", *options, "checkpoint.resume=auto")[0] == 0
+    assert_same_state(unbroken, broken, 40)
+    assert rates(broken) == rates(unbroken)
 
 
 def test_scores_that_get_better_end_nothing(train: Train) -> None:
@@ -115,12 +175,18 @@ def test_scores_that_get_better_end_nothing(train: Train) -> None:
         (
             "train.patience=2 train.evaluate_every=9 parallel=hybrid sync=async embedding=served "
             "parallel.table_servers=1",
-            "train.patience = 2: trainers that do not wait for others have no common end; needs",
+            "train.patience = 2: trainers that do not wait for others have no step in common",
         ),
+        (
+            "optimizer.schedule=plateau train.evaluate_every=9 parallel=hybrid",
+            "optimizer.schedule = 'plateau': servers in processes of their own are not told",
+        ),
+        ("optimizer.plateau_patience=3", "optimizer.plateau_patience = 3: only applies to"),
+        ("optimizer.plateau_factor=1.0", "optimizer.plateau_factor = 1.0: must be less than 1"),
         (
             "train.patience=2 train.evaluate_every=9 parallel=hybrid parallel.cuts=[bottom.2] "
             "schedule=dsp schedule.delays=[0,0] schedule.staleness=[1,0]",
-            "train.patience = 2: schedule=dsp has batches in flight where evaluations end the run",
+            "train.patience = 2: schedule=dsp has batches in flight where evaluations decide",
         ),
     ],
 )

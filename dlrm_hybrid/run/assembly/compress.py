@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
@@ -26,6 +28,7 @@ def compressor(
     stage: int,
     model_elements: int,
     steps: int,
+    lowered: Sequence[int] = (),
     ops: Ops = NUMBA,
 ) -> Compressor:
     """What a trainer's worker makes of its gradients.
@@ -37,6 +40,7 @@ def compressor(
         stage: of the worker.
         model_elements: of all dense tensors of the model.
         steps: of the whole run.
+        lowered: see `model.schedule`.
         ops: to compute with.
     """
     context = StageContext(
@@ -45,7 +49,7 @@ def compressor(
         trainers=config.parallel.trainers,
         model_elements=model_elements,
         last_layer=f"top.{len(config.model.top)}",
-        lr=build_model.dense_schedule(config, steps, stage).lr,
+        lr=build_model.dense_schedule(config, steps, stage, lowered).lr,
         seed=config.train.seed,
         ops=ops,
     )

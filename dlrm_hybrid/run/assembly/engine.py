@@ -102,7 +102,8 @@ def engine(
             ReadAhead(clock.timed(Span.READ, loader.read), config.embedding.staleness)
             for loader in loaders
         ],
-        schedule=build_model.dense_schedule(config, steps),
+        schedule=build_model.dense_schedule(config, steps, lowered=layout.lowered),
+        lowered=layout.lowered,
         evaluators=evaluators,
         test=test_part(config, shards),
         pace=build_pace.pace(config, shards, ranks, runner, gates, clock, sample),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from dlrm_hybrid.model.optimizer import (
     Joined,
     Linear,
     Momentum,
+    Plateau,
     Schedule,
     Sgd,
     StalenessWarmup,
@@ -90,10 +92,10 @@ def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorag
     return rows
 
 
-def embedding_schedule(config: Config, steps: int) -> Schedule:
-    """The learning rate of the tables over a run of `steps`."""
+def embedding_schedule(config: Config, steps: int, lowered: Sequence[int] = ()) -> Schedule:
+    """The learning rate of the tables over a run of `steps`; see `schedule`."""
     lr = config.embedding.lr or config.optimizer.lr
-    return schedule(config, lr / pushes_averaged(config), steps)
+    return schedule(config, lr / pushes_averaged(config), steps, lowered)
 
 
 def pushes_averaged(config: Config) -> int:
@@ -102,15 +104,18 @@ def pushes_averaged(config: Config) -> int:
     return parallel.trainers * parallel.threads if config.sync.lr_scale == "trainers" else 1
 
 
-def dense_schedule(config: Config, steps: int, stage: int = -1) -> Schedule:
+def dense_schedule(
+    config: Config, steps: int, stage: int = -1, lowered: Sequence[int] = ()
+) -> Schedule:
     """The learning rate that gradients of the MLPs are applied with, over a run of `steps`.
 
     Args:
         config: of the run.
         steps: of the whole run.
         stage: whose; the last one stands for all in reports.
+        lowered: see `schedule`.
     """
-    alone = schedule(config, config.optimizer.lr / pushes_averaged(config), steps)
+    alone = schedule(config, config.optimizer.lr / pushes_averaged(config), steps, lowered)
     warmup, first = config.optimizer.staleness_warmup_steps, config.sync.warmup_steps
     if warmup is not None:
         late = staleness(config, stage)
@@ -155,9 +160,18 @@ def weight_decay(config: Config, *, decoupled: bool) -> float:
     return options.weight_decay if options.decoupled_weight_decay is decoupled else 0.0
 
 
-def schedule(config: Config, base_lr: float, steps: int) -> Schedule:
-    """The learning rate over a run of `steps`, from `base_lr`."""
+def schedule(config: Config, base_lr: float, steps: int, lowered: Sequence[int] = ()) -> Schedule:
+    """The learning rate over a run.
+
+    Args:
+        config: of the run.
+        base_lr: where it begins.
+        steps: of the whole run.
+        lowered: grows by the steps from which on it is lower, with `optimizer.schedule=plateau`.
+    """
     options = config.optimizer
+    if options.schedule == "plateau":
+        return Plateau(base_lr=base_lr, factor=options.plateau_factor, lowered=lowered)
     if options.schedule == "linear":
         return Linear(base_lr=base_lr, steps=steps)
     if options.schedule == "warmup_decay":
@@ -201,7 +215,18 @@ def plan(config: Config, steps_per_epoch: int) -> Plan:
         checkpoint_every=config.checkpoint.every,
         checkpoint_minutes=config.checkpoint.minutes,
         warmup_steps=config.sync.warmup_steps,
-        patience=None
-        if train.patience is None
-        else Patience(evaluations=train.patience, min_delta=train.min_delta, monitor=train.monitor),
+        patience=patience(config),
+    )
+
+
+def patience(config: Config) -> Patience | None:
+    """What scores that get no better do; None for nothing."""
+    train, optimizer = config.train, config.optimizer
+    if train.patience is None and optimizer.schedule != "plateau":
+        return None
+    return Patience(
+        ends_after=train.patience,
+        lowers_after=optimizer.plateau_patience if optimizer.schedule == "plateau" else None,
+        min_delta=train.min_delta,
+        monitor=train.monitor,
     )

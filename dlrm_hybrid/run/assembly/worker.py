@@ -139,7 +139,8 @@ def _worker(
             config.embedding.staleness if tables[0] is not None else 0,
         ),
         traffic=meter.steps_traffic,
-        schedule=build_model.dense_schedule(config, layout.steps),
+        schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
+        lowered=layout.lowered,
         evaluation=evaluation,
         leader=build.leader(config),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -70,6 +70,7 @@ class Layout:
         tensors: every dense parameter with its stage and server.
         steps: of the whole run; learning rates may depend on it.
         attempt: how often the run has been restarted.
+        lowered: steps from which on learning rates are lower; grows with `schedule=plateau`.
     """
 
     spec: ModelSpec
@@ -78,6 +79,7 @@ class Layout:
     tensors: tuple[DenseTensor, ...]
     steps: int
     attempt: int
+    lowered: list[int] = field(default_factory=list[int])
 
 
 def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int) -> Layout:
@@ -120,7 +122,7 @@ def pushes(config: Config, progress: Progress) -> list[int]:
 
 def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfig:
     """How dense weights of a stage move by what is pushed: gradients, or finished updates."""
-    schedule = build_model.dense_schedule(config, plan.steps, stage)
+    schedule = build_model.dense_schedule(config, plan.steps, stage, plan.lowered)
     if config.gradient.residual == "update":
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)
@@ -143,6 +145,7 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             stage=stage,
             model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
             steps=plan.steps,
+            lowered=plan.lowered,
         )
     activations = build_compress.activations(config, plan.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
@@ -256,7 +259,7 @@ def _worker(
         pipeline=build.pipeline(config),
         boundaries=boundaries,
         tables=tables,
-        embedding_schedule=build_model.embedding_schedule(config, plan.steps),
+        embedding_schedule=build_model.embedding_schedule(config, plan.steps, plan.lowered),
         client=client,
     )
 
@@ -298,7 +301,7 @@ def table_server(
             else BatchOrder(config.embedding.staleness)
         ),
         precision=CommPrecision(config.embedding.comm_precision),
-        schedule=build_model.embedding_schedule(config, layout.steps),
+        schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         attempt=layout.attempt,
     )
     rows = build_model.table_rows(config, layout.spec, index, storage)

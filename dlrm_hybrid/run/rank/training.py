@@ -51,6 +51,8 @@ def train_to_the_end(
     live = report if trainer.leads else say_nothing
     progress = resume(job, trainer, live)
     meter.step = progress.step
+    if not isinstance(trainer, LeaderRank):
+        trainer.lowered[:] = progress.course.lowered
     sink: Sink = Fanout([])
     if trainer.leads:
         clean(job.checkpoints)
@@ -87,6 +89,7 @@ def train_to_the_end(
             sink=sink,
             live=live,
             meter=meter,
+            lowered=[] if isinstance(trainer, LeaderRank) else trainer.lowered,
             drain=None if isinstance(trainer, LeaderRank) or not _is_stale(job) else trainer.drain,
         )
         progress = train(parts, job.plan, progress)
