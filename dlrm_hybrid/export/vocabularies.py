@@ -5,6 +5,8 @@ Shapes: V categories of a column, in the order of their ids.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data.arrays import HEADER_BYTES
+from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER
-from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.shards import DAMAGED, Shards
+from dlrm_hybrid.data.sources.values import Key
 from dlrm_hybrid.types import DataError
 
 
@@ -25,19 +29,30 @@ class Vocabulary:
     """The categories of one column.
 
     Attributes:
-        column: its name.
-        keys_V: as they were read, by id.
+        column: what the schema says of it.
+        keys: as they were read, by id: an array of uint32 for Criteo's hashes, else texts or whole
+            numbers.
         first_id: 1 where id 0 stands for all others, else 0.
     """
 
-    column: str
-    keys_V: npt.NDArray[np.uint32]
+    column: CategoricalColumn
+    keys: npt.NDArray[np.uint32] | Sequence[Key]
     first_id: int
 
     @property
     def table_rows(self) -> int:
         """Rows of its table."""
-        return len(self.keys_V) + self.first_id
+        return len(self.keys) + self.first_id
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its keys are texts."""
+        return self.column.kind == "string" and not self.column.hash_size
+
+    @property
+    def is_hash8(self) -> bool:
+        """Whether its keys are Criteo's hashes."""
+        return self.column.kind == "hash8" and not self.column.hash_size
 
 
 def read(shards: Shards) -> list[Vocabulary]:
@@ -47,25 +62,31 @@ def read(shards: Shards) -> list[Vocabulary]:
         DataError: a file is missing, or is not what `prepare` wrote.
     """
     folder, manifest = shards.folder / VOCABULARY_FOLDER, shards.manifest
-    columns = manifest.schema.categorical
-    files = [folder / f"{number}.npy" for number in range(1, len(columns) + 1)]
-    try:
-        contents = [path.read_bytes()[HEADER_BYTES:] for path in files]
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
-    digests = b"".join(xxhash.xxh3_128_digest(content) for content in contents)
-    if xxhash.xxh3_128_hexdigest(digests) != manifest.vocabulary_xxh3:
+    digests: list[bytes] = []
+    found: list[Vocabulary] = []
+    columns = zip(manifest.schema.categorical, manifest.out_of_vocabulary, strict=True)
+    for number, (column, shared) in enumerate(columns, 1):
+        is_text = column.kind == "string" and not column.hash_size
+        names = [f"{number}.npy", f"{number}.offsets.npy"][: 1 + is_text]
+        try:
+            contents = [(folder / name).read_bytes()[HEADER_BYTES:] for name in names]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}"
+            ) from error
+        digests.append(xxhash.xxh3_128_digest(b"".join(contents)))
+        if column.kind == "hash8" and not column.hash_size:
+            keys: npt.NDArray[np.uint32] | Sequence[Key] = np.frombuffer(contents[0], "<u4")
+        else:
+            keys = read_vocabulary(folder, number, column)
+        found.append(Vocabulary(column, keys, int(shared)))
+    if xxhash.xxh3_128_hexdigest(b"".join(digests)) != manifest.vocabulary_xxh3:
         raise DataError(f"{folder}: does not match manifest.json; {DAMAGED}")
-    return [
-        Vocabulary(column.name, np.frombuffer(content, "<u4"), int(shared))
-        for column, content, shared in zip(
-            columns, contents, manifest.out_of_vocabulary, strict=True
-        )
-    ]
+    return found
 
 
 def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
-    """Write `vocabulary/1.npy` …; returns what `model.json` says of each column.
+    """Write `vocabulary/1.npy`, of texts `1.json`; returns what `model.json` says of each column.
 
     Raises:
         OSError: they cannot be written.
@@ -73,13 +94,29 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
     (folder / VOCABULARY_FOLDER).mkdir()
     columns: list[dict[str, Any]] = []
     for number, one in enumerate(vocabularies, 1):
-        file = f"{VOCABULARY_FOLDER}/{number}.npy"
-        np.save(folder / file, one.keys_V)
-        rows = {"first_id": one.first_id, "rows": one.table_rows}
-        columns.append({"name": one.column, "vocabulary": file, **rows})
+        file = f"{VOCABULARY_FOLDER}/{number}.{'json' if one.is_text else 'npy'}"
+        if one.is_text:
+            (folder / file).write_text(json.dumps(list(one.keys)), encoding="utf-8")
+        else:
+            np.save(folder / file, np.array(one.keys, "<u4" if one.is_hash8 else "<i8"))
+        columns.append(
+            {
+                "name": one.column.name,
+                "kind": one.column.kind,
+                "hash_size": one.column.hash_size,
+                "vocabulary": file,
+                "first_id": one.first_id,
+                "rows": one.table_rows,
+            }
+        )
     return columns
 
 
-def dense_columns(schema: Schema) -> list[dict[str, str]]:
-    """What `model.json` says of the dense columns."""
-    return [{"name": column.name, "transform": column.transform} for column in schema.dense]
+def dense_columns(shards: Shards) -> list[dict[str, Any]]:
+    """What `model.json` says of the dense columns; scales are of those that are standardised."""
+    scales = zip(shards.schema.dense, shards.manifest.scales, strict=True)
+    return [
+        {"name": one.name, "transform": one.transform, "missing": one.missing}
+        | ({} if scale is None else {"mean": scale.mean, "deviation": scale.deviation})
+        for one, scale in scales
+    ]

@@ -176,6 +176,7 @@ def _description(
     """What `model.json` says: enough to feed the model without this program."""
     manifest, spec = evaluation.shards.manifest, file.spec
     singles = [one for number, one in enumerate(columns) if number not in file.multi_hot]
+    dense = vocabularies.dense_columns(evaluation.shards)
     lists = {list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in file.multi_hot}
     return {
         "format": FORMAT,
@@ -189,7 +190,7 @@ def _description(
             "config_hash": evaluation.facts["config_hash"],
         },
         "inputs": {
-            "dense": {"dtype": "float32", "columns": vocabularies.dense_columns(manifest.schema)},
+            "dense": {"dtype": "float32", "columns": dense},
             "ids": {"dtype": "int64", "columns": singles},
             **lists,
         },

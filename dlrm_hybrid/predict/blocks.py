@@ -12,26 +12,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.data.sources.values import Values
+
+
+@dataclass(frozen=True, slots=True)
+class CriteoValues:
+    """Rows of Criteo text.
+
+    Attributes:
+        dense_RI: float32, as a model takes them.
+        keys_FR: uint32, categories, each column contiguous.
+    """
+
+    dense_RI: npt.NDArray[np.float32]
+    keys_FR: npt.NDArray[np.uint32]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Rows of one source.
 
     Attributes:
-        dense_RI: float32, as the model takes them.
-        keys_FR: uint32, categories as they are in vocabularies, each column contiguous.
+        values: their features.
         label_R: float32, 0 or 1; None where the source has none.
-        kept: values of other columns by name, R each.
-        where: says where a row of the block comes from, for messages.
+        kept: values of other columns by name, R each, as arrays of numpy or Arrow.
+        where: says where a row of the block, from 0, comes from, for messages.
     """
 
-    dense_RI: npt.NDArray[np.float32]
-    keys_FR: npt.NDArray[np.uint32]
+    values: CriteoValues | Values
     label_R: npt.NDArray[np.float32] | None
-    kept: Mapping[str, npt.NDArray[Any]]
+    kept: Mapping[str, Any]
     where: Callable[[int], str]
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return len(self.dense_RI)

@@ -1,94 +1,145 @@
 """Categories to rows of tables by the vocabularies of a run; what to do with unknown ones.
 
-Shapes: R rows, F categorical columns.
+Shapes: R rows, F categorical columns, M ids of a column, D distinct categories of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, final
 
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.bags import Bags, jagged
+from dlrm_hybrid.data.encode import standardised
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.data.sources.values import Coded, Key, Values
 from dlrm_hybrid.data.vocabulary import Table
+from dlrm_hybrid.export import vocabularies
 from dlrm_hybrid.export.vocabularies import Vocabulary
+from dlrm_hybrid.predict.blocks import CriteoValues
 
-Keys = npt.NDArray[np.uint32]
+Ids = npt.NDArray[np.int64]
 Unknown = Literal["error", "zero"]
+_NO_ROW = -1
 
 
 class UnknownCategoryError(Exception):
-    """A category has no row; `row` and `column` count from 0, `key` is the category."""
+    """No row of a table stands for a category; `row` counts from 0."""
 
-    def __init__(self, row: int, column: int, key: int) -> None:
-        super().__init__(row, column, key)
+    def __init__(self, row: int, column: str, category: str) -> None:
+        super().__init__(row, column, category)
         self.row = row
         self.column = column
-        self.key = key
+        self.category = category
 
 
 @final
 class Encoder:
-    """Finds the ids of categories.
+    """Rows of any source to batches.
 
     An unknown category gets id 0 where that stands for all of them. Where no row does, it is an
     error, or gets the id after the last one, whose row in the model is to be zero.
 
     Args:
-        vocabularies: of all columns.
-        max_ind_range: categories are taken modulo this; 0 takes them as they are.
+        shards: rows whose vocabularies and constants are used.
         unknown: what happens to categories for which no row stands.
+
+    Attributes:
+        columns: names of the categorical columns.
+        unknown_F: how many ids were unknown until now, by column.
     """
 
-    def __init__(
-        self, vocabularies: Sequence[Vocabulary], max_ind_range: int, unknown: Unknown
-    ) -> None:
-        self.columns = tuple(one.column for one in vocabularies)
-        self._first_ids = [one.first_id for one in vocabularies]
-        self._sizes = [one.table_rows for one in vocabularies]
-        self._modulo = max_ind_range
+    def __init__(self, shards: Shards, unknown: Unknown) -> None:
+        found = vocabularies.read(shards)
+        self._scales = shards.manifest.scales
         self._unknown = unknown
-        self._tables: list[Table] = []
-        for one in vocabularies:
-            table = Table()
-            table.insert(one.keys_V.copy(), 0)
-            self._tables.append(table)
-        self.unknown_F = np.zeros(len(vocabularies), np.int64)
+        self._sizes = shards.table_rows
+        self._shared = [one.first_id == 1 for one in found]
+        modulo = shards.manifest.semantics.max_ind_range or 0
+        self._lookups = [_lookup(one, modulo) for one in found]
+        self._is_hash8 = [one.is_hash8 for one in found]
+        self.columns = tuple(one.column.name for one in found)
+        self.unknown_F = np.zeros(len(found), np.int64)
 
     @property
-    def table_rows(self) -> tuple[int, ...]:
+    def padded_rows(self) -> tuple[int, ...]:
         """Rows that the tables of a model need, with those of zeros."""
-        if self._unknown == "error":
-            return tuple(self._sizes)
-        return tuple(
-            size + (first_id == 0)
-            for size, first_id in zip(self._sizes, self._first_ids, strict=True)
-        )
+        pads = [self._unknown == "zero" and not shared for shared in self._shared]
+        return tuple(size + pad for size, pad in zip(self._sizes, pads, strict=True))
 
-    def ids(self, keys_FR: Keys) -> npt.NDArray[np.int64]:
-        """int64 (F, R), contiguous; counts the unknown ones in `unknown_F`.
+    def batch(self, values: CriteoValues | Values) -> Batch:
+        """The batch of some rows, with labels of 0.
 
         Raises:
             UnknownCategoryError: for the first row that has one for which no row stands.
         """
-        ids_FR = np.empty(keys_FR.shape, np.int64)
+        if isinstance(values, CriteoValues):
+            keys = [np.ascontiguousarray(keys_R) for keys_R in values.keys_FR]
+            ids = [lookup(one) for lookup, one in zip(self._lookups, keys, strict=True)]
+            self._settle(ids, keys, None)
+            dense_RI = np.ascontiguousarray(values.dense_RI)
+            return Batch(dense_RI, Bags(np.stack(ids)), np.zeros(len(dense_RI), np.float32))
+        coded = values.categories
+        ids = [
+            lookup(one.keys)[one.index_M] for lookup, one in zip(self._lookups, coded, strict=True)
+        ]
+        self._settle(ids, None, coded)
+        rows = len(values.row_N)
+        one_R, lengths = np.ones(rows, np.int64), [one.length_N for one in coded]
+        bags = Bags(np.stack(ids)) if all(one is None for one in lengths) else None
+        if bags is None:
+            lengths_FR = np.stack([one_R if one is None else one for one in lengths])
+            bags = jagged(np.concatenate(ids), lengths_FR.astype(np.int64))
+        dense_RI = standardised(values.dense_NI, self._scales)
+        return Batch(dense_RI, bags, np.zeros(rows, np.float32))
+
+    def _settle(
+        self,
+        ids: Sequence[Ids],
+        keys: Sequence[npt.NDArray[np.uint32]] | None,
+        coded: Sequence[Coded] | None,
+    ) -> None:
+        """Give unknown categories an id, in place."""
         first: UnknownCategoryError | None = None
-        for column, (table, first_id) in enumerate(zip(self._tables, self._first_ids, strict=True)):
-            keys_R = np.ascontiguousarray(keys_FR[column])
-            if 0 < self._modulo <= 0xFFFFFFFF:
-                keys_R = keys_R % np.uint32(self._modulo)
-            found_R = keys_R.copy()
-            table.lookup(found_R)  # 1 + number, 0 for unknown ones
-            ids_R = found_R.astype(np.int64) - 1 + first_id
-            unknown = np.flatnonzero(found_R == 0)
+        for column, ids_M in enumerate(ids):
+            unknown = np.flatnonzero(ids_M == _NO_ROW)
             self.unknown_F[column] += len(unknown)
-            if first_id == 0 and len(unknown):
-                ids_R[unknown] = self._sizes[column]
-                row = int(unknown[0])
-                if first is None or row < first.row:
-                    first = UnknownCategoryError(row, column, int(keys_R[row]))
-            ids_FR[column] = ids_R
+            if self._shared[column] or not len(unknown):
+                ids_M[unknown] = 0
+                continue
+            ids_M[unknown] = self._sizes[column]
+            at = row = int(unknown[0])
+            if keys is not None:
+                category: Key = int(keys[column][at])
+            else:
+                assert coded is not None
+                one = coded[column]
+                category = one.keys[int(one.index_M[at])]
+                if one.length_N is not None:
+                    row = int(np.searchsorted(np.cumsum(one.length_N), at, "right"))
+            if first is None or row < first.row:
+                shown = f"{category:08x}" if self._is_hash8[column] else f"{category!r:.60}"
+                first = UnknownCategoryError(row, self.columns[column], shown)
         if first is not None and self._unknown == "error":
             raise first
-        return ids_FR
+
+
+def _lookup(vocabulary: Vocabulary, modulo: int) -> Callable[[Sequence[Key] | Ids], Ids]:
+    """What gives the id of each of some categories, or -1."""
+    if not isinstance(vocabulary.keys, np.ndarray):
+        known = {key: vocabulary.first_id + place for place, key in enumerate(vocabulary.keys)}
+        return lambda keys: np.array([known.get(key, _NO_ROW) for key in keys], np.int64)
+    table = Table()
+    table.insert(vocabulary.keys.copy(), 0)
+
+    def find(keys: Sequence[Key] | Ids) -> Ids:
+        found_D = np.array(keys, np.uint32)
+        if 0 < modulo <= 0xFFFFFFFF:
+            found_D %= np.uint32(modulo)
+        table.lookup(found_D)  # 1 + number, 0 for unknown ones
+        return np.where(found_D > 0, found_D.astype(np.int64) - 1 + vocabulary.first_id, _NO_ROW)
+
+    return find

@@ -6,22 +6,20 @@ Shapes: R rows.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.data.sources.arrow import pa, parquet
 from dlrm_hybrid.disk import flush, writing
-from dlrm_hybrid.predict.sources import require
 from dlrm_hybrid.run.folder import one_user
 from dlrm_hybrid.types import ConfigError
 
 OUTPUT_KEY = "predict.output"
 KINDS = (".parquet", ".csv")
-Columns = Mapping[str, npt.NDArray[Any]]
+Columns = Mapping[str, Any]
+"""Arrays of numpy or Arrow by name."""
 
 
 class ScoreFile(Protocol):
@@ -41,12 +39,11 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
 
     Raises:
         ConfigError: it is neither, or another process is writing it.
-        ResourceError: the disk or a missing package refuses.
+        ResourceError: the disk refuses.
     """
     if path.suffix not in KINDS:
         fault = f"{OUTPUT_KEY} = {path}: must end in {' or '.join(KINDS)}"
         raise ConfigError(faults_text([fault]))
-    require(path)
     with writing(path, OUTPUT_KEY):
         path.parent.mkdir(parents=True, exist_ok=True)
     with one_user(path.with_name(f".{path.name}.lock"), OUTPUT_KEY, path):
@@ -54,36 +51,33 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
         made = _Parquet(partial) if path.suffix == ".parquet" else _Csv(partial)
         try:
             yield made
-            made.close()
             with writing(path, OUTPUT_KEY):
+                made.close()
                 flush(partial)
                 partial.replace(path)
                 flush(path.parent)
         finally:
-            made.close()
+            with suppress(OSError):  # a full disk takes no end of a file that nobody wants
+                made.close()
             partial.unlink(missing_ok=True)
 
 
 class _Parquet:
     def __init__(self, path: Path) -> None:
-        self._arrow = import_module("pyarrow")
-        self._parquet = import_module("pyarrow.parquet")
         self._path = path
         self._writer: Any = None
 
     def write(self, columns: Columns) -> None:
         with writing(self._path, OUTPUT_KEY):
-            table = self._arrow.table(dict(columns))
+            table = pa.table(dict(columns))
             if self._writer is None:
-                self._writer = self._parquet.ParquetWriter(
-                    self._path, table.schema, compression="zstd"
-                )
+                self._writer = parquet.ParquetWriter(self._path, table.schema, compression="zstd")
             self._writer.write_table(table.cast(self._writer.schema))
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 class _Csv:
@@ -96,9 +90,12 @@ class _Csv:
 
         mode = "w" if self._is_new else "a"
         with writing(self._path, OUTPUT_KEY):
-            pd.DataFrame(dict(columns)).to_csv(
-                self._path, mode=mode, header=self._is_new, index=False
-            )
+            found = {
+                name: one.to_pandas() if hasattr(one, "to_pandas") else one
+                for name, one in columns.items()
+            }
+            frame = pd.DataFrame(found)
+            frame.to_csv(self._path, mode=mode, header=self._is_new, index=False)
         self._is_new = False
 
     def close(self) -> None:

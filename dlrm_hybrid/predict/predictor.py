@@ -5,6 +5,7 @@ Shapes: R rows, B rows of a batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -12,18 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bags import part
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.reader import Progress
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.export import vocabularies
 from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.predict.blocks import Block
 from dlrm_hybrid.predict.encoding import Encoder, Unknown, UnknownCategoryError
-from dlrm_hybrid.predict.frames import block_of
+from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config
 from dlrm_hybrid.types import DataError
@@ -77,9 +77,8 @@ class Predictor:
         check_vocabulary(self.checkpoint, facts, shards)
         if threads is not None:
             torch.set_num_threads(threads)
-        self.schema = shards.schema
-        modulo = shards.manifest.semantics.max_ind_range or 0
-        self.encoder = Encoder(vocabularies.read(shards), modulo, unknown)
+        self.schema = replace(shards.schema, split=None)  # new rows are all for one purpose
+        self.encoder = Encoder(shards, unknown)
         self._batch_rows = batch_rows
         self._model = SavedModel.load(
             self.config,
@@ -87,24 +86,20 @@ class Predictor:
             shards.table_rows,
             Precision(self.config.precision),
             progress,
-            padded_rows=self.encoder.table_rows,
+            padded_rows=self.encoder.padded_rows,
         )
 
     def predict(self, frame: pd.DataFrame) -> Floats:
         """Probabilities of a click, float32 (R,), in the order of the rows.
 
         Args:
-            frame: has all feature columns by name: `I1` … as numbers, `C1` … as eight hexadecimal
-                digits; None and NaN are missing values. Other columns are left alone.
+            frame: has all feature columns of the schema by name, with values as they are in files;
+                None and NaN are missing values. Other columns are left alone.
 
         Raises:
             DataError: a column is missing, or a value is none of its column; names row and column.
         """
-        return (
-            torch.from_numpy(self.logits(block_of(frame, self.schema, "DataFrame")))
-            .sigmoid()
-            .numpy()
-        )
+        return torch.from_numpy(self.logits(frame_block(frame, self.schema))).sigmoid().numpy()
 
     def logits(self, block: Block) -> Floats:
         """Logits, float32 (R,).
@@ -113,21 +108,16 @@ class Predictor:
             DataError: a category is unknown, and no row stands for it; names row and column.
         """
         try:
-            ids_FR = self.encoder.ids(block.keys_FR)
+            batch = self.encoder.batch(block.values)
         except UnknownCategoryError as error:
-            name = self.encoder.columns[error.column]
             raise DataError(
-                f"{block.where(error.row)}: {name}: category {error.key:08x} was not seen in "
-                f"training, and no row of its table stands for such ({UNKNOWN_KEY}=zero scores it "
-                "with zeros; data.vocabulary=train_days makes a row for them)"
+                f"{block.where(error.row)}: {error.column}: category {error.category} was not seen "
+                "in training, and no row of its table stands for such ones "
+                f"({UNKNOWN_KEY}=zero scores it with zeros)"
             ) from None
-        logit_R = np.empty(ids_FR.shape[1], np.float32)
+        logit_R = np.empty(len(batch.label_B), np.float32)
         for first in range(0, len(logit_R), self._batch_rows):
             some = slice(first, first + self._batch_rows)
-            batch = Batch(
-                dense_BI=np.ascontiguousarray(block.dense_RI[some]),
-                bags=Bags(np.ascontiguousarray(ids_FR[:, some])),
-                label_B=np.zeros(len(logit_R[some]), np.float32),
-            )
-            logit_R[some] = self._model.logits(batch)
+            bags, label_B = part(batch.bags, some), batch.label_B[some]
+            logit_R[some] = self._model.logits(Batch(batch.dense_BI[some], bags, label_B))
         return logit_R

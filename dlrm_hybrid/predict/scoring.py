@@ -14,7 +14,7 @@ from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.predict.output import ScoreFile, score_file
 from dlrm_hybrid.predict.predictor import Predictor
-from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks, require
+from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.run.display import Display
@@ -54,7 +54,7 @@ def predict(request: Request, display: Display) -> Predicted:
     Raises:
         ConfigError: a key is missing, or means nothing.
         DataError: checkpoint, vocabularies or rows are missing or damaged; names row and column.
-        ResourceError: the disk refuses, or a package is missing.
+        ResourceError: the disk refuses.
     """
     config, options = request.config, request.config.predict
     faults = list(_faults(request))
@@ -63,8 +63,6 @@ def predict(request: Request, display: Display) -> Predicted:
     assert options.rows is not None and options.output is not None
     names = [options.rows] if isinstance(options.rows, str) else options.rows
     paths = [Path(name) for name in names]
-    for path in paths:
-        require(path)
     with score_file(Path(options.output)) as file:
         kernels = [build.kernel_files(config, trains=trains) for trains in (True, False)]
         compile_ahead(kernels[0] | kernels[1], display)
@@ -127,10 +125,10 @@ def _score(
                 has_labels = False
             elif has_labels:
                 metrics.add(logit_R, block.label_R)
-            number_R = np.arange(rows, rows + block.rows)
+            number_R = np.arange(rows, rows + len(logit_R))
             score_R = torch.from_numpy(logit_R).sigmoid().numpy()
             file.write({"row": number_R, "score": score_R, **block.kept})
-            rows += block.rows
+            rows += len(logit_R)
     if not rows:
         raise DataError(f"{', '.join(map(str, paths))}: no rows ({ROWS_KEY})")
     return rows, metrics.scores() if has_labels else None

@@ -1,31 +1,42 @@
-"""Files of rows as blocks: Criteo text, CSV with a header, Parquet; in bounded memory.
+"""Files of rows, or a DataFrame, as blocks: Criteo text, CSV with a header, Parquet, .npy.
 
-A row that cannot be read is an error that names file, row and column: no row goes without a score.
+Memory is bounded. A row that cannot be read is an error that names file, row and column: no row
+goes without a score.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.sources import files
+from dlrm_hybrid.data.sources.arrow import ArrowError, pa, pc
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
+from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
-from dlrm_hybrid.predict.blocks import Block
-from dlrm_hybrid.predict.frames import block_of
-from dlrm_hybrid.types import DataError, ResourceError
+from dlrm_hybrid.data.sources.values import read_values
+from dlrm_hybrid.predict.blocks import Block, CriteoValues
+from dlrm_hybrid.types import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROWS_KEY = "predict.rows"
-BLOCK_ROWS = 1 << 15
-TABLES = (".parquet", ".csv")
+FRAME = "DataFrame"
+TABLES = (".parquet", ".csv", ".npy")
 LABEL_AND_TAB = b"0\t"
+
+
+def is_table(path: Path, schema: Schema) -> bool:
+    """Whether a file has columns with names; Criteo text, by its schema, has none."""
+    return schema.format != "criteo" or path.suffix in TABLES
 
 
 def read_blocks(
@@ -38,8 +49,9 @@ def read_blocks(
     """All rows of some files, in order.
 
     Args:
-        paths: `.parquet`, `.csv`, or Criteo text, plain, `.gz` or `.zst`, with or without label.
-        schema: of the rows that the model was trained on.
+        paths: `.parquet`, `.csv` or `.npy`, or Criteo text, plain, `.gz` or `.zst`, with or without
+            label. Rows of another schema than Criteo's are a table in any file.
+        schema: of the rows that the model was trained on, without a split.
         keep: columns to pass on as they are.
         block_bytes: of text, parsed at a time.
         on_bytes: called with the bytes of all files that are done, as stored.
@@ -47,34 +59,76 @@ def read_blocks(
     Raises:
         DataError: a file is missing or damaged, a column is missing, or a value is none of its
             column.
-        ResourceError: Parquet cannot be read here.
     """
     done = 0
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path}: no such file ({ROWS_KEY})")
-        if path.suffix == ".parquet":
-            yield from _parquet(path, schema, keep)
-        elif path.suffix == ".csv":
-            yield from _csv(path, schema, keep)
+        if is_table(path, schema):
+            for block in _table(path, schema, keep, block_bytes):
+                yield block
+                on_bytes(done)
         else:
-            yield from _criteo(
-                path, keep, block_bytes, lambda raw, before=done: on_bytes(before + raw)
-            )
+            before = done
+            yield from _criteo(path, keep, block_bytes, lambda raw: on_bytes(before + raw))  # noqa: B023
         done += path.stat().st_size
         on_bytes(done)
 
 
-def require(path: Path) -> None:
-    """Raise ResourceError if this file needs a package that is not installed."""
-    if path.suffix == ".parquet":
+def frame_block(frame: pd.DataFrame, schema: Schema) -> Block:
+    """All rows of a frame.
+
+    Raises:
+        DataError: a column is missing, or a value is none of its column.
+    """
+    found = [str(name) for name in frame.columns]
+    names = _names(FRAME, found, schema, ())
+    arrays: list[Any] = []
+    for name in names:
         try:
-            import_module("pyarrow.parquet")
-        except ImportError:
-            raise ResourceError(
-                f"{path}: Parquet needs pyarrow, which is not installed: "
-                "pip install 'dlrm-hybrid[parquet]'"
-            ) from None
+            arrays.append(pa.array(frame.iloc[:, found.index(name)], from_pandas=True))
+        except (ArrowError, OverflowError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"{FRAME}: column {name!r}: {reason}") from error
+    columns = pa.record_batch(arrays, names)
+    row_N = np.arange(1, len(frame) + 1, dtype=np.int64)
+    return _of_columns(files.Block(columns, row_N, ()), schema, FRAME, ())
+
+
+def _table(path: Path, schema: Schema, keep: Sequence[str], block_bytes: int) -> Iterator[Block]:
+    source = open_source(path, schema.delimiter, block_bytes, lambda piece: None)
+    names = _names(str(path), source.names, schema, keep)
+    for block in source.blocks(names):
+        yield _of_columns(block, schema, str(path), keep)
+
+
+def _names(source: str, found: Sequence[str], schema: Schema, keep: Sequence[str]) -> list[str]:
+    """The columns to read: all features, the label where there is one, and those to keep."""
+    features = [one.name for one in (*schema.dense, *schema.categorical)]
+    missing = [name for name in dict.fromkeys((*features, *keep)) if name not in found]
+    if missing:
+        raise DataError(f"{source}: no column {', '.join(map(repr, missing))} ({ROWS_KEY})")
+    label = [schema.label] if schema.label in found else []
+    return list(dict.fromkeys((*features, *label, *keep)))
+
+
+def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[str]) -> Block:
+    names: list[str] = block.columns.schema.names
+    values, bad = read_values(block, schema, source, labels=schema.label in names)
+    if bad:
+        column = f"column {bad[0].column!r}: " if bad[0].column else ""
+        raise DataError(f"{source}: row {bad[0].row}: {column}{bad[0].reason}")
+    kept: dict[str, Any] = {}
+    for name in keep:
+        array = block.columns.column(names.index(name))
+        kept[name] = pc.cast(array, pa.string()) if pa.types.is_binary(array.type) else array
+    row_N = values.row_N
+    return Block(
+        values=values,
+        label_R=values.label_N,
+        kept=kept,
+        where=lambda row: f"{source}: row {int(row_N[row])}",
+    )
 
 
 def _criteo(
@@ -100,8 +154,7 @@ def _criteo(
             raise DataError(f"{path}:{line}:{column}: {column_name(bad.column)}: {bad.reason}")
         first_line = block.first_line
         yield Block(
-            dense_RI=columns.dense_RI,
-            keys_FR=columns.keys_FR,
+            values=CriteoValues(columns.dense_RI, columns.keys_FR),
             label_R=columns.label_R if has_label else None,
             kept=_fields(text, keep, names),
             where=lambda row, first=first_line: f"{path}:{first + row}",
@@ -120,38 +173,6 @@ def _fields(text: bytes, keep: Sequence[str], names: Sequence[str]) -> dict[str,
         keep_default_na=False, quoting=3, encoding="utf-8",
     )  # fmt: skip
     return {name: np.asarray(found[name], object) for name in keep}
-
-
-def _parquet(path: Path, schema: Schema, keep: Sequence[str]) -> Iterator[Block]:
-    require(path)
-    parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
-    first = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=BLOCK_ROWS):
-                frame = batch.to_pandas()
-                yield block_of(frame, schema, str(path), keep, _numbered(path, first))
-                first += len(frame)
-    except (arrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{path}: cannot be read as Parquet: {reason} ({ROWS_KEY})") from error
-
-
-def _csv(path: Path, schema: Schema, keep: Sequence[str]) -> Iterator[Block]:
-    import pandas as pd
-
-    first = 0
-    try:
-        chunks: Any = pd.read_csv(path, dtype=str, keep_default_na=False, chunksize=BLOCK_ROWS)
-        for frame in chunks:
-            yield block_of(frame, schema, str(path), keep, _numbered(path, first))
-            first += len(frame)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error} ({ROWS_KEY})") from error
-
-
-def _numbered(path: Path, first: int) -> Callable[[int], str]:
-    return lambda row: f"{path}: row {first + row:,} (counted from 0)"
 
 
 def _check_columns(path: Path, keep: Sequence[str], names: Sequence[str]) -> None:

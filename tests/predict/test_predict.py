@@ -22,7 +22,7 @@ from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.schema import builtin
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.predict import Predictor
-from dlrm_hybrid.predict.frames import block_of
+from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DataError
 
@@ -92,7 +92,7 @@ def test_logits_have_the_bits_of_an_evaluation(
     some = frame.iloc[:4096]
     (batch,) = sequential_batches(shards, range(4096), 4096)
     expected = predictor._model.logits(batch)  # type: ignore[reportPrivateUsage]
-    np.testing.assert_array_equal(predictor.logits(block_of(some, SCHEMA, "frame")), expected)
+    np.testing.assert_array_equal(predictor.logits(frame_block(some, SCHEMA)), expected)
 
 
 def without_label(raw: Path, path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_unknown_category_is_an_error_that_names_it(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(DataError, match=r"DataFrame: row 7 \(counted from 0\): C4: category ffff"):
+    with pytest.raises(DataError, match=r"DataFrame: row 8: C4: category ffffffff was"):
         predictor.predict(with_unknown(frame))
     lines = raw.read_text().splitlines()[:20]
     fields = lines[11].split("\t")
@@ -194,7 +194,7 @@ def test_an_unknown_category_may_be_a_row_of_zeros(
 ) -> None:
     zero = Predictor(trained, unknown="zero")
     changed = with_unknown(frame)
-    found = zero.logits(block_of(changed, SCHEMA, "frame"))
+    found = zero.logits(frame_block(changed, SCHEMA))
     (batch,) = sequential_batches(shards, range(50), 50)
     model = predictor._model.model  # type: ignore[reportPrivateUsage]
     with torch.no_grad():
@@ -213,13 +213,13 @@ def test_an_unknown_category_takes_the_row_for_all_of_them_where_there_is_one(
     trained_in_time: Path, raw: Path, frame: pd.DataFrame, tmp_path: Path, capsys: Any
 ) -> None:
     predictor = Predictor(trained_in_time)
-    block = block_of(with_unknown(frame), SCHEMA, "frame")
-    ids_FR = predictor.encoder.ids(block.keys_FR)
+    block = frame_block(with_unknown(frame), SCHEMA)
+    ids_FR = predictor.encoder.batch(block.values).bags.values
     assert ids_FR[3, [7, 9]].tolist() == [0, 0] and ids_FR[10, 7] == 0
     # The test day has categories that the vocabulary lacks: as they were prepared.
     rows = open_shards(trained_in_time.parent / "rows", None)
     (batch,) = sequential_batches(rows, range(ROWS), ROWS)
-    ids_FR = predictor.encoder.ids(block_of(frame, SCHEMA, "frame").keys_FR)
+    ids_FR = predictor.encoder.batch(frame_block(frame, SCHEMA).values).bags.values
     np.testing.assert_array_equal(ids_FR, batch.bags.values)
     assert predict(trained_in_time, raw, tmp_path / "s.csv") == 0
     assert "values that the run has not seen: " in capsys.readouterr().out
@@ -294,9 +294,9 @@ GOOD = "\t".join(["1", *["5"] * 13, *[""] * 26])
         ("bad.txt", f"{GOOD}\n2{GOOD[1:]}\n", "bad.txt:2:1: label: label '2' is neither 0 nor 1"),
         ("bad.txt", GOOD[2:] + "\n" + GOOD[2:-3] + "\n", "bad.txt:2:36: C23: "),
         ("bad.txt", "x" + GOOD[3:] + "\n", "bad.txt:1:1: I1: 'x' is not an integer"),
-        ("rows.csv", "I1,C1\n1,0000002a\n", "rows.csv: has no column I2, I3, "),
-        ("rows.csv", "", "rows.csv: cannot be read as CSV: "),
-        ("rows.parquet", "PAR1", "rows.parquet: cannot be read as Parquet: "),
+        ("rows.csv", "I1,C1\n1,0000002a\n", "rows.csv: no column 'I2', 'I3', "),
+        ("rows.csv", "", "rows.csv: empty: no header"),
+        ("rows.parquet", "PAR1", "rows.parquet: cannot be read: "),
     ],
 )
 def test_rows_that_cannot_be_read_are_named(
@@ -353,7 +353,7 @@ def test_any_values_of_a_frame_score_or_are_named(
     try:
         found = predictor.predict(some)
     except DataError as error:
-        assert str(error).startswith("DataFrame: row ")
+        assert str(error).startswith("DataFrame: ")
     else:
         assert found.shape == (3,) and bool(np.isfinite(found).all())
 

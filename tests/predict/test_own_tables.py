@@ -1,0 +1,181 @@
+"""Rows of other schemas than Criteo's: the same rows, prepared or scored as new ones."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.data.loader import sequential_batches
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.predict.sources import frame_block
+from dlrm_hybrid.types import DataError
+
+ROWS = 1500
+SCHEMA = """
+label: clicked
+dense:
+  - {name: age, transform: log1p, missing: 3.0}
+  - {name: price, transform: standardise}
+  - {name: depth}
+categorical:
+  - {name: city}
+  - {name: brand, min_count: 5}
+  - {name: user, kind: integer}
+  - {name: device, hash_size: 30}
+  - {name: code, kind: hash8}
+  - {name: tags, max_length: 4, separator: "|"}
+ignore: [note]
+split: {by: fraction, test: 0.2, seed: 1}
+vocabulary: all
+"""
+
+
+def drawn() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"clicked": rng.integers(0, 2, ROWS)})
+    for name in ("age", "price", "depth"):
+        values = rng.gamma(2.0, 10.0, ROWS)
+        values[rng.random(ROWS) < 0.1] = np.nan
+        frame[name] = values
+    for name, sizes in (("city", 15), ("brand", 200), ("device", 90)):
+        values = np.array([f"{name}-ü{number}" for number in range(sizes)], object)
+        drawn = values[rng.integers(0, sizes, ROWS)]
+        drawn[rng.random(ROWS) < 0.1] = None
+        frame[name] = drawn
+    frame["user"] = rng.integers(-5, 40, ROWS) * 10**12
+    frame["code"] = [f"{number:08x}" for number in rng.integers(0, 50, ROWS) * 7919]
+    tags = rng.integers(0, 9, (ROWS, 4))
+    lengths = rng.integers(0, 5, ROWS)
+    texts = ["|".join(f"t{tag}" for tag in row[:n]) for row, n in zip(tags, lengths, strict=True)]
+    frame["tags"] = pd.Series(texts).replace("", None)
+    frame["note"] = [f"note {number}" for number in range(ROWS)]
+    return frame
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    return drawn()
+
+
+@pytest.fixture(scope="module")
+def own(frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the rows, prepared rows and a run."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "schema.yaml").write_text(SCHEMA)
+    frame.to_parquet(folder / "rows.parquet", index=False)
+    rows = [f"data.schema={folder / 'schema.yaml'}", f"data.raw={folder / 'rows.parquet'}"]
+    more = [f"data.prepared={folder / 'prepared'}", "model=dlrm_small", "train.steps=10"]
+    argv = ["train", "data=table", *rows, *more, "telemetry.tensorboard=false", "optimizer.lr=0.5"]
+    assert run(["dlrm_hybrid", *argv, f"hydra.run.dir={folder / 'run'}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(own: Path) -> Predictor:
+    return Predictor(own / "run")
+
+
+def test_new_rows_get_the_logits_of_the_prepared_ones(
+    own: Path, predictor: Predictor, frame: pd.DataFrame
+) -> None:
+    shards = open_shards(own / "prepared", None)
+    (batch,) = sequential_batches(shards, range(ROWS), ROWS)
+    expected = predictor._model.logits(batch)  # type: ignore[reportPrivateUsage]
+    found = predictor.logits(frame_block(frame, predictor.schema))
+    assert expected.std() > 0.001
+    # Prepared rows are in the order of their parts.
+    np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=0, atol=1e-6)
+
+
+def test_lists_may_be_lists(predictor: Predictor, frame: pd.DataFrame) -> None:
+    lists = frame.copy()
+    lists["tags"] = [text.split("|") if isinstance(text, str) else [] for text in frame["tags"]]
+    np.testing.assert_array_equal(predictor.predict(lists), predictor.predict(frame))
+
+
+@pytest.mark.parametrize("file", ["rows.csv", "rows.parquet"])
+def test_files_score_as_the_frame(
+    file: str, own: Path, predictor: Predictor, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    if file.endswith(".csv"):
+        frame.to_csv(tmp_path / file, index=False)
+    else:
+        frame[frame.columns[::-1]].to_parquet(tmp_path / file, index=False)
+    given = (f"predict.checkpoint={own / 'run'}", f"predict.rows={tmp_path / file}")
+    told = (f"predict.output={tmp_path / 's.parquet'}", "predict.keep=[note,user]")
+    assert run(["dlrm_hybrid", "predict", *given, *told]) == 0
+    found = pd.read_parquet(tmp_path / "s.parquet")
+    assert list(found) == ["row", "score", "note", "user"]
+    assert found["note"].tolist() == frame["note"].tolist()
+    assert found["user"].astype(int).tolist() == frame["user"].tolist()
+    np.testing.assert_allclose(found["score"], predictor.predict(frame), rtol=0, atol=1e-6)
+
+
+def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
+    own: Path, predictor: Predictor, frame: pd.DataFrame
+) -> None:
+    some = frame.iloc[:9].copy()
+    some.loc[4, "brand"] = "never seen"  # min_count gives the column a row for such
+    bags = predictor.encoder.batch(frame_block(some, predictor.schema).values).bags
+    assert bags.offsets is not None and bags.values[bags.offsets[9 + 4]] == 0
+    some.loc[[5, 7], "city"] = "nowhere"
+    some.loc[5, "tags"] = "t1|t77"
+    with pytest.raises(DataError, match=r"^DataFrame: row 6: city: category 'nowhere' was not se"):
+        predictor.predict(some)
+    zero = Predictor(own / "run", unknown="zero")
+    found = zero.predict(some)
+    assert bool(np.isfinite(found).all())
+    assert zero.encoder.unknown_F.tolist() == [2, 1, 0, 0, 0, 1]
+    np.testing.assert_allclose(
+        np.delete(found, [4, 5, 7]),
+        np.delete(predictor.predict(frame.iloc[:9]), [4, 5, 7]),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"age": "old"},
+            r"^DataFrame: column 'age': |^DataFrame: row 3: column 'age': 'old' is no",
+        ),
+        ({"code": "xyz"}, r"^DataFrame: row 3: column 'code': 'xyz' is not eight hexadecimal"),
+        ({"depth": float("inf")}, r"^DataFrame: row 3: column 'depth': inf is infinite"),
+    ],
+)
+def test_a_value_that_is_none_of_its_column_is_named(
+    change: dict[str, object], said: str, predictor: Predictor, frame: pd.DataFrame
+) -> None:
+    some = frame.iloc[:5].astype({name: object for name in change})
+    for name, value in change.items():
+        some.loc[2, name] = value
+    with pytest.raises(DataError, match=said):
+        predictor.predict(some)
+
+
+def test_a_missing_column_is_named(predictor: Predictor, frame: pd.DataFrame) -> None:
+    with pytest.raises(DataError, match=r"^DataFrame: no column 'city', 'code' \(predict\.rows\)"):
+        predictor.predict(frame.drop(columns=["city", "code", "clicked"]))
+
+
+def test_an_export_says_what_its_ids_mean(own: Path, tmp_path: Path) -> None:
+    given = (f"export.checkpoint={own / 'run'}", f"export.output={tmp_path / 'out'}")
+    assert run(["dlrm_hybrid", "export", *given, "export.format=safetensors"]) == 0
+    inputs = json.loads((tmp_path / "out" / "model.json").read_text())["inputs"]
+    city, brand, user, device, code = inputs["ids"]["columns"]
+    (tags,) = inputs["ids_6"]["columns"]
+    assert (tags["name"], tags["rows"]) == ("tags", 9)
+    texts = json.loads((tmp_path / "out" / city["vocabulary"]).read_text())
+    assert "" in texts and len(texts) == city["rows"] == 16  # 15 and the missing one
+    assert (brand["first_id"], city["first_id"]) == (1, 0)
+    assert device["hash_size"] == 30
+    kinds = [np.load(tmp_path / "out" / one["vocabulary"]).dtype for one in (user, device, code)]
+    assert kinds == [np.int64, np.int64, np.uint32]
+    price = inputs["dense"]["columns"][1]
+    assert price["transform"] == "standardise" and price["deviation"] > 1
