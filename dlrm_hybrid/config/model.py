@@ -65,9 +65,12 @@ def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     if not isinstance(bottom, list) or not bottom or bottom[0] is not None:
         return dict(values), []
     schema = rows.get("schema")
+    is_guessed = rows.get("guess") is not None  # the schema is still to be written
     faults: list[str] = []
     if rows.get("name") != "table":
         width = builtin("criteo_kaggle").num_dense
+    elif is_guessed:
+        width = 1
     elif not isinstance(schema, str):
         width = 1
         faults = ["model.bottom[0] = null: counts the dense columns of data.schema, which is null"]

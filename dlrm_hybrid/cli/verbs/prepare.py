@@ -1,28 +1,54 @@
-"""The verb `prepare`: prepare raw rows, check prepared ones."""
+"""The verb `prepare`: prepare raw rows, check prepared ones, guess a schema."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepare_rows
-from dlrm_hybrid.types import DataError, ExitCode
+from dlrm_hybrid.types import ConfigError, DataError, ExitCode, ResourceError
 
 
 def run(request: Request) -> int:
     """Prepare raw rows and say what they are, or check those that are there."""
     config, terminal = request.config, Terminal()
+    if config.data.guess is not None:
+        return _guess(Path(config.data.guess), config, terminal)
     folder = build.prepared_folder(config)
     if config.prepare.check:
         return _check(config, folder, terminal)
     found = prepare_rows(config, terminal, Command("prepare", request.overrides))
     if found is not None:
         terminal.line(f"{folder} is up to date: {found.rows:,} rows")
+    return ExitCode.DONE
+
+
+def _guess(rows: Path, config: Config, terminal: Terminal) -> int:
+    """Write a first schema for a file, never over another one."""
+    from dlrm_hybrid.data.sources.guess import guess  # Arrow takes a while
+
+    target = Path(config.data.schema or f"{rows.name.partition('.')[0]}.yaml")
+    text = guess(rows)
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{target}: is there already and stays as it is; name another file with data.schema"
+        ) from None
+    except OSError as error:
+        raise ResourceError(f"{target}: cannot be written: {error.strerror}") from error
+    terminal.line(f"{target}: a first schema; edit it, then:")
+    raw, schema = override_text("data.raw", str(rows)), override_text("data.schema", str(target))
+    command = shlex.join(["prepare", "data=table", schema, raw])
+    terminal.line(f"  python -m dlrm_hybrid {command}")
     return ExitCode.DONE
 
 

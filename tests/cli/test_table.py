@@ -1,0 +1,119 @@
+"""A table of one's own from a file to a model, by commands alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.data import schema
+
+ROWS = 4000
+SMALL = ("model=dlrm_small", "train.batch_size=64", "telemetry.tensorboard=false")
+
+
+def program(*arguments: str) -> int:
+    return run(["dlrm_hybrid", *arguments])
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows whose label one category decides, and columns of every kind."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    kind = rng.integers(0, 40, ROWS)
+    table = pa.table(
+        {
+            "user_id": np.arange(ROWS) + 10**6,
+            "clicked": (rng.random(ROWS) < np.where(kind % 2, 0.9, 0.1)).astype(np.int8),
+            "kind": [f"kind {one}" for one in kind],
+            "price": rng.pareto(1.0, ROWS),
+            "age": pa.array(rng.normal(40, 9, ROWS).round(), mask=rng.random(ROWS) < 0.1),
+            "tags": [[f"t{one}" for one in rng.integers(0, 9, one % 4)] for one in kind],
+            "when": np.datetime64("2024-01-01", "s") + np.arange(ROWS) * 60,
+            "title": [f"title number {one}" for one in range(ROWS)],
+        }
+    )
+    path = tmp_path / "rows.parquet"
+    pq.write_table(table, path)
+    return path
+
+
+def test_from_a_file_to_a_model_in_three_commands(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("prepare", "data.guess=rows.parquet") == 0
+    told = capsys.readouterr().out
+    assert "prepare data=table data.schema=rows.yaml data.raw=rows.parquet\n" in told
+    guessed = schema.read(Path("rows.yaml"))
+    assert guessed.label == "clicked"
+    assert [one.name for one in guessed.dense] == ["price", "age"]
+    assert [one.transform for one in guessed.dense] == ["log1p", "standardise"]
+    assert [(one.name, one.max_length) for one in guessed.categorical] == [("kind", 1), ("tags", 6)]
+    assert set(guessed.ignore) == {"user_id", "when", "title"}
+
+    table = ("data=table", "data.schema=rows.yaml")
+    assert program("prepare", *table, "data.raw=row*.parquet") == 0
+    assert f"{ROWS:,} rows (" in capsys.readouterr().out
+    code = program("train", *table, *SMALL, "train.epochs=6", "hydra.run.dir=run")
+    assert code == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["test"]["auc"] > 0.85  # 0.90 is the best there is
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["model"]["bottom"] == [2, 32, 16, 8, 4]
+    Path("rows.yaml").unlink()  # the rows know their schema
+    assert program("evaluate", "evaluate.checkpoint=run", "evaluate.output=scores.json") == 0
+    scores = json.loads(Path("scores.json").read_text())
+    assert scores["auc"] == pytest.approx(summary["test"]["auc"], abs=1e-9)
+
+
+def test_a_schema_that_is_there_is_never_overwritten(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text("precious")
+    assert program("prepare", "data=table", f"data.guess={rows}", "data.schema=mine.yaml") == 2
+    assert "mine.yaml: is there already and stays as it is" in capsys.readouterr().err
+    assert Path("mine.yaml").read_text() == "precious"
+    assert program("prepare", "data.guess=none.csv") == 3
+    assert "none.csv: cannot be read" in capsys.readouterr().err
+
+
+FAULTS = [
+    (("data=table",), "model.bottom[0] = null: counts the dense columns of data.schema, which is"),
+    (("data=table", "data.schema=no.yaml"), "no.yaml: cannot be read: No such file"),
+    (("data.schema=a.yaml",), "data.schema = 'a.yaml': only applies to data=table, not synthetic"),
+    (("data=table", "data.schema=rows.yaml", "data.days=7"), "data.days = 7: data=table has it in"),
+    (("data=criteo_kaggle", "data.days=null"), "data.days = null: data=criteo_kaggle needs a num"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), FAULTS)
+def test_keys_that_do_not_go_together(
+    rows: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], told: str
+) -> None:
+    assert program("prepare", "data.guess=rows.parquet") == 0
+    assert program("train", *SMALL, *given) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_rows_of_another_width_are_refused_with_both_numbers(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("prepare", "data.guess=rows.parquet") == 0
+    table = ("data=table", "data.schema=rows.yaml", "data.raw=rows.parquet")
+    assert program("train", *table, *SMALL, "model.bottom=[13,8,4]") == 2
+    assert "model.bottom[0] = 13: the rows of data/prepared/table have 2 dense" in (
+        capsys.readouterr().err
+    )
+    assert program("train", *table[:2], *SMALL, "data.raw=none*.csv") == 2
+    assert "data.raw = none*.csv: no file fits this pattern" in capsys.readouterr().err
+    Path("rows.yaml").write_text(Path("rows.yaml").read_text().replace("seed: 0", "seed: 1"))
+    assert program("train", *table, *SMALL) == 3
+    told = capsys.readouterr().err
+    assert "data.schema.split.seed: prepared with 0, the schema says 1" in told
+    assert "prepare.overwrite=true" in told
