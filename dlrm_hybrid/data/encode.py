@@ -1,4 +1,4 @@
-"""Vocabularies of tables: numbered while rows are prepared, stored as .npy, looked up afterwards.
+"""Vocabularies of tables: numbered while rows are prepared, stored as .npy, read afterwards.
 
 `vocabulary/<n>.npy` has the categories of categorical column n, from 1, in the order of their ids,
 without one for a shared id 0: text as UTF-8 bytes, concatenated, with `<n>.offsets.npy` (V + 1)
@@ -11,21 +11,18 @@ Shapes: N rows, V categories of a column, D distinct ones of a block, F categori
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.arrays import header
-from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Scale
-from dlrm_hybrid.data.schema import CategoricalColumn, Schema
-from dlrm_hybrid.data.sources.values import MISSING, MISSING_INTEGER, Coded, Key, Values
+from dlrm_hybrid.data.manifest import Scale
+from dlrm_hybrid.data.schema import CategoricalColumn
+from dlrm_hybrid.data.sources.values import Coded, Key
 from dlrm_hybrid.types import DataError
 
 _MAX_CATEGORIES = 2**31 - 2
@@ -129,78 +126,3 @@ def standardised(
     means = np.array([0.0 if one is None else one.mean for one in scales])
     deviations = np.array([1.0 if one is None else one.deviation for one in scales])
     return ((dense_NI - means) / deviations).astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoder:
-    """Rows of any source to batches, by the vocabularies of rows that were prepared before.
-
-    Attributes:
-        schema: the columns.
-        scales: of the dense columns.
-        ids: id of each category, for each categorical column.
-        shared: whether id 0 of a column is for all that its vocabulary lacks.
-        unknown: what becomes of a category that a column without such an id lacks: an `error`, or
-            the id of a `missing` value.
-    """
-
-    schema: Schema
-    scales: tuple[Scale | None, ...]
-    ids: tuple[dict[Key, int], ...]
-    shared: tuple[bool, ...]
-    unknown: Literal["error", "missing"] = "error"
-
-    @classmethod
-    def of(
-        cls, folder: Path, manifest: Manifest, unknown: Literal["error", "missing"] = "error"
-    ) -> Encoder:
-        """That of a folder of prepared rows.
-
-        Raises:
-            DataError: a vocabulary is missing or damaged.
-        """
-        schema, shared = manifest.schema, manifest.out_of_vocabulary
-        ids: list[dict[Key, int]] = []
-        for number, column in enumerate(schema.categorical, 1):
-            keys = read_vocabulary(folder / VOCABULARY_FOLDER, number, column)
-            first = int(shared[number - 1])
-            ids.append({key: first + position for position, key in enumerate(keys)})
-        return cls(schema, manifest.scales, tuple(ids), shared, unknown)
-
-    def batch(self, values: Values) -> Batch:
-        """The batch of some rows; labels are 0 where there are none.
-
-        Raises:
-            DataError: a category is unknown, and its column has no id for such; names both.
-        """
-        rows = len(values.row_N)
-        label_N = np.zeros(rows, np.float32) if values.label_N is None else values.label_N
-        dense_NI = standardised(values.dense_NI, self.scales)
-        ids = [self._ids(column, coded) for column, coded in enumerate(values.categories)]
-        if not self.schema.multi_hot:
-            return Batch(dense_NI, Bags(np.stack(ids)), label_N)
-        ones_N = np.ones(rows, np.int64)
-        lengths = [ones_N if one.length_N is None else one.length_N for one in values.categories]
-        offsets = np.zeros(rows * len(ids) + 1, np.int64)
-        np.cumsum(np.concatenate(lengths), out=offsets[1:])
-        return Batch(dense_NI, Bags(np.concatenate(ids), offsets, len(ids)), label_N)
-
-    def _ids(self, column: int, coded: Coded) -> npt.NDArray[np.int64]:
-        known, meant = self.ids[column], self.schema.categorical[column]
-        present_D = np.bincount(coded.index_M, minlength=len(coded.keys)).tolist()
-        id_D = np.zeros(len(coded.keys), np.int64)
-        for position, (key, count) in enumerate(zip(coded.keys, present_D, strict=True)):
-            found = known.get(key)
-            if found is None and count and not self.shared[column]:
-                found = self._unknown(key, known, meant)
-            id_D[position] = found or 0
-        return id_D[coded.index_M]
-
-    def _unknown(self, key: Key, known: dict[Key, int], column: CategoricalColumn) -> int:
-        missing = MISSING_INTEGER if column.hash_size else MISSING[column.kind]
-        if self.unknown == "missing" and missing in known:
-            return known[missing]
-        raise DataError(
-            f"column {column.name!r}: {key!r:.60} is not in its vocabulary, and it has no id for "
-            "unknown categories (min_count > 1, or vocabulary: train, gives it one)"
-        )

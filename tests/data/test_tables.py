@@ -31,11 +31,12 @@ from table_rows import (
 
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data import schema as schemas
-from dlrm_hybrid.data.encode import Encoder, read_vocabulary
+from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.schema import ByFile
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.values import MISSING_INTEGER, read_values
+from dlrm_hybrid.predict.encoding import Encoder, UnknownCategoryError
 from dlrm_hybrid.types import DataError, DlrmError
 
 ROWS = 600
@@ -223,7 +224,7 @@ def test_files_with_other_columns_are_refused(tmp_path: Path, rows: list[Row]) -
 def test_new_rows_are_encoded_as_the_prepared_ones(tmp_path: Path, rows: list[Row]) -> None:
     path = write_csv(tmp_path / "a.csv", rows)
     made = run_prepare([path], tmp_path / "out", table())
-    encoder = Encoder.of(tmp_path / "out", made)
+    encoder = Encoder(open_shards(tmp_path / "out", None), "error")
     source = open_source(path, ",", 1 << 16, lambda piece: None)
     (block,) = source.blocks(made.schema.read_columns)
     values, bad = read_values(block, made.schema, str(path), labels=True)
@@ -232,7 +233,8 @@ def test_new_rows_are_encoded_as_the_prepared_ones(tmp_path: Path, rows: list[Ro
     found = arrays_of(tmp_path / "out")
     order = sorted(range(ROWS), key=lambda number: part_of(rows[number]))
     np.testing.assert_array_equal(batch.dense_BI[order], found["dense.npy"])
-    np.testing.assert_array_equal(batch.label_B[order], found["label.npy"])
+    assert values.label_N is not None
+    np.testing.assert_array_equal(values.label_N[order], found["label.npy"])
     assert batch.bags.offsets is not None
     ids = [
         batch.bags.values[batch.bags.offsets[i] : batch.bags.offsets[i + 1]].tolist()
@@ -255,11 +257,14 @@ def test_an_unknown_category_needs_an_id(tmp_path: Path, rows: list[Row]) -> Non
     (block,) = open_source(new, ",", 1 << 16, lambda piece: None).blocks(schema.read_columns)
     values, _ = read_values(block, schema, "new.csv", labels=False)
     assert values.label_N is None
-    with pytest.raises(DataError, match="column 'device': 'watch' is not in its vocabulary"):
-        Encoder.of(tmp_path / "out", made).batch(values)
-    batch = Encoder.of(tmp_path / "out", made, unknown="missing").batch(values)
-    devices = read_vocabulary(tmp_path / "out" / "vocabulary", 3, schema.categorical[2])
-    assert batch.bags.values[2].tolist() == [devices.index("")]
+    shards = open_shards(tmp_path / "out", None)
+    with pytest.raises(UnknownCategoryError) as caught:
+        Encoder(shards, "error").batch(values)
+    assert caught.value.args == (0, "device", "'watch'")
+    encoder = Encoder(shards, "zero")
+    batch = encoder.batch(values)
+    assert batch.bags.values[2].tolist() == [made.table_rows[2]]  # a row of zeros after the last
+    assert encoder.padded_rows[2] == made.table_rows[2] + 1
     assert batch.bags.values[0].tolist() == [0]
 
 
