@@ -39,6 +39,10 @@ class Lists(NamedTuple):
     offsets_E: npt.NDArray[np.int64]
     values_N: npt.NDArray[np.int32]
 
+    def ids(self) -> npt.NDArray[np.int32]:
+        """All ids of the rows, one row after the other."""
+        return self.values_N[self.offsets_E[0] : self.offsets_E[-1]]
+
     def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
         """Whether a row (R,) has more ids than it may, or one that its table has no row for."""
         starts_R, stops_R = self.offsets_E[:-1], self.offsets_E[1:]

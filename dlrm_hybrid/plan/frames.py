@@ -27,7 +27,8 @@ from dlrm_hybrid.telemetry.traffic import Traffic
 
 ID_BYTES = 4
 COUNT_BYTES = 4
-EXCHANGE_HEADER_BYTES = 8  # length of the ids, rows of the batch
+EXCHANGE_HEADER_BYTES = 8  # length of the ids, rows of the batch; of lists most ids of a table, too
+LENGTH_BYTES = 4  # of a bag
 TERNARY_HEAD_BYTES, LEVELS_HEAD_BYTES = 4, 8
 CODES_PER_BYTE = {"bits": 4, "trits": 5}
 
@@ -273,9 +274,14 @@ def _exchange(world: Layout) -> tuple[float, ...]:
     if keys.deduplicate:
         distinct = sum(world.ids.distinct) * share
         ids = id_set_bytes(world.ids.distinct, world.ids.rows, world.config.train.batch_size)
-        return EXCHANGE_HEADER_BYTES, ids * share, distinct * values, distinct * values
+        header = EXCHANGE_HEADER_BYTES + (0 if world.ids.per_row is None else ID_BYTES)
+        return header, ids * share, distinct * values, distinct * values
     looked_up = world.config.train.batch_size * tables * share
-    return looked_up * ID_BYTES, looked_up * values, looked_up * values
+    rows = looked_up * values, looked_up * values
+    if world.ids.per_row is None:
+        return looked_up * ID_BYTES, *rows
+    ids = world.config.train.batch_size * world.ids.per_row * share
+    return looked_up * LENGTH_BYTES, ids * ID_BYTES, *rows
 
 
 def _served(world: Layout) -> tuple[float, float, float]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate
 from math import expm1, inf, log1p
+from pathlib import Path
+
+import numpy as np
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
+from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.plan.sizes import build_up
-from dlrm_hybrid.run.assembly.build import model_spec, profile, topology
+from dlrm_hybrid.run.assembly.build import model_spec, prepared_folder, profile, topology
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
+
+COUNTED_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +104,12 @@ class TableIds:
     Attributes:
         rows: of each table.
         distinct: ids of a batch in each table, on average.
+        per_row: ids that a row has in all tables, on average; None: one in each.
     """
 
     rows: tuple[int, ...]
     distinct: tuple[float, ...]
+    per_row: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +153,18 @@ def layout(config: Config, train_rows: int, densities: Densities | None = None) 
 
     Raises:
         ConfigError: the parts do not fit together.
+        DataError: the rows of a table of one's own are not prepared.
     """
     known = densities or Densities()
-    rows = table_rows(profile(), config, train_rows)
-    spec = model_spec(config, rows)
+    if config.data.name == "table":
+        ids = _counted(prepared_folder(config), config.train.batch_size)
+    else:
+        ids = TableIds(
+            rows=table_rows(profile(), config, train_rows),
+            distinct=tuple(distinct_ids(profile(), config.train.batch_size)),
+        )
+    spec = model_spec(config, ids.rows)
     partition = Partition.of(spec, config.parallel.cuts)
-    found = distinct_ids(profile(), config.train.batch_size)
     return Layout(
         config=config,
         spec=spec,
@@ -157,12 +172,35 @@ def layout(config: Config, train_rows: int, densities: Densities | None = None) 
         topology=topology(config),
         tensors=lay_out(spec.dense_shapes(), partition.stage_of, config.parallel.servers),
         densities=known,
-        ids=TableIds(
-            rows=rows,
+        ids=replace(
+            ids,
             distinct=tuple(
-                min(known.ids * one, total) for one, total in zip(found, rows, strict=True)
+                min(known.ids * one, total)
+                for one, total in zip(ids.distinct, ids.rows, strict=True)
             ),
         ),
+    )
+
+
+@cache
+def _counted(folder: Path, batch_size: int) -> TableIds:
+    """Those of some batches of prepared rows: of other tables than Criteo's nothing is known."""
+    shards = open_shards(folder, expected=None)
+    schema, batch_rows = shards.schema, min(batch_size, len(shards.train_rows))
+    firsts = np.linspace(0, len(shards.train_rows) - batch_rows, COUNTED_BATCHES, dtype=np.int64)
+    distinct, num_ids = np.zeros((COUNTED_BATCHES, len(schema.categorical))), 0
+    for number, first in enumerate(firsts.tolist()):
+        rows = shards.read(range(first, first + batch_rows))
+        by_table = [
+            *zip(schema.single, rows.ids_RF.T, strict=True),
+            *((at, one.ids()) for at, one in zip(schema.multi_hot, rows.lists, strict=True)),
+        ]
+        for table, ids_N in by_table:
+            distinct[number, table] = len(np.unique(ids_N))
+            num_ids += len(ids_N)
+    per_row = num_ids / (COUNTED_BATCHES * batch_rows) if schema.multi_hot else None
+    return TableIds(
+        rows=shards.table_rows, distinct=tuple(distinct.mean(0).tolist()), per_row=per_row
     )
 
 
