@@ -51,7 +51,7 @@ class DataConfig:
     max_ind_range: Annotated[int, Field(ge=0, lt=2**32)] | None
     on_bad_row: Literal["error", "skip", "quarantine"]
     max_bad_rows: Count
-    test_part: Literal["day", "first_half"]
+    test_part: Literal["day", "first_half", "validation"]
     shuffle: bool
     shuffle_block_rows: Annotated[int, Field(ge=1, le=2**24)]
     shuffle_read_rows: Annotated[int, Field(ge=1, le=2**24)]

@@ -151,19 +151,27 @@ class Shards:
         return range(parts.train.rows, parts.train.rows + parts.validation.rows)
 
     def test_rows(self, part: str) -> range:
-        """The rows to test on, or the half of them that facebookresearch/dlrm tests on.
+        """The rows that evaluations score: those to test on, a half of them, or those to validate.
 
-        `first_half` has the middle row of an odd number, as np.array_split gives it.
+        `first_half`, on which facebookresearch/dlrm tests, has the middle row of an odd number, as
+        np.array_split gives it.
 
         Raises:
-            ValueError: `part` is neither `day` nor `first_half`.
+            ConfigError: `validation`, and there are none.
+            ValueError: `part` is neither of these nor `day`.
         """
+        if part == "validation":
+            if not self.validation_rows:
+                raise ConfigError(
+                    f"data.test_part = validation: the rows of {self.folder} have no such part"
+                )
+            return self.validation_rows
         start, stop = self.validation_rows.stop, self.manifest.rows
         if part == "day":
             return range(start, stop)
         if part == "first_half":
             return range(start, start + (stop - start + 1) // 2)
-        raise ValueError(f"data.test_part is `day` or `first_half`, not {part!r}")
+        raise ValueError(f"data.test_part is day, first_half or validation, not {part!r}")
 
     def steps_per_epoch(self, batch_size: int, trainers: int) -> int:
         """Global batches of `trainers * batch_size` rows in the training rows.

@@ -60,6 +60,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
             f"model.bottom[0] = {width}: the rows of {rows} have {dense} dense columns; null takes "
             "as many as data.schema has"
         )
+    shards.test_rows(config.data.test_part)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
         folder = checkpoint_folder.find(resume_from)

@@ -72,6 +72,25 @@ def test_from_a_file_to_a_model_in_three_commands(
     assert scores["auc"] == pytest.approx(summary["test"]["auc"], abs=1e-9)
 
 
+def test_validation_while_training_and_tests_at_the_end(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("prepare", "data.guess=rows.parquet") == 0
+    table = ("data=table", "data.schema=rows.yaml", "data.raw=rows.parquet")
+    part = "data.test_part=validation"
+    assert program("train", *table, *SMALL, part, "hydra.run.dir=run") == 0
+    for name in ("validation", "day"):
+        given = (f"data.test_part={name}", f"evaluate.output={name}.json")
+        assert program("evaluate", "evaluate.checkpoint=run", *given) == 0
+    summary = json.loads(Path("run/summary.json").read_text())["test"]
+    scores = [json.loads(Path(f"{name}.json").read_text()) for name in ("validation", "day")]
+    assert scores[0]["auc"] == pytest.approx(summary["auc"], abs=1e-9)
+    assert scores[1]["auc"] != pytest.approx(summary["auc"], abs=1e-6)
+    capsys.readouterr()
+    assert program("train", *SMALL, "data.rows=1000", part) == 2
+    assert "data.test_part = validation: the rows of " in capsys.readouterr().err
+
+
 def test_a_schema_that_is_there_is_never_overwritten(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,7 +37,7 @@ from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.values import MISSING_INTEGER, read_values
 from dlrm_hybrid.predict.encoding import Encoder, UnknownCategoryError
-from dlrm_hybrid.types import DataError, DlrmError
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError
 
 ROWS = 600
 
@@ -107,6 +107,21 @@ def test_every_format_and_every_cut_into_files_gives_the_same(
     ):
         run_prepare(raw, tmp_path / f"out{number}", table())
         assert_same(tmp_path / f"out{number}", tmp_path / "wanted")
+
+
+def test_evaluations_score_the_part_to_validate(tmp_path: Path, rows: list[Row]) -> None:
+    path = write_csv(tmp_path / "a.csv", rows)
+    run_prepare([path], tmp_path / "out", table())
+    shards = open_shards(tmp_path / "out", None)
+    counts = [sum(part_of(row) == part for row in rows) for part in range(3)]
+    assert list(shards.test_rows("validation")) == list(range(counts[0], counts[0] + counts[1]))
+    assert list(shards.test_rows("day")) == list(range(counts[0] + counts[1], ROWS))
+    split = schemas.ByFraction(by="fraction", test=0.5)
+    run_prepare([path], tmp_path / "none", replace(table(BY_FRACTION), split=split))
+    with pytest.raises(
+        ConfigError, match="test_part = validation: the rows of .* have no such part"
+    ):
+        open_shards(tmp_path / "none", None).test_rows("validation")
 
 
 def test_npy_files_hold_tables_too(tmp_path: Path, rows: list[Row]) -> None:
