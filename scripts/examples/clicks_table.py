@@ -22,8 +22,8 @@ Int64s = NDArray[np.int64]
 
 BEGIN, DAYS = np.datetime64("2026-03-01T00:00:00"), 30
 TEST_FROM = BEGIN + np.timedelta64(27, "D")
-SIZES = {"country": 12, "city": 300, "device": 5, "campaign": 800, "customer": 3000}
-EFFECTS = {"country": 0.5, "city": 0.4, "device": 0.4, "campaign": 0.6, "customer": 0.4}
+SIZES = {"country": 12, "city": 120, "device": 5, "campaign": 300, "customer": 800}
+EFFECTS = {"country": 0.5, "city": 0.4, "device": 0.4, "campaign": 0.5, "customer": 0.3}
 TAGS, MOST_TAGS = 200, 6
 BIAS = -1.6
 # So that names are not all ASCII, and some have what CSV must quote.
