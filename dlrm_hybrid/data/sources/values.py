@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Schema
-from dlrm_hybrid.data.sources.arrow import ArrowError, ArrowInvalid, Batch, pa, pc
+from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, is_list, is_text, pa, pc, plain
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.types import DataError
 
@@ -28,7 +28,7 @@ Key = str | int
 MISSING_INTEGER = -(2**63)
 MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$|^(?i:nan|[+-]?inf(inity)?)$"
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
 _HASH8 = re.compile(r"[0-9a-fA-F]{8}")
 _SHOWN_CHARACTERS = 40
 
@@ -116,7 +116,7 @@ def read_values(
             faults.setdefault(index, (time_name if name == _TIME else name, reason))
     row_N = block.row_N
     bad = [
-        BadRow(int(row_N[index]), name, reason, str(block.columns.slice(index, 1).to_pylist()[0]))
+        BadRow(int(row_N[index]), name, reason, _raw(block.columns.slice(index, 1)))
         for index, (name, reason) in sorted(faults.items())
     ]
     if faults:
@@ -133,6 +133,13 @@ def read_values(
         time_N=found[_TIME].values if _TIME in found else None,
     )
     return values, sorted([*odd, *bad], key=lambda one: one.row)
+
+
+def _raw(row: Batch) -> str:
+    try:
+        return str(row.to_pylist()[0])
+    except UnicodeDecodeError:  # Parquet holds any bytes as text
+        return "not UTF-8"
 
 
 _TIME = "\0time"
@@ -153,25 +160,26 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
             ) from error
 
     if labels:
-        take(schema.label, schema.label, _label)
+        take(schema.label, schema.label, lambda array: _label(plain(array)))
     for dense in schema.dense:
-        take(dense.name, dense.name, lambda array, column=dense: _dense(array, column))
+        take(dense.name, dense.name, lambda array, column=dense: _dense(plain(array), column))
     for one in schema.categorical:
         take(one.name, one.name, lambda array, column=one: _categories(array, column, path))
     if labels and isinstance(schema.split, ByTime):
         border = schema.split.test_from
-        take(schema.split.column, _TIME, lambda array: _time(array, isinstance(border, str)))
+        take(schema.split.column, _TIME, lambda array: _time(plain(array), isinstance(border, str)))
     return found
 
 
 def _numbers(array: Any) -> _Found:
     """float64, NaN where nothing is; bad where it is no number."""
     bad: dict[int, str] = {}
-    if _is_text(array.type):
+    if is_text(array.type):
         array, bad = _text(array)
         try:
             array = pc.cast(array, pa.float64())
-        except ArrowInvalid:
+        except pa.ArrowInvalid:
+            array = pc.if_else(pc.equal(array, ""), pa.scalar(None, array.type), array)
             wrong = pc.invert(pc.match_substring_regex(array, _NUMBER)).fill_null(False)
             for index in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
                 bad.setdefault(index, f"{_shown(array[index].as_py())} is not a number")
@@ -187,7 +195,7 @@ def _label(array: Any) -> _Found:
     bad = dict(bad)
     for index in np.flatnonzero((label_N != 0) & (label_N != 1)).tolist():
         value = array[index].as_py()
-        reason = "is empty" if value is None else f"{_shown(value)} is neither 0 nor 1"
+        reason = "is empty" if value in (None, b"") else f"{_shown(value)} is neither 0 nor 1"
         bad.setdefault(index, reason)
     return _Found(label_N.astype(np.float32), bad)
 
@@ -213,17 +221,21 @@ def _time(array: Any, is_moment: bool) -> _Found:
         missing = np.flatnonzero(np.isnan(found.values)).tolist()
         return _Found(found.values, {**dict.fromkeys(missing, "is empty"), **found.bad})
     bad: dict[int, str] = {}
-    if _is_text(array.type):
+    if is_text(array.type):
         array, bad = _text(array)
         try:
             moments = pc.cast(array, pa.timestamp("us"))
-        except ArrowInvalid:
+        except pa.ArrowInvalid:
             values = array.to_pylist()
             for index, value in enumerate(values):
-                if value is not None and moment(value) is None:
+                if not value:
+                    values[index] = None
+                elif moment(value) is None:
                     bad.setdefault(index, f"{_shown(value)} is not a time as 2024-03-01 12:00:00")
                     values[index] = None
             moments = pc.cast(pa.array(values, pa.string()), pa.timestamp("us"))
+    elif pa.types.is_integer(array.type):
+        raise pa.ArrowInvalid("seconds, or days? Write whole numbers in `split` too")
     else:
         moments = pc.cast(array, pa.timestamp("us"), safe=False)
     for index in np.flatnonzero(moments.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -236,20 +248,21 @@ def moment(text: str) -> int | None:
     """Microseconds since 1970 of a time as 2024-03-01 or 2024-03-01 12:00:00; None for others."""
     try:
         found: Any = pc.cast(pa.array([text]), pa.timestamp("us"))
-    except ArrowInvalid:
+    except pa.ArrowInvalid:
         return None
     return int(pc.cast(found, pa.int64())[0].as_py())
 
 
 def _categories(array: Any, column: CategoricalColumn, path: str) -> _Found:
     if column.max_length == 1:
-        if _is_list(array.type):
+        if is_list(array.type):
             raise DataError(
                 f"{path}: column {column.name!r}: holds lists; the schema needs max_length > 1"
             )
         return _coded(array, column, None)
-    if not _is_list(array.type):
-        if not _is_text(array.type) or column.separator is None:
+    array = plain(array)
+    if not is_list(array.type):
+        if not is_text(array.type) or column.separator is None:
             raise DataError(
                 f"{path}: column {column.name!r}: {array.type} is no list; the schema needs a "
                 "separator, or max_length = 1"
@@ -259,11 +272,11 @@ def _categories(array: Any, column: CategoricalColumn, path: str) -> _Found:
     else:
         bad = {}
     length_N = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    flat = array.flatten()
+    flat = plain(array.flatten())
     for index in np.flatnonzero(length_N > column.max_length).tolist():
         bad.setdefault(index, f"{length_N[index]} values, max_length = {column.max_length}")
     empty_M = flat.is_null()
-    if _is_text(flat.type):
+    if is_text(flat.type):
         empty_M = pc.or_(empty_M, pc.equal(pc.binary_length(flat), 0).fill_null(True))
     if pc.any(empty_M).as_py():
         row_M = np.repeat(np.arange(len(length_N)), length_N)
@@ -278,7 +291,8 @@ def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
     """Distinct categories, and where each is; a bad one is laid to its row."""
     if not pa.types.is_dictionary(array.type):
         array = pc.dictionary_encode(array)
-    indices, distinct = array.indices, array.dictionary
+    # Indices may be of 8 bits, all of them taken.
+    indices, distinct = pc.cast(array.indices, pa.int32()), plain(array.dictionary)
     if indices.null_count:
         indices = pc.fill_null(indices, len(distinct))
     values = [*distinct.to_pylist(), None]
@@ -300,7 +314,8 @@ def _keys(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], 
     faults: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
-            keys.append(missing if value is None or value in (b"", "") else read(value))
+            is_missing = value is None or value == b"" or value != value  # NaN
+            keys.append(missing if is_missing else read(value))
         except ValueError as error:
             faults[index] = f"{_shown(value)} {error}"
             keys.append(missing)
@@ -334,9 +349,10 @@ def _integer(value: Any) -> int:
         value = int(value)
     if isinstance(value, (str, bytes)):
         text = _string(value).strip()
-        if not _INTEGER.fullmatch(text):
+        found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
+        if not found:
             raise ValueError("is not an integer of 64 bits")
-        value = int(text)
+        value = int(found[1])
     if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
         raise ValueError("is not an integer of 64 bits")
     return int(value)
@@ -358,11 +374,9 @@ _READERS: Mapping[str, Callable[[Any], Key]] = {
 
 def _text(array: Any) -> tuple[Any, dict[int, str]]:
     """Bytes as text; what is not UTF-8 becomes null, with its reason."""
-    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
-        return array, {}
     try:
         return pc.cast(array, pa.string()), {}
-    except ArrowInvalid:
+    except pa.ArrowInvalid:
         bad: dict[int, str] = {}
         values: list[str | None] = []
         for index, value in enumerate(array.to_pylist()):
@@ -372,21 +386,6 @@ def _text(array: Any) -> tuple[Any, dict[int, str]]:
                 values.append(None)
                 bad[index] = f"{_shown(value)} is not UTF-8"
         return pa.array(values, pa.string()), bad
-
-
-def _is_text(kind: Any) -> bool:
-    types = pa.types
-    return (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
-
-
-def _is_list(kind: Any) -> bool:
-    types = pa.types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def _shown(value: Any) -> str:
