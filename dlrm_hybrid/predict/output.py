@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.data.sources.arrow import pa, parquet
+from dlrm_hybrid.data.sources.arrow import ArrowError, pa, parquet
 from dlrm_hybrid.disk import flush, writing
 from dlrm_hybrid.run.folder import one_user
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.types import ConfigError, DataError
 
 OUTPUT_KEY = "predict.output"
 KINDS = (".parquet", ".csv")
@@ -72,12 +72,26 @@ class _Parquet:
             table = pa.table(dict(columns))
             if self._writer is None:
                 self._writer = parquet.ParquetWriter(self._path, table.schema, compression="zstd")
-            self._writer.write_table(table.cast(self._writer.schema))
+            self._writer.write_table(_as_before(table, self._writer.schema))
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+def _as_before(table: Any, schema: Any) -> Any:
+    """Columns of the types that the first block had."""
+    columns: list[Any] = []
+    for field, column in zip(schema, table.columns, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except ArrowError as error:
+            raise DataError(
+                f"column {field.name!r}: {field.type} in the first rows, {column.type} in later "
+                "ones: .csv takes both (predict.keep)"
+            ) from error
+    return pa.table(columns, schema=schema)
 
 
 class _Csv:
@@ -91,7 +105,8 @@ class _Csv:
         mode = "w" if self._is_new else "a"
         with writing(self._path, OUTPUT_KEY):
             found = {
-                name: one.to_pandas() if hasattr(one, "to_pandas") else one
+                # With None, or whole numbers beside nothing would become floats.
+                name: one.to_pandas(integer_object_nulls=True) if hasattr(one, "to_pandas") else one
                 for name, one in columns.items()
             }
             frame = pd.DataFrame(found)

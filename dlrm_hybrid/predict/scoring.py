@@ -144,6 +144,9 @@ def _faults(request: Request) -> Iterator[str]:
     for name, what in wanted.items():
         if getattr(options, name) is None:
             yield f"predict.{name} = null: {what}"
+    rows = [options.rows] if isinstance(options.rows, str) else options.rows or []
+    if options.output and Path(options.output).resolve() in [Path(one).resolve() for one in rows]:
+        yield f"predict.output = {options.output}: is one of predict.rows, which it would replace"
     for name in OWN_COLUMNS:
         if name in options.keep:
             yield f"predict.keep = {list(options.keep)}: {name} is a column of every file of scores"

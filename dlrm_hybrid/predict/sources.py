@@ -17,11 +17,11 @@ import xxhash
 
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.sources import files
-from dlrm_hybrid.data.sources.arrow import ArrowError, pa, pc
+from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
-from dlrm_hybrid.data.sources.values import read_values
+from dlrm_hybrid.data.sources.values import as_text, read_values
 from dlrm_hybrid.predict.blocks import Block, CriteoValues
 from dlrm_hybrid.types import DataError
 
@@ -87,7 +87,7 @@ def frame_block(frame: pd.DataFrame, schema: Schema) -> Block:
     for name in names:
         try:
             arrays.append(pa.array(frame.iloc[:, found.index(name)], from_pandas=True))
-        except (ArrowError, OverflowError) as error:
+        except (ArrowError, OverflowError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise DataError(f"{FRAME}: column {name!r}: {reason}") from error
     columns = pa.record_batch(arrays, names)
@@ -109,19 +109,28 @@ def _names(source: str, found: Sequence[str], schema: Schema, keep: Sequence[str
     if missing:
         raise DataError(f"{source}: no column {', '.join(map(repr, missing))} ({ROWS_KEY})")
     label = [schema.label] if schema.label in found else []
-    return list(dict.fromkeys((*features, *label, *keep)))
+    names = list(dict.fromkeys((*features, *label, *keep)))
+    twice = [name for name in names if found.count(name) > 1]
+    if twice:
+        raise DataError(f"{source}: column {twice[0]!r} is there twice ({ROWS_KEY})")
+    return names
 
 
 def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[str]) -> Block:
     names: list[str] = block.columns.schema.names
-    values, bad = read_values(block, schema, source, labels=schema.label in names)
+    # Rows whose label is still to come are scored as those without one.
+    labels = schema.label in names and not block.columns.column(schema.label).null_count
+    values, bad = read_values(block, schema, source, labels=labels)
     if bad:
         column = f"column {bad[0].column!r}: " if bad[0].column else ""
         raise DataError(f"{source}: row {bad[0].row}: {column}{bad[0].reason}")
     kept: dict[str, Any] = {}
     for name in keep:
-        array = block.columns.column(names.index(name))
-        kept[name] = pc.cast(array, pa.string()) if pa.types.is_binary(array.type) else array
+        array = block.columns.column(name)
+        kept[name], not_text = as_text(plain(array)) if is_text(plain(array).type) else (array, {})
+        for index, reason in not_text.items():
+            where = f"{source}: row {int(block.row_N[index])}"
+            raise DataError(f"{where}: column {name!r}: {reason} (predict.keep)")
     row_N = values.row_N
     return Block(
         values=values,

@@ -50,7 +50,7 @@ def read(changed: dict[str, Any]) -> tuple[Values, list[BadRow]]:
 
 def told(values: Values) -> list[Any]:
     assert values.label_N is not None and values.time_N is not None
-    categories = [
+    categories: list[Any] = [
         ([one.keys[index] for index in one.index_M.tolist()], np.asarray(one.length_N).tolist())
         for one in values.categories
     ]

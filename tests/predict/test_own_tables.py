@@ -179,3 +179,65 @@ def test_an_export_says_what_its_ids_mean(own: Path, tmp_path: Path) -> None:
     assert kinds == [np.int64, np.int64, np.uint32]
     price = inputs["dense"]["columns"][1]
     assert price["transform"] == "standardise" and price["deviation"] > 1
+
+
+def scored(own: Path, rows: list[Path], output: Path, *keep: str) -> int:
+    given = [f"predict.checkpoint={own / 'run'}", f"predict.output={output}"]
+    given += [f"predict.rows=[{','.join(map(str, rows))}]", f"predict.keep=[{','.join(keep)}]"]
+    return run(["dlrm_hybrid", "predict", *given])
+
+
+def test_kept_whole_numbers_beside_missing_ones_stay_as_they_are(
+    own: Path, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    numbers = pd.array([None, 2**60 + 1, 3, 4], "Int64")
+    frame.iloc[:4].assign(number=numbers).to_parquet(tmp_path / "new.parquet")
+    assert scored(own, [tmp_path / "new.parquet"], tmp_path / "scores.csv", "number") == 0
+    found = pd.read_csv(tmp_path / "scores.csv", dtype=str, keep_default_na=False)
+    assert found["number"].tolist() == ["", str(2**60 + 1), "3", "4"]
+
+
+def test_a_label_that_is_still_to_come_is_no_fault(
+    own: Path, frame: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = frame.iloc[:9]
+    some.assign(clicked=some["clicked"].where(some.index > 3)).to_csv(tmp_path / "new.csv")
+    assert scored(own, [tmp_path / "new.csv"], tmp_path / "scores.csv") == 0
+    assert "log-loss" not in capsys.readouterr().out
+    some.assign(clicked=2).to_csv(tmp_path / "new.csv")
+    assert scored(own, [tmp_path / "new.csv"], tmp_path / "scores.csv") == 3
+
+
+def test_what_cannot_be_kept_is_named(
+    own: Path, frame: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = frame.iloc[:9]
+    text = some.to_csv(index=False).encode()
+    (tmp_path / "a.csv").write_bytes(text.replace(b"note 4\n", b"note \xe9\n"))
+    assert scored(own, [tmp_path / "a.csv"], tmp_path / "s.csv", "note") == 3
+    assert "a.csv: row 5: column 'note': 'note \\\\xe9' is not UTF-8" in capsys.readouterr().err
+    some.assign(note=None).to_parquet(tmp_path / "b.parquet")
+    some.assign(note=7).to_parquet(tmp_path / "c.parquet")
+    files = [tmp_path / "b.parquet", tmp_path / "c.parquet"]
+    assert scored(own, files, tmp_path / "s.parquet", "note") == 3
+    assert "column 'note': null in the first rows, int64 in later" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*s.parquet*"))
+    assert scored(own, files, tmp_path / "s.csv", "note") == 0
+
+
+def test_two_columns_of_one_name_are_refused(
+    own: Path, predictor: Predictor, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    twice = pd.concat([frame, frame[["age"]] * 2], axis=1)
+    with pytest.raises(DataError, match=r"DataFrame: column 'age' is there twice"):
+        predictor.predict(twice)
+    twice.to_csv(tmp_path / "new.csv")
+    assert scored(own, [tmp_path / "new.csv"], tmp_path / "s.csv") == 3
+
+
+def test_scores_never_replace_the_rows(own: Path, frame: pd.DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    frame.to_csv(path)
+    before = path.read_bytes()
+    assert scored(own, [path], tmp_path / "." / "new.csv") == 2
+    assert path.read_bytes() == before

@@ -175,7 +175,7 @@ def _numbers(array: Any) -> _Found:
     """float64, NaN where nothing is; bad where it is no number."""
     bad: dict[int, str] = {}
     if is_text(array.type):
-        array, bad = _text(array)
+        array, bad = as_text(array)
         try:
             array = pc.cast(array, pa.float64())
         except pa.ArrowInvalid:
@@ -222,7 +222,7 @@ def _time(array: Any, is_moment: bool) -> _Found:
         return _Found(found.values, {**dict.fromkeys(missing, "is empty"), **found.bad})
     bad: dict[int, str] = {}
     if is_text(array.type):
-        array, bad = _text(array)
+        array, bad = as_text(array)
         try:
             moments = pc.cast(array, pa.timestamp("us"))
         except pa.ArrowInvalid:
@@ -267,7 +267,7 @@ def _categories(array: Any, column: CategoricalColumn, path: str) -> _Found:
                 f"{path}: column {column.name!r}: {array.type} is no list; the schema needs a "
                 "separator, or max_length = 1"
             )
-        array, bad = _text(array)
+        array, bad = as_text(array)
         array = pc.split_pattern(array, column.separator)
     else:
         bad = {}
@@ -372,7 +372,7 @@ _READERS: Mapping[str, Callable[[Any], Key]] = {
 }
 
 
-def _text(array: Any) -> tuple[Any, dict[int, str]]:
+def as_text(array: Any) -> tuple[Any, dict[int, str]]:
     """Bytes as text; what is not UTF-8 becomes null, with its reason."""
     try:
         return pc.cast(array, pa.string()), {}
