@@ -73,12 +73,17 @@ def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         width = 1
     elif not isinstance(schema, str):
         width = 1
-        faults = ["model.bottom[0] = null: counts the dense columns of data.schema, which is null"]
+        faults = [
+            "model.bottom[0] = null: counts the dense columns of data.schema, which is null; name "
+            "the schema, or write their number"
+        ]
     else:
         try:
             width = read(Path(schema)).num_dense
         except ConfigError as error:
             width, faults = 1, str(error).splitlines()
+        if width == 0:
+            width, faults = 1, [f"{schema}: dense = []: a model needs one dense column at least"]
     rest = cast("list[Any]", bottom)[1:]
     return {**values, "model": {**shape, "bottom": [width, *rest]}}, faults
 

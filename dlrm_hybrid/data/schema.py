@@ -129,11 +129,12 @@ class Schema:
         label: column of 0 and 1.
         dense: columns of numbers, in the order of the model's input.
         categorical: columns of categories, in the order of the embedding tables.
-        ignore: columns of the files that are not read; any other one is an error.
+        ignore: columns of the files that are not read, "" one without a name; any other one is an
+            error.
         split: which rows train, validate and test; null with `criteo`, where `data.days` says it.
         vocabulary: rows whose categories get ids: those of the `train` part, or `all`; of other
             rows categories share id 0.
-        delimiter: between the columns of CSV files.
+        delimiter: between the columns of CSV files, an ASCII character.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -142,7 +143,7 @@ class Schema:
     label: ColumnName
     dense: Annotated[tuple[DenseColumn, ...], Field(max_length=MOST_COLUMNS)]
     categorical: Categoricals
-    ignore: tuple[ColumnName, ...] = ()
+    ignore: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
     split: Split | None = None
     vocabulary: Literal["train", "all"] = "train"
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -294,6 +295,11 @@ def _faults(schema: Schema) -> Iterator[str]:
     for i, column in enumerate(schema.categorical):
         if column.separator is not None and column.max_length == 1:
             yield f"categorical[{i}].separator: only with max_length > 1, a multi-hot column"
+    delimiter = schema.delimiter
+    if delimiter == '"' or not (
+        delimiter == "\t" or delimiter.isascii() and delimiter.isprintable()
+    ):
+        yield f"delimiter = {delimiter!r}: must be a tab, or a character of ASCII that is no quote"
     yield from _criteo_faults(schema) if schema.format == "criteo" else _split_faults(schema.split)
 
 

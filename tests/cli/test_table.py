@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,6 +90,28 @@ def test_validation_while_training_and_tests_at_the_end(
     capsys.readouterr()
     assert program("train", *SMALL, "data.rows=1000", part) == 2
     assert "data.test_part = validation: the rows of " in capsys.readouterr().err
+
+
+def test_a_file_of_pandas_with_its_index_and_another_delimiter(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pd.read_parquet(rows).drop(columns="tags")
+    frame.to_csv("rows.csv", sep=";")
+    assert program("prepare", "data.guess=rows.csv") == 0
+    guessed = schema.read(Path("rows.yaml"))
+    assert guessed.delimiter == ";"
+    assert set(guessed.ignore) == {"", "user_id", "when", "title"}
+    assert program("prepare", "data=table", "data.schema=rows.yaml", "data.raw=rows.csv") == 0
+    assert f"{ROWS:,} rows (" in capsys.readouterr().out
+
+
+def test_a_model_needs_a_dense_column(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(
+        "label: clicked\ndense: []\ncategorical: [{name: kind}]\nsplit: {by: fraction, test: 0.1}"
+    )
+    assert program("train", *SMALL, "data=table", "data.schema=mine.yaml") == 2
+    told = capsys.readouterr().err
+    assert "mine.yaml: dense = []: a model needs one dense column at least" in told
 
 
 def test_a_schema_that_is_there_is_never_overwritten(

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from dlrm_hybrid.data.sources.arrow import ArrowInvalid, pa, pc
-from dlrm_hybrid.data.sources.files import open_source
+from dlrm_hybrid.data.sources.files import Source, open_source
 from dlrm_hybrid.types import DataError
 
 LABELS = ("label", "click", "clicked", "target", "y", "conversion", "is_click")
 SEPARATORS = ("|", ";", " ")
+DELIMITERS = (",", "\t", ";", "|")
 FEW = 30  # distinct whole numbers: rather categories than amounts
 UNIQUE = 0.95  # of the rows have a value of their own: no category
 SKEWED = 20.0  # largest over median: rather the logarithm
@@ -47,7 +48,7 @@ def guess(path: Path) -> str:
     Raises:
         DataError: the file cannot be read, or has no rows.
     """
-    source = open_source(path, ",", 1 << 23, lambda piece: None)
+    delimiter, source = _open(path)
     block = next(iter(source.blocks(source.names)), None)
     if block is None or not block.columns.num_rows:
         raise DataError(f"{path}: no rows to guess a schema from (data.guess)")
@@ -55,7 +56,16 @@ def guess(path: Path) -> str:
         _column(name, array)
         for name, array in zip(source.names, block.columns.columns, strict=True)
     ]
-    return "\n".join([*_lines(path, columns, block.columns.num_rows), ""])
+    lines = [*_lines(path, columns, block.columns.num_rows)]
+    if delimiter != DELIMITERS[0]:
+        lines.append(f"delimiter: {_text(delimiter)}")
+    return "\n".join([*lines, ""])
+
+
+def _open(path: Path) -> tuple[str, Source]:
+    """The file, as CSV by the first delimiter that divides its header into most columns."""
+    sources = [(one, open_source(path, one, 1 << 23, lambda piece: None)) for one in DELIMITERS]
+    return max(sources, key=lambda pair: len(pair[1].names))
 
 
 def _lines(path: Path, columns: list[_Column], rows: int) -> Iterator[str]:
@@ -142,7 +152,7 @@ def _amounts(name: str, x_N: Any, note: str) -> _Column:
     if not note and set(values.tolist()) == {0.0, 1.0}:
         return _Column(name, "label", "", f"{x_N.mean():.2%} are 1")
     is_whole = bool((values == np.floor(values)).all())
-    is_name = name.lower().endswith("id")
+    is_name = name.lower().endswith("id") or not name  # pandas writes its index without a name
     if is_whole and is_name and len(values) > UNIQUE * len(x_N):
         return _Column(name, "ignore", "", f"{seen}: almost every row its own")
     if is_whole and (len(values) <= FEW or is_name):
