@@ -65,7 +65,7 @@ def test_bash_completes(program: str, tmp_path: Path) -> None:
         [bash, "-c", script], env={**os.environ, **path}, capture_output=True, text=True, timeout=60
     )
     assert function in done.stdout.splitlines()[0]
-    assert done.stdout.splitlines()[-1] == "constant linear warmup_decay"
+    assert done.stdout.splitlines()[-1] == "constant linear plateau warmup_decay"
 
 
 def test_the_shells_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:

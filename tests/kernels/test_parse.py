@@ -41,10 +41,10 @@ def test_nothing_behind_the_text_is_read(guarded: np.ndarray, pieces: list[bytes
     text[:] = np.frombuffer(data, np.uint8)
     lines, end = count_lines(text)
     assert (lines, end) == (data.count(b"\n"), len(data))
-    words = np.empty((lines, 14), np.float32)
+    labels, dense = np.empty(lines, np.float32), np.empty((lines, 13), np.float32)
     keys = np.empty((26, lines), np.uint32)
     bad = np.empty((lines, 3), np.int64)
-    rows, num_bad, _ = parse_rows(text, np.zeros(4, np.float32), words, keys, bad)
+    rows, num_bad, _ = parse_rows(text, np.zeros(4, np.float32), labels, dense, keys, bad)
     assert rows + num_bad == lines
     assert rows >= data.split(b"\n").count(ROW[:-1])
 

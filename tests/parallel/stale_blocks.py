@@ -76,7 +76,7 @@ class Block(nn.Module):
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.own.items())
 
-    def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None) -> Tensor:
+    def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None, rows: range | None = None) -> Tensor:
         if self.part.is_first:
             return self._layer(x_BN, 1).relu()
         if self.part.is_last:

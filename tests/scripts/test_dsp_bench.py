@@ -28,13 +28,13 @@ def test_all_schedules_that_are_measured_are_possible(schedule: str) -> None:
 def test_slow_stages_cost_what_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_stages, "BATCHES", 400)
     in_turns = Pipeline.of(sequential, 3, 1)
-    even = slow_stages.simulated(in_turns, 0)  # a batch of a second, and 1.5 ms of cold caches
-    assert even == pytest.approx(1 / 3, rel=3e-3)
+    even = slow_stages.simulated(in_turns, 0)  # a batch of a second, and 4 ms of cold caches
+    assert even == pytest.approx(1 / 3, rel=8e-3)
     # Each stage is slow in a third of the batches, and nobody works meanwhile.
     assert even / slow_stages.simulated(in_turns, 150) == pytest.approx(1.5, rel=0.05)
     short, long = (stages_of(*dsp.STALE[name]) for name in ("4,2,0", "10,5,0"))
     # A stage that computes forward twice is the slowest; the last one does not.
-    assert slow_stages.simulated(short, 0) == pytest.approx(1 / 1.36, rel=3e-3)
+    assert slow_stages.simulated(short, 0) == pytest.approx(1 / 1.36, rel=8e-3)
     # Longer queues lose less; in lock-step nobody would go on while any stage is slow.
     in_step = 1 / (1.36 * (1 + 1.5 * (1 - (2 / 3) ** 3)))
     slow = [slow_stages.simulated(one, 150) for one in (short, long)]
