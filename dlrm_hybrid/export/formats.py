@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from dlrm_hybrid.checkpoint.writer import write_tensors
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, list_name, quantised
+from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ResourceError
 
@@ -85,6 +86,7 @@ class ModelFile:
         spec: the shape of the model.
         int8: whether its tables are `quantised`.
         multi_hot: tables, from 0, of which a row has any number of ids.
+        masks: of activations, by the layer that they follow.
     """
 
     format: Format
@@ -92,6 +94,7 @@ class ModelFile:
     spec: ModelSpec
     int8: bool
     multi_hot: tuple[int, ...] = ()
+    masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
 
     @property
     def file(self) -> str:
@@ -138,16 +141,19 @@ class ModelFile:
         if self.int8:
             names += (f"{table}.{kind}" for table in self.spec.table_names for kind in INT8_KINDS)
         tensors = to_ours(self.naming, self.spec, names, _tensors_of(path))
-        return _torch_scorer(PlainDlrm(self.spec, tensors, self.multi_hot), self.multi_hot)
+        return _torch_scorer(self._plain(tensors), self.multi_hot)
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
         """What a file made of these tensors has to say of rows."""
         held = quantised(self.spec, tensors) if self.int8 else tensors
-        return _torch_scorer(PlainDlrm(self.spec, held, self.multi_hot), self.multi_hot)
+        return _torch_scorer(self._plain(held), self.multi_hot)
+
+    def _plain(self, tensors: Mapping[str, Tensor]) -> PlainDlrm:
+        return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks)
 
     def _program(self, tensors: Mapping[str, Tensor]) -> Any:
         """The graph of a model for batches of any size, and lists of any length."""
-        model = PlainDlrm(self.spec, tensors, self.multi_hot)
+        model = self._plain(tensors)
         singles, dynamic = len(self.spec.table_rows) - len(self.multi_hot), torch.export.Dim.DYNAMIC
         examples: dict[str, Any] = {
             "dense": torch.zeros(2, self.spec.bottom[0]),

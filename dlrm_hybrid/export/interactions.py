@@ -33,9 +33,14 @@ def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Modu
 
 
 def plain_mlp(
-    part: str, layers: int, tensors: Mapping[str, Tensor], *, relu_last: bool
+    part: str,
+    layers: int,
+    tensors: Mapping[str, Tensor],
+    *,
+    relu_last: bool,
+    masks: Mapping[str, nn.Module] | None = None,
 ) -> nn.Sequential:
-    """The layers `<part>.1`, `<part>.2` … of a model."""
+    """The layers `<part>.1`, `<part>.2` … of a model, some with a mask after them."""
     modules: list[nn.Module] = []
     for layer in range(1, layers + 1):
         weight_MN, bias_M = (tensors[f"{part}.{layer}.{kind}"] for kind in ("weight", "bias"))
@@ -44,6 +49,8 @@ def plain_mlp(
         linear.weight = nn.Parameter(weight_MN.detach())
         linear.bias = nn.Parameter(bias_M.detach())
         modules += [linear, nn.ReLU()]
+        if masks and f"{part}.{layer}" in masks:
+            modules.append(masks[f"{part}.{layer}"])
     return nn.Sequential(*(modules if relu_last else modules[:-1]))
 
 

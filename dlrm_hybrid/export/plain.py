@@ -30,17 +30,23 @@ class PlainDlrm(nn.Module):
         spec: the shape of the model.
         tensors: by the names of a checkpoint, or `quantised`; they are shared, not copied.
         multi_hot: tables, from 0, of which a row has any number of ids, pooled to their sum.
+        masks: of activations, by the layer that they follow.
     """
 
     def __init__(
-        self, spec: ModelSpec, tensors: Mapping[str, Tensor], multi_hot: Collection[int] = ()
+        self,
+        spec: ModelSpec,
+        tensors: Mapping[str, Tensor],
+        multi_hot: Collection[int] = (),
+        masks: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self._multi_hot = frozenset(multi_hot)
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
-        self.bottom = plain_mlp("bottom", len(spec.bottom) - 1, tensors, relu_last=True)
+        layers = len(spec.bottom) - 1
+        self.bottom = plain_mlp("bottom", layers, tensors, relu_last=True, masks=masks)
         self.interaction = plain_interaction(spec, tensors)
-        self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False)
+        self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False, masks=masks)
         self.requires_grad_(False)
         self.eval()
 

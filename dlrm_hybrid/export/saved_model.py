@@ -5,7 +5,8 @@ Shapes: B rows of a batch, I integer features, F tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -18,13 +19,17 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.reader import Progress, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.dlrm import Dlrm, StageModel
+from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly.compress import evaluation_masks
 
+BLOCK_ROWS = 1 << 20  # rounded at once
 Floats = npt.NDArray[np.float32]
 
 
@@ -35,9 +40,13 @@ class SavedModel:
 
     Attributes:
         model: with the weights of the checkpoint.
+        stages: of it, with the same weights, where boundaries mask what leaves them; else none.
+        masks: by the layer that they follow.
     """
 
     model: Dlrm
+    stages: tuple[StageModel, ...] = ()
+    masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
 
     @classmethod
     def load(
@@ -47,7 +56,9 @@ class SavedModel:
         table_rows: tuple[int, ...],
         precision: Precision,
         progress: Progress | None = None,
+        *,
         padded_rows: tuple[int, ...] | None = None,
+        rounds: bool = True,
     ) -> SavedModel:
         """Read the weights of a checkpoint.
 
@@ -58,19 +69,30 @@ class SavedModel:
             precision: to compute in.
             progress: is called while a file is verified.
             padded_rows: of each table, at least as many; rows beyond the checkpoint's are zero.
+            rounds: what travels in evaluations of the run's world to the precision that it has
+                there, rows of tables and masked activations: scores are then those of `evaluate`.
 
         Raises:
             DataError: a file is missing, changed or does not fit.
         """
         spec = build.model_spec(config, padded_rows or table_rows)
         options = build_model.embedding_options(config)
-        loaded = cls(Dlrm(spec, options, precision, seed=0))
+        masks = evaluation_masks(config, spec, rounds=rounds)
+        model = Dlrm(spec, options, precision, seed=0)
+        loaded = cls(model, _stages(model, tuple(masks), precision), masks)
         tensors = loaded.tensors
         for name, rows in zip(spec.table_names, table_rows, strict=True):
             table = tensors[f"{name}.weight"]
             table[rows:] = 0
             tensors[f"{name}.weight"] = table[:rows]
         open_checkpoint(folder, progress).fill(full_pieces(tensors))
+        if rounds and (config.parallel.trainers > 1 or config.embedding.name == "served"):
+            rounding = Rounding(CommPrecision(config.embedding.comm_precision))
+            for name in spec.table_names:
+                table = tensors[f"{name}.weight"]
+                for first in range(0, len(table), BLOCK_ROWS):
+                    some = slice(first, first + BLOCK_ROWS)
+                    table[some] = rounding.pooled(table[some])
         return loaded
 
     @property
@@ -88,10 +110,26 @@ class SavedModel:
         """Logits (B,) of rows; the same bits as in an evaluation of one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
-            logit_B: Tensor = self.model(torch.from_numpy(batch.dense_BI), bags)
-        return logit_B.numpy()
+            x_BN = torch.from_numpy(batch.dense_BI)
+            if not self.stages:
+                return self.model(x_BN, bags).numpy()
+            pooled_BFD = self.model.embeddings(bags)
+            for stage, mask in zip(self.stages, (*self.masks.values(), None), strict=True):
+                x_BN = stage(x_BN, pooled_BFD if stage.part.has_interaction else None)
+                x_BN = x_BN if mask is None else mask(x_BN)
+        return x_BN.squeeze(1).numpy()
 
     def score(self, batch: Batch) -> tuple[Floats, Floats]:
         """Logits and probabilities (B,) of rows."""
         logit_B = self.logits(batch)
         return logit_B, torch.from_numpy(logit_B).sigmoid().numpy()
+
+
+def _stages(model: Dlrm, cuts: tuple[str, ...], precision: Precision) -> tuple[StageModel, ...]:
+    """The stages between some cuts, with the weights of a model; none without cuts."""
+    dense, found = model.dense_parameters(), list[StageModel]()
+    for part in Partition.of(model.spec, cuts).stages if cuts else ():
+        found.append(StageModel(model.spec, part, precision, seed=0))
+        for name, weight in found[-1].dense_parameters().items():
+            weight.data = dense[name].data
+    return tuple(found)

@@ -91,6 +91,7 @@ def export(request: Request, display: Display) -> Exported:
             spec=saved.spec,
             int8=options.int8,
             multi_hot=evaluation.shards.schema.multi_hot,
+            masks=saved.masks,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # or there is none
         with writing(folder, OUTPUT_KEY):
@@ -108,7 +109,7 @@ def export(request: Request, display: Display) -> Exported:
         file=file.file,
         num_bytes=num_bytes,
         comparison=comparison,
-        remarks=tuple(_remarks(evaluation)),
+        remarks=tuple(_remarks(evaluation, file)),
     )
 
 
@@ -120,6 +121,7 @@ def _load(evaluation: Evaluation, display: Display) -> SavedModel:
             evaluation.shards.table_rows,
             Precision.FLOAT32,
             lambda done, total: show(done, total),
+            rounds=False,  # a number on the border of two would be rounded elsewhere
         )
 
 
@@ -147,24 +149,25 @@ def _compare(
 
     found = against(saved.score)
     same = against(file.expected(saved.tensors)) if options.int8 else found
-    if not same.is_equal:
+    if not same.is_equal(masked=bool(file.masks)):
         raise DataError(
-            f"{file.file}: differs from {evaluation.checkpoint} on {len(rows):,} rows: scores by "
+            f"{file.file}: differs from {evaluation.checkpoint} on {same.rows_apart:,} of "
+            f"{len(rows):,} rows: scores by "
             f"{same.score_difference:.2g} (at most {SCORE_TOLERANCE:g}), logits by "
             f"{same.logit_difference:.2g} (at most {LOGIT_TOLERANCE:g}); nothing was written"
         )
     return found
 
 
-def _remarks(evaluation: Evaluation) -> Iterator[str]:
+def _remarks(evaluation: Evaluation, file: ModelFile) -> Iterator[str]:
     config = evaluation.config
     if config.precision != Precision.FLOAT32:
         yield f"the file computes in float32, the run in {config.precision}"
-    if config.activation.name != "none" and config.activation.evaluate_masked:
-        yield (
-            "the file sends no activations between stages, so it masks none; "
-            "activation.evaluate_masked=true lets `evaluate` mask them"
-        )
+    if file.masks and file.format == "safetensors":
+        layers = ", ".join(file.masks)
+        yield f"evaluations mask what leaves {layers}; who reads weights has to do so, too"
+    elif config.activation.name == "sketch" and config.activation.evaluate_masked:
+        yield "evaluations sketch activations, the file does not"
 
 
 def _description(
@@ -201,6 +204,7 @@ def _description(
             "top": spec.top,
             "interaction": {"name": type(spec.interaction).__name__.lower()}
             | asdict(spec.interaction),
+            "kept_after": {layer: mask.k for layer, mask in file.masks.items()},
         },
         "data": {**asdict(manifest.semantics), **manifest.vocabulary},
         "check": asdict(comparison),

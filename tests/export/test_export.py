@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from dlrm_net import DlrmNet
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_dlrm import DlrmNet
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
 
@@ -52,7 +52,7 @@ def prepared(checkpoint: Path) -> Shards:
 def saved(checkpoint: Path) -> SavedModel:
     config = validate(saved_values(read_facts(find(checkpoint))["config"]))
     rows = prepared(checkpoint).table_rows
-    return SavedModel.load(config, find(checkpoint), rows, Precision.FLOAT32)
+    return SavedModel.load(config, find(checkpoint), rows, Precision.FLOAT32, rounds=False)
 
 
 def some_rows(checkpoint: Path, rows: range) -> Batch:
@@ -82,7 +82,8 @@ def test_what_is_written_scores_as_the_checkpoint(
     assert description["check"]["before"]["rows"] == 300
 
     model = saved(runs[layout])
-    file = ModelFile(format=format, naming="ours", spec=model.spec, int8=int8)
+    file = ModelFile(format=format, naming="ours", spec=model.spec, int8=int8, masks=model.masks)
+    assert list(model.masks) == (["bottom.2", "top.2"] if layout == "served" else [])
     before = file.expected(model.tensors) if int8 else model.score
     after = file.scorer(output)
     for rows in (range(1), range(2), range(7), range(4000, 4000 + ROWS)):  # batches of any size
@@ -93,6 +94,18 @@ def test_what_is_written_scores_as_the_checkpoint(
             np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
     logits = before(batch)[0]
     assert logits.std() > 0.01  # there is something to agree on
+
+
+def test_masks_of_evaluations_are_in_the_graph(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert export(runs["served"], tmp_path / "out", "export.format=onnx") == 0
+    kept = json.loads((tmp_path / "out" / "model.json").read_text())["model"]["kept_after"]
+    model = saved(runs["served"])
+    assert kept == {layer: mask.k for layer, mask in model.masks.items()}
+    batch = some_rows(runs["served"], range(ROWS))
+    unmasked = replace(model, stages=(), masks={}).logits(batch)
+    assert np.abs(unmasked - model.logits(batch)).max() > 100 * TOLERANCE  # or this says nothing
+    graph = import_module("onnx").load(tmp_path / "out" / "model.onnx").graph
+    assert [node.op_type for node in graph.node].count("TopK") == len(kept) == 2
 
 
 def test_the_folder_has_the_vocabularies(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -222,7 +235,7 @@ def test_tables_of_8_bits_cost_less_than_the_bound(runs: dict[str, Path], tmp_pa
     found = compare(model.score, file.expected(model.tensors), [batch], lambda rows: None)
     assert found.before.auc is not None and found.before.auc > 0.6
     assert found.auc_difference is not None and 0 < abs(found.auc_difference) < 0.0005
-    assert not found.is_equal  # and the comparison sees the rounding
+    assert not found.is_equal(masked=False)  # and the comparison sees the rounding
 
 
 @pytest.mark.parametrize(

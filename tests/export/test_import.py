@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from dlrm_net import DlrmNet
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_dlrm import DlrmNet
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
 

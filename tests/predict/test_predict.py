@@ -54,6 +54,22 @@ def predict(run_folder: Path, rows: Path | str, output: Path, *overrides: str) -
     return run(["dlrm_hybrid", "predict", *given, f"predict.output={output}", *overrides])
 
 
+def test_masked_and_rounded_worlds_are_scored_as_they_are_evaluated(
+    small_rows: list[str], shards: Shards, tmp_path: Path
+) -> None:
+    world = ["+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=20"]
+    folder, output = tmp_path / "run", tmp_path / "evaluated.json"
+    train = ["train", *small_rows, *world, "optimizer.lr=0.2", f"hydra.run.dir={folder}"]
+    evaluate = ["evaluate", f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]
+    assert run(["dlrm_hybrid", *train]) == run(["dlrm_hybrid", *evaluate]) == 0
+    predictor, metrics = Predictor(folder), BinaryMetrics()
+    assert len(predictor._model.masks) == 2  # type: ignore[reportPrivateUsage]
+    for batch in sequential_batches(shards, shards.test_rows("day"), TEST_ROWS):
+        metrics.add(predictor._model.logits(batch), batch.label_B)  # type: ignore[reportPrivateUsage]
+    wanted, found = json.loads(output.read_text()), metrics.scores()
+    assert (found.log_loss, found.auc) == (wanted["log_loss"], wanted["auc"])
+
+
 def test_scores_are_those_of_the_prepared_rows_and_of_evaluate(
     trained: Path,
     raw: Path,

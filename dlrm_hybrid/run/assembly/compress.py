@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
@@ -12,10 +14,12 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods import StageContext, methods
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
+from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
-from dlrm_hybrid.model.spec import StagePart, microbatch_rows
+from dlrm_hybrid.model.layers.keep_largest import KeepLargest
+from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.wire.section import Dtype
 
@@ -101,6 +105,28 @@ def evaluation_activations(config: Config, part: StagePart) -> dict[int, Activat
     if method is None or not (method.compresses_activations and config.activation.evaluate_masked):
         return _dense(part, None)
     return activations(config, part)
+
+
+def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[str, KeepLargest]:
+    """What evaluations let through after a layer, by its name; none without DCT-MP.
+
+    Args:
+        config: of a run.
+        spec: its model.
+        rounds: to the precision of the wire, as evaluations do.
+    """
+    keys = config.activation
+    if keys.name != "dct" or not keys.evaluate_masked:
+        return {}
+    dtype = getattr(torch, keys.precision) if rounds else None
+    partition = Partition.of(spec, config.parallel.cuts)
+    widths = [part.output_width for part in partition.stages[:-1]]
+    return {
+        cut: KeepLargest(target_k(width, sparsity), dtype)
+        for cut, width, sparsity in zip(
+            partition.cuts, widths, sparsity_per_cut(config), strict=True
+        )
+    }
 
 
 def _dense(part: StagePart, observe: float | None) -> dict[int, ActivationCodec]:
