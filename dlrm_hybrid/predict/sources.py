@@ -96,7 +96,7 @@ def frame_block(frame: pd.DataFrame, schema: Schema) -> Block:
 
 
 def _table(path: Path, schema: Schema, keep: Sequence[str], block_bytes: int) -> Iterator[Block]:
-    source = open_source(path, schema.delimiter, block_bytes, lambda piece: None)
+    source = open_source(path, schema.delimiter, block_bytes, lambda piece: None, ROWS_KEY)
     names = _names(str(path), source.names, schema, keep)
     for block in source.blocks(names):
         yield _of_columns(block, schema, str(path), keep)
@@ -123,7 +123,7 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:
         column = f"column {bad[0].column!r}: " if bad[0].column else ""
-        raise DataError(f"{source}: row {bad[0].row}: {column}{bad[0].reason}")
+        raise DataError(f"{source}: row {bad[0].row}: {column}{bad[0].reason} ({ROWS_KEY})")
     kept: dict[str, Any] = {}
     for name in keep:
         array = block.columns.column(name)

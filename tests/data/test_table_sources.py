@@ -283,8 +283,15 @@ def test_an_unknown_category_needs_an_id(tmp_path: Path, rows: list[Row]) -> Non
     assert batch.bags.values[0].tolist() == [0]
 
 
-# Of a row that has other columns and is not UTF-8 Arrow gives an error of its own, and complains.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# Without Python's own report of it, which would be a warning, and so an error.
+def test_a_row_that_is_neither_as_long_as_others_nor_text(tmp_path: Path, rows: list[Row]) -> None:
+    lines = write_csv(tmp_path / "a.csv", rows[:3]).read_bytes().splitlines(keepends=True)
+    (tmp_path / "b.csv").write_bytes(b"".join([*lines[:1], b"1,\xe9,3\n", *lines[1:]]))
+    told = r"b.csv: row 1: 3 columns instead of 12, and bytes that are not UTF-8: .*\(data.raw\)"
+    with pytest.raises(DataError, match=told):
+        run_prepare([tmp_path / "b.csv"], tmp_path / "out", table(), on_bad_row="skip")
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=300) | st.text('ab,"\n\r01|é;', max_size=120).map(str.encode))
 def test_any_bytes_are_rows_or_a_fault(

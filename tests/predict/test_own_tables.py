@@ -205,7 +205,14 @@ def test_a_label_that_is_still_to_come_is_no_fault(
     assert scored(own, [tmp_path / "new.csv"], tmp_path / "scores.csv") == 0
     assert "log-loss" not in capsys.readouterr().out
     some.assign(clicked=2).to_csv(tmp_path / "new.csv")
+    capsys.readouterr()
     assert scored(own, [tmp_path / "new.csv"], tmp_path / "scores.csv") == 3
+    assert "new.csv: row 1: column 'clicked': '2' is neither 0 nor 1 (predict.rows)\n" in (
+        capsys.readouterr().err
+    )
+    (tmp_path / "cut.parquet").write_bytes((own / "rows.parquet").read_bytes()[:999])
+    assert scored(own, [tmp_path / "cut.parquet"], tmp_path / "scores.csv") == 3
+    assert "(predict.rows)\n" in capsys.readouterr().err
 
 
 def test_what_cannot_be_kept_is_named(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ _HEAD_BYTES = 1 << 20
 _PARQUET = b"PAR1"
 _NPY = b"\x93NUMPY"
 _SHOWN_NAMES = 8
+_ODD = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,11 @@ class Source(Protocol):
 
 
 def open_source(
-    path: Path, delimiter: str, block_bytes: int, seen: Callable[[bytes], object]
+    path: Path,
+    delimiter: str,
+    block_bytes: int,
+    seen: Callable[[bytes], object],
+    key: str = "data.raw",
 ) -> Source:
     """A file by its first bytes, or as CSV.
 
@@ -88,6 +95,7 @@ def open_source(
         delimiter: between the columns of CSV.
         block_bytes: of text, read at a time.
         seen: called with the bytes of a text file as they are read, as stored.
+        key: of the configuration that names the file, for messages.
 
     Raises:
         DataError: it cannot be read, or is of no kind that is known.
@@ -96,12 +104,12 @@ def open_source(
         with path.open("rb") as file:
             head = file.read(len(_NPY))
         if head.startswith(_PARQUET):
-            return _Parquet(path)
+            return _Parquet(path, key)
         if head == _NPY:
-            return _Npy(path)
-        return _Csv(path, delimiter, block_bytes, seen)
+            return _Npy(path, key)
+        return _Csv(path, delimiter, block_bytes, seen, key)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
+        raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 
 
 def check_names(path: Path, found: Sequence[str], wanted: Sequence[str], known: set[str]) -> None:
@@ -136,12 +144,43 @@ def _some(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def _damage(path: Path) -> Generator[None, None, None]:
+def _damage(path: Path, key: str) -> Generator[None, None, None]:
     try:
         yield
     except (ArrowError, OSError) as error:
         first = (str(error).splitlines() or [""])[0]
-        raise DataError(f"{path}: cannot be read: {first} (data.raw)") from error
+        if odd := _ODD.search(first):  # it could not be handed to `note`: Arrow counts the header
+            row, wanted, found = map(int, odd.groups())
+            raise DataError(
+                f"{path}: row {row - 1}: {found} columns instead of {wanted}, and bytes that are "
+                f"not UTF-8: such a row cannot be skipped ({key})"
+            ) from error
+        raise DataError(f"{path}: cannot be read: {first} ({key})") from error
+
+
+@contextmanager
+def _no_report() -> Generator[None, None, None]:
+    """Without Python's report of what Arrow cannot hand on; Arrow's own error says it."""
+    before = sys.unraisablehook
+
+    def report(found: Any) -> None:
+        if not isinstance(found.exc_value, UnicodeDecodeError):
+            before(found)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _batches(reader: Iterator[Batch]) -> Iterator[Batch]:
+    while True:
+        with _no_report():
+            batch = next(reader, None)
+        if batch is None:
+            return
+        yield batch
 
 
 class _Text(io.RawIOBase):
@@ -170,9 +209,15 @@ class _Text(io.RawIOBase):
 
 class _Csv:
     def __init__(
-        self, path: Path, delimiter: str, block_bytes: int, seen: Callable[[bytes], object]
+        self,
+        path: Path,
+        delimiter: str,
+        block_bytes: int,
+        seen: Callable[[bytes], object],
+        key: str,
     ) -> None:
         self._path = path
+        self._key = key
         self._delimiter = delimiter
         self._block_bytes = block_bytes
         self._seen = seen
@@ -187,9 +232,9 @@ class _Csv:
             reader = csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter)
             self._names = tuple(next(reader, ()))
         except csv.Error as error:
-            raise DataError(f"{path}: row 0: no header of CSV: {error} (data.raw)") from error
+            raise DataError(f"{path}: row 0: no header of CSV: {error} ({key})") from error
         if not self._names:
-            raise DataError(f"{path}: empty: no header (data.raw)")
+            raise DataError(f"{path}: empty: no header ({key})")
 
     @property
     def names(self) -> Sequence[str]:
@@ -219,10 +264,12 @@ class _Csv:
             ),
         }
         last = 0
-        with self._path.open("rb") as file, _damage(self._path):
+        with self._path.open("rb") as file, _damage(self._path, self._key):
             chunks = text.read_text(file, self._path, _HEAD_BYTES // 8, self._seen)
-            with pa_csv.open_csv(pa.PythonFile(_Text(chunks), "r"), **options) as reader:
-                for batch in reader:
+            with _no_report():
+                opened = pa_csv.open_csv(pa.PythonFile(_Text(chunks), "r"), **options)
+            with opened as reader:
+                for batch in _batches(reader):
                     row_N = _numbers(batch.num_rows, last, odd)
                     last = int(row_N[-1]) if len(row_N) else last
                     before = tuple(one for one in odd if one.row <= last)
@@ -241,9 +288,10 @@ def _numbers(count: int, last: int, odd: Sequence[OddRow]) -> npt.NDArray[np.int
 
 
 class _Parquet:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: str) -> None:
         self._path = path
-        with _damage(path):
+        self._key = key
+        with _damage(path, key):
             self._file = parquet.ParquetFile(path, pre_buffer=False)
             self._names = tuple(cast("list[str]", self._file.schema_arrow.names))
 
@@ -253,7 +301,7 @@ class _Parquet:
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         first = 1
-        with _damage(self._path):
+        with _damage(self._path, self._key):
             batches = self._file.iter_batches(BLOCK_ROWS, columns=list(names), use_threads=False)
             for batch in batches:
                 rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
@@ -262,16 +310,17 @@ class _Parquet:
 
 
 class _Npy:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: str) -> None:
         self._path = path
+        self._key = key
         try:
             self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise DataError(f"{path}: not a .npy file to read: {error} (data.raw)") from error
+            raise DataError(f"{path}: not a .npy file to read: {error} ({key})") from error
         if self._rows.dtype.names is None or self._rows.ndim != 1:
             raise DataError(
                 f"{path}: {self._rows.dtype} {list(self._rows.shape)}: a table in a .npy file is "
-                "a structured array of one dimension, with a field for each column (data.raw)"
+                f"a structured array of one dimension, with a field for each column ({key})"
             )
 
     @property
@@ -281,7 +330,7 @@ class _Npy:
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         for first in range(0, len(self._rows), BLOCK_ROWS):
             part = self._rows[first : first + BLOCK_ROWS]
-            with _damage(self._path):
+            with _damage(self._path, self._key):
                 arrays = [_arrow(np.ascontiguousarray(part[name])) for name in names]
                 batch = pa.record_batch(arrays, list(names))
             yield Block(batch, np.arange(first + 1, first + 1 + len(part), dtype=np.int64), ())

@@ -64,7 +64,10 @@ def guess(path: Path) -> str:
 
 def _open(path: Path) -> tuple[str, Source]:
     """The file, as CSV by the first delimiter that divides its header into most columns."""
-    sources = [(one, open_source(path, one, 1 << 23, lambda piece: None)) for one in DELIMITERS]
+    sources = [
+        (one, open_source(path, one, 1 << 23, lambda piece: None, "data.guess"))
+        for one in DELIMITERS
+    ]
     return max(sources, key=lambda pair: len(pair[1].names))
 
 
