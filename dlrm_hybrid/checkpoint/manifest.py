@@ -91,7 +91,7 @@ class Manifest:
         rows: checksums of the prepared rows.
         test_loss: of an evaluation at this step, if there was one.
         arithmetic: what else decides the bits of the weights; empty if unknown.
-        vocabulary: what the ids of the rows mean; empty if unknown.
+        vocabulary: what the ids and columns of the rows mean; empty if unknown.
         values: all of the above, and any other facts of the run, as JSON values.
     """
 

@@ -204,6 +204,23 @@ class Manifest:
         }
 
     @property
+    def meaning(self) -> dict[str, Any]:
+        """What decides what a model's inputs mean: the vocabulary, and how columns are read."""
+        dense = zip(self.schema.dense, self.scales, strict=True)
+        scales = [(one, (scale.mean, scale.deviation) if scale else ()) for one, scale in dense]
+        return (
+            self.vocabulary
+            | {
+                f"dense[{i}]": [one.name, one.transform, one.missing, *scale]
+                for i, (one, scale) in enumerate(scales)
+            }
+            | {
+                f"categorical[{i}]": [one.name, one.kind, one.hash_size]
+                for i, one in enumerate(self.schema.categorical)
+            }
+        )
+
+    @property
     def rows(self) -> int:
         """How many all parts hold together."""
         return sum(part.rows for part in self.parts)

@@ -161,7 +161,7 @@ def _rows(
 
 
 def check_vocabulary(checkpoint: Path, facts: Mapping[str, Any], shards: Shards) -> None:
-    """Refuse rows whose ids mean other categories than those a checkpoint was trained on.
+    """Refuse rows whose ids or columns mean something else than those a checkpoint was trained on.
 
     Args:
         checkpoint: its folder.
@@ -171,17 +171,19 @@ def check_vocabulary(checkpoint: Path, facts: Mapping[str, Any], shards: Shards)
     Raises:
         DataError: they do, or the checkpoint does not say.
     """
-    known, found = facts.get("vocabulary"), shards.manifest.vocabulary
-    if known == found:
-        return
+    known, found = facts.get("vocabulary"), shards.manifest.meaning
     reason = "the checkpoint does not say which vocabulary it was trained with"
     if isinstance(known, Mapping):
         theirs = cast("Mapping[str, Any]", known)
-        reason = "their vocabulary differs: " + "; ".join(
-            f"{key} is {value!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
-            for key, value in found.items()
-            if theirs.get(key) != value
-        )
+        # Checkpoints of earlier versions do not say how columns were read.
+        differences = [
+            f"{key} is {found.get(key)!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
+            for key in {**shards.manifest.vocabulary, **theirs}
+            if theirs.get(key) != found.get(key)
+        ]
+        if not differences:
+            return
+        reason = f"their vocabulary differs: {'; '.join(differences)}"
     raise DataError(f"{shards.folder}: not the rows that {checkpoint} was trained on, and {reason}")
 
 

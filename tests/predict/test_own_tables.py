@@ -242,6 +242,23 @@ def test_two_columns_of_one_name_are_refused(
     assert scored(own, [tmp_path / "new.csv"], tmp_path / "s.csv") == 3
 
 
+def test_rows_whose_columns_are_read_in_another_way_are_refused(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.yaml").write_text(SCHEMA.replace("transform: log1p", "transform: none"))
+    rows = [f"data.schema={tmp_path / 'other.yaml'}", f"data.raw={own / 'rows.parquet'}"]
+    other = f"data.prepared={tmp_path / 'other'}"
+    assert run(["dlrm_hybrid", "prepare", "data=table", *rows, other]) == 0
+    given = (f"predict.checkpoint={own / 'run'}", f"predict.rows={own / 'rows.parquet'}", other)
+    output = f"predict.output={tmp_path / 's.csv'}"
+    capsys.readouterr()
+    assert run(["dlrm_hybrid", "predict", *given, output]) == 3
+    told = "dense[0] is ['age', 'none', 3.0], the checkpoint's ['age', 'log1p', 3.0]"
+    assert told in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"dense\[0\] is"):
+        Predictor(own / "run", prepared=tmp_path / "other")
+
+
 def test_scores_never_replace_the_rows(own: Path, frame: pd.DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
     frame.to_csv(path)

@@ -77,7 +77,7 @@ def checkpoint_facts(
         "config_hash": config_hash(values),
         "rows": shards.manifest.identity,
         "arithmetic": arithmetic(),
-        "vocabulary": shards.manifest.vocabulary,
+        "vocabulary": shards.manifest.meaning,
         TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
     }
 
