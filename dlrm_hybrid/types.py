@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NewType
 
 BatchNumber = NewType("BatchNumber", int)
@@ -14,6 +14,13 @@ Tick = NewType("Tick", int)
 
 Version = NewType("Version", int)
 """How often one bucket of dense weights has been updated since the beginning of the run."""
+
+
+class ScoredPart(StrEnum):
+    """A part of the prepared rows that evaluations score."""
+
+    VALIDATION = "validation"
+    TEST = "test"
 
 
 class ExitCode(IntEnum):

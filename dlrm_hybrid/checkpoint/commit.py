@@ -163,8 +163,8 @@ def commit(
         root: the `checkpoints` folder of the run.
         attempt: that wrote it.
         prepared: what the ranks have written.
-        facts: whatever else a resumed run needs, as JSON values; under `test_loss` the loss on
-            the test part, None where it was not evaluated.
+        facts: whatever else a resumed run needs, as JSON values; under `score` a `Score`,
+            None where it was not evaluated.
         keep: which checkpoints are kept, this one included.
 
     Raises:

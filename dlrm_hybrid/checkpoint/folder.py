@@ -4,7 +4,7 @@ checkpoints/.step_00001024.0.partial/            of attempt 0, while ranks write
 checkpoints/step_00001024/dense.server-0.safetensors …   one file per rank and group of tensors
 checkpoints/step_00001024/manifest.json          step, files, which of them has what, facts
 checkpoints/latest                               the name of the newest complete folder
-checkpoints/best                                 of the one with the lowest loss on the test part
+checkpoints/best                                 of the one with the best score
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from dlrm_hybrid.checkpoint.manifest import (
     MANIFEST_FILE,
     PREFIX,
     Manifest,
+    Score,
     folder_name,
     is_folder_name,
     read_manifest,
+    score_of,
 )
 from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError
 
 LATEST_FILE = "latest"
 BEST_FILE = "best"
-TEST_LOSS = "test_loss"
+SCORE = "score"
 POINTER_BYTES = 100  # of `latest` and `best`, at most
 NEEDED = ("progress", "config", "config_hash", "rows")
 PARTIAL = ".partial"
@@ -42,7 +44,7 @@ class RetentionPolicy:
 
     Attributes:
         newest: how many of the newest.
-        best: also keep, of those that were evaluated, the one with the lowest loss.
+        best: also keep, of those that were evaluated, the one with the best score.
     """
 
     newest: int
@@ -164,14 +166,21 @@ def step_of(folder: Path) -> int:
 
 
 def best(root: Path) -> Path | None:
-    """The complete checkpoint with the lowest loss on the test part, the newest of equals."""
-    losses: dict[Path, float] = {}
+    """The complete checkpoint with the best score, the newest of equals.
+
+    Where a run has gone on with another `train.monitor` or part of the rows, those with other
+    scores than the newest do not count.
+    """
+    found: Path | None = None
+    most: Score | None = None
     for folder in reversed(complete(root)):
         with suppress(DataError):  # a damaged one is not the best
-            loss = read(folder).test_loss
-            if loss is not None:
-                losses[folder] = loss
-    return min(losses, key=lambda folder: losses[folder]) if losses else None
+            score = score_of(read(folder))
+            if score is None or (most and (score.part, score.monitor) != (most.part, most.monitor)):
+                continue
+            if most is None or score.gain(most.value) > 0:
+                found, most = folder, score
+    return found
 
 
 def instead_of(folder: Path) -> str:

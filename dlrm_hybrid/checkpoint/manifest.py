@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from dlrm_hybrid.bounds import STRICT
 from dlrm_hybrid.disk import read_text
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, ScoredPart
 
 FORMAT = 2
 MANIFEST_FILE = "manifest.json"
@@ -41,6 +41,7 @@ Shape = Annotated[tuple[Count, ...], Field(max_length=4)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,250}$")]
 Name = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Monitor = Literal["log_loss", "auc"]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 
 
@@ -76,6 +77,25 @@ class TensorEntry:
     parts: Annotated[tuple[Part, ...], Field(max_length=65_536)]
 
 
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Score:
+    """What an evaluation says of a checkpoint.
+
+    Attributes:
+        part: of the rows.
+        monitor: which score: a lower log-loss is better, or a higher AUC.
+        value: of the score.
+    """
+
+    part: ScoredPart
+    monitor: Monitor
+    value: float
+
+    def gain(self, before: float) -> float:
+        """By how much it is better than this value of the same score."""
+        return before - self.value if self.monitor == "log_loss" else self.value - before
+
+
 @dataclass(config=OPEN, frozen=True, kw_only=True)
 class Manifest:
     """What a checkpoint contains, and what a run needs to resume from it.
@@ -89,7 +109,8 @@ class Manifest:
         config: of the run.
         config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.
-        test_loss: of an evaluation at this step, if there was one.
+        score: of an evaluation at this step, if there was one.
+        test_loss: the same, as checkpoints had it before they had `score`.
         arithmetic: what else decides the bits of the weights; empty if unknown.
         vocabulary: what the ids and columns of the rows mean; empty if unknown.
         values: all of the above, and any other facts of the run, as JSON values.
@@ -102,6 +123,7 @@ class Manifest:
     config: Mapping[str, Any] | None = None
     config_hash: str | None = None
     rows: tuple[str, ...] | None = None
+    score: Score | None = None
     test_loss: float | None = None
     arithmetic: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocabulary: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -109,6 +131,13 @@ class Manifest:
 
 
 _MANIFEST = TypeAdapter(Manifest)
+
+
+def score_of(manifest: Manifest) -> Score | None:
+    """Of the evaluation at this step, also of one that older checkpoints call `test_loss`."""
+    if manifest.score is not None or manifest.test_loss is None:
+        return manifest.score
+    return Score(part=ScoredPart.TEST, monitor="log_loss", value=manifest.test_loss)
 
 
 def folder_name(step: int) -> str:

@@ -61,8 +61,11 @@ def stopping_rules(config: Config) -> Iterator[str]:
     if train.patience is None and not falls:
         if train.min_delta:
             yield f"train.min_delta = {train.min_delta}: only applies to {readers}"
-        if train.monitor != "log_loss":
-            yield f"train.monitor = {train.monitor!r}: only applies to {readers}"
+        if train.monitor != "log_loss" and not config.checkpoint.keep_best:
+            yield (
+                f"train.monitor = {train.monitor!r}: only applies to {readers}, and to "
+                "checkpoint.keep_best"
+            )
     if train.patience is not None:
         yield from _judged(config, f"train.patience = {train.patience}")
     if falls:

@@ -21,7 +21,7 @@ from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES, Array, block_xxh3, open_array
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
 from dlrm_hybrid.data.schema import Schema
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import ConfigError, DataError, ScoredPart
 
 SAMPLED_BLOCKS = 32
 _LIST_FILES = (manifests.offsets_file, manifests.values_file)
@@ -172,6 +172,22 @@ class Shards:
         if part == "first_half":
             return range(start, start + (stop - start + 1) // 2)
         raise ValueError(f"data.test_part is day, first_half or validation, not {part!r}")
+
+    def scored_rows(self, test_part: str) -> dict[ScoredPart, range]:
+        """The rows of each part that the evaluations of a run score.
+
+        The first part is that of all evaluations, and decides; the others are for the end. Where
+        there are rows to validate they are the first, without them evaluations score the tests.
+
+        Args:
+            test_part: as `test_rows` takes it; after `validation` no other part is scored.
+        """
+        rows = self.test_rows(test_part)
+        if test_part == "validation":
+            return {ScoredPart.VALIDATION: rows}
+        if self.validation_rows:
+            return {ScoredPart.VALIDATION: self.validation_rows, ScoredPart.TEST: rows}
+        return {ScoredPart.TEST: rows}
 
     def steps_per_epoch(self, batch_size: int, trainers: int) -> int:
         """Global batches of `trainers * batch_size` rows in the training rows.

@@ -12,7 +12,8 @@ import pandas as pd
 
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry import compression
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.events import Event, Kind, part_of
+from dlrm_hybrid.types import ScoredPart
 
 MAX_POINTS = 120  # more cannot be distinguished in a picture
 
@@ -42,10 +43,15 @@ def training_loss(run: Run, axis: Axis) -> Curve | None:
     return pd.Series([_mean(part) for part in parts], [position(part[-1]) for part in parts])
 
 
-def test_loss(run: Run, axis: Axis) -> Curve | None:
-    """Log-loss of each evaluation; None where there is none or the axis was not measured."""
+def evaluated_loss(run: Run, axis: Axis) -> Curve | None:
+    """Log-loss of each evaluation that decides; None without one, or with no such axis measured.
+
+    Those are on the part to validate, or on the test part of a run that has scored no other.
+    """
     position = _positions(run, axis)
-    points = [event for event in run.events if event.kind is Kind.EVALUATED]
+    evaluated = [event for event in run.events if event.kind is Kind.EVALUATED]
+    validated = [event for event in evaluated if part_of(event) is ScoredPart.VALIDATION]
+    points = validated or evaluated
     if position is None or not points:
         return None
     return pd.Series(

@@ -71,8 +71,17 @@ def _at(section: str, name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary[section][name]
 
 
+def _of_validation(name: str) -> Callable[[Summary], float | None]:
+    return lambda summary: summary["validation"][name] if "validation" in summary else None
+
+
 STEPS = Measure("steps", "steps", lambda summary: summary["steps"], integer)
 TRAIN_LOSS = Measure("train_loss", "training loss", _at("train", "loss"), score)
+VALIDATION = (
+    Measure("validation_loss", "validation log-loss", _of_validation("loss"), score),
+    Measure("validation_auc", "validation AUC", _of_validation("auc"), score),
+)
+"""Of these there are columns only where a run has them: most have no such part."""
 TEST_LOSS = Measure("test_loss", "test log-loss", _at("test", "loss"), score)
 AUC = Measure("test_auc", "AUC", _at("test", "auc"), score)
 ACCURACY = Measure("test_accuracy", "accuracy", _at("test", "accuracy"), score)
@@ -85,19 +94,21 @@ SPEED = Measure(
 )
 SECONDS = Measure("seconds", "training s", lambda summary: summary["seconds"], digits)
 
-SWEEP = (TEST_LOSS, AUC, ACCURACY, BYTES, RATIO, SPEED)
+SWEEP = (*VALIDATION, TEST_LOSS, AUC, ACCURACY, BYTES, RATIO, SPEED)
 COMPARISON = (
-    *(STEPS, TRAIN_LOSS, TEST_LOSS, AUC, ACCURACY),
+    *(STEPS, TRAIN_LOSS, *VALIDATION, TEST_LOSS, AUC, ACCURACY),
     *(BYTES, RATIO, NETWORK_USE, CPU_USE, SPEED, SECONDS),
 )
 
 
 def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
     """A row for each summary with every figure of the comparison; NaN where none was measured."""
+    has_validation = any(one is not None and "validation" in one for one in summaries)
     return pd.DataFrame(
         {
             measure.key: [None if one is None else measure.pick(one) for one in summaries]
             for measure in COMPARISON
+            if has_validation or measure not in VALIDATION
         },
         dtype=float,
     )

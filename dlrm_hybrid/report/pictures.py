@@ -22,7 +22,8 @@ from dlrm_hybrid.telemetry import compression
 
 KEY_COLUMNS = 2
 LOSS_CAPTIONS = {
-    Axis.STEPS: "Lines: mean training loss since the point before; diamonds: test log-loss.",
+    Axis.STEPS: "Lines: mean training loss since the point before; diamonds: log-loss on the test "
+    "part, or on the part to validate where that is scored.",
     Axis.SECONDS: "Evaluation, checkpoints and the first five steps of an attempt do not count.",
     Axis.BYTES: "Samples times the mean bytes per sample of the whole run.",
 }
@@ -64,7 +65,7 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
                 label=label,
                 style=style(number),
                 curve=curves.training_loss(run, axis),
-                dots=curves.test_loss(run, axis),
+                dots=curves.evaluated_loss(run, axis),
                 band=None,
             )
             for number, (label, run) in enumerate(zip(labels, runs, strict=True))

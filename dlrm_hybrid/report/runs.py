@@ -47,6 +47,8 @@ def read_summary(given: Mapping[str, Any]) -> dict[str, Any]:
         given: the content of `summary.json`, through `plain`.
     """
     summary = _like(given, summarise([], UNKNOWN, 1))
+    if "validation" in given:
+        summary["validation"] = _like(given["validation"], summarise([], UNKNOWN, 1)["test"])
     status = given.get("status")
     summary["status"] = status[:STATUS_CHARACTERS] if isinstance(status, str) else UNKNOWN
     network, network_given = summary["network"], _mapping(given.get("network"))

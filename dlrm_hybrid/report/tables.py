@@ -275,7 +275,8 @@ def sweep_frame(jobs: Sequence[tuple[Job, int]]) -> pd.DataFrame:
 
 def sweep_table(frame: pd.DataFrame) -> Table:
     """The rows of `sweep_frame` as they are to be read."""
-    heads = frame.drop(columns=[measure.key for measure in SWEEP]).fillna(MISSING)
+    figured = frame.filter([measure.key for measure in SWEEP]).columns
+    heads = frame.drop(columns=figured).fillna(MISSING)
     columns = ["job", *short(list(map(str, heads.columns[1:-1]))).values(), "status"]
     shown = heads.set_axis(columns, axis="columns").join(texts(frame))
     return Table.of(shown, "l" * len(columns) + "r")

@@ -15,7 +15,7 @@ from pydantic_core import from_json as parse_json
 
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, ScoredPart
 
 EVENTS_FILE = "events.jsonl"  # in the run folder
 _OPEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -62,9 +62,10 @@ class Event:
             started: attempt (starts before this one), rank and role of the leader, pid,
                 steps_total, samples (so far), batches (that each trainer has learned from so far;
                 empty where all learn from one in each step), samples_per_step, train_rows,
-                test_rows, changed_arithmetic (a text for each change since the checkpoint that it
-                resumes from, see `run.rank.facts`), bfloat16_speed (of its matrix products, float32
-                is 1; null for float32) and bfloat16_repeats of that measurement.
+                validation_rows and test_rows (of the parts that are scored), changed_arithmetic (a
+                text for each change since the checkpoint that it resumes from, see
+                `run.rank.facts`), bfloat16_speed (of its matrix products, float32 is 1; null for
+                float32) and bfloat16_repeats of that measurement.
             tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
                 never recorded.
             working: task, done, total and unit (rows or bytes) of what takes a while, such as an
@@ -77,7 +78,8 @@ class Event:
                 these, and sent_rows, trained on meanwhile: null where nothing is counted.
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
-            evaluated: samples, seconds and the test scores.
+            evaluated: samples, part (see `ScoredPart`; missing where there is only one to test on),
+                seconds and the scores.
             saved: of a checkpoint that is valid now, at the step of which it is: path, num_bytes,
                 seconds for which training stood still, background_seconds from then on.
             rank: of one rank in one attempt that came to an end: rank, role, all of
@@ -158,7 +160,14 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event]:
+def part_of(event: Event) -> ScoredPart:
+    """The rows whose scores an `evaluated` event has."""
+    return ScoredPart(event.values.get("part", ScoredPart.TEST))
+
+
+def until(
+    events: Iterable[Event], step: int, evaluated_step: int, tested_step: int = -1
+) -> list[Event]:
     """The events of a run as it was when the checkpoint of `step` was written.
 
     What came later is repeated after resuming, so its rows would be recorded twice. So would
@@ -169,13 +178,15 @@ def until(events: Iterable[Event], step: int, evaluated_step: int) -> list[Event
         events: on record.
         step: of the checkpoint.
         evaluated_step: of the last evaluation that it knows of, -1 for none.
+        tested_step: of the last one on the test part, where others decide.
     """
-    last = {Kind.EVALUATED: evaluated_step, Kind.FINISHED: -1, Kind.STOPPED: -1}
-    return [
-        event
-        for event in events
-        if event.kind is Kind.STARTED or event.step <= last.get(event.kind, step)
-    ]
+
+    def last(event: Event) -> int:
+        if event.kind is Kind.EVALUATED:
+            return tested_step if event.values.get("part") == ScoredPart.TEST else evaluated_step
+        return -1 if event.kind in (Kind.FINISHED, Kind.STOPPED) else step
+
+    return [event for event in events if event.kind is Kind.STARTED or event.step <= last(event)]
 
 
 def _with_phases(value: Any) -> Any:
@@ -258,6 +269,7 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
         ),
         Kind.EVALUATED: _record(
             samples=Count,
+            part=(ScoredPart, ScoredPart.TEST),
             seconds=Amount,
             log_loss=Figure,
             accuracy=Figure,

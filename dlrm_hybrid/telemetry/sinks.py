@@ -14,6 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, append, writing
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.types import ScoredPart
 
 EVENT_PB2, SUMMARY_PB2 = cast(Any, event_pb2), cast(Any, summary_pb2)  # made by protoc, untyped
 
@@ -142,12 +143,13 @@ def _scalars(event: Event) -> Iterator[tuple[str, float]]:
             if density is not None:
                 yield tag, density
     if event.kind is Kind.EVALUATED:
-        yield "val/loss", values["log_loss"]
-        yield "val/accuracy", values["accuracy"]
+        group = "test" if values.get("part") == ScoredPart.TEST else "val"
+        yield f"{group}/loss", values["log_loss"]
+        yield f"{group}/accuracy", values["accuracy"]
         named = {"auc": "auc", "ne": "normalized_entropy", "calibration": "calibration"}
         for tag, name in named.items():
             if values.get(name) is not None:
-                yield f"val/{tag}", values[name]
+                yield f"{group}/{tag}", values[name]
 
 
 def _progress(event: Event) -> Iterator[tuple[str, float]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.distributions.staleness import from_json, merged, values_of
-from dlrm_hybrid.telemetry.events import PHASES, Event, Kind
+from dlrm_hybrid.telemetry.events import PHASES, Event, Kind, part_of
 from dlrm_hybrid.telemetry.ranks import (
     RankValues,
     all_bytes,
@@ -19,6 +19,7 @@ from dlrm_hybrid.telemetry.ranks import (
 )
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
+from dlrm_hybrid.types import ScoredPart
 
 SUMMARY_FILE = "summary.json"  # in the run folder
 LOSSES = ("lost_trainers", "left_trainers", "redone_batches")
@@ -48,7 +49,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     `seconds`, `samples_per_second`, `cpu` and `network` cover training steps only, without the
     first ones of each attempt; of `network`, `cpu` and `roles` only the attempts that came to their
     end. So does the staleness in `sync`, but with the first steps. `train.loss` and
-    `train.accuracy` are means over the last tenth of the steps.
+    `train.accuracy` are means over the last tenth of the steps. `validation` is there only where
+    its rows were scored.
 
     Args:
         events: all, in order.
@@ -76,7 +78,8 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "samples_per_second": rows / seconds if seconds else None,
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
-        "test": _test_scores(record),
+        **_validation(record),
+        "test": _scores(record, ScoredPart.TEST),
         "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
         "sync": world_sync(ranks, _batches(record), _losses(record)),
         "step_milliseconds": world_steps(ranks),
@@ -172,7 +175,14 @@ def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
     }
 
 
-def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
+def _validation(record: Sequence[Event]) -> dict[str, Any]:
+    """Scores on the part to validate, where there is one."""
+    scores = _scores(record, ScoredPart.VALIDATION)
+    return {} if scores["loss"] is None else {"validation": scores}
+
+
+def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
+    """Of the last evaluation of a part; all None without one."""
     names = {
         "loss": "log_loss",
         "accuracy": "accuracy",
@@ -181,7 +191,8 @@ def _test_scores(record: Sequence[Event]) -> dict[str, Any]:
         "base_rate": "base_rate",
         "calibration": "calibration",
     }
-    scores = [event.values for event in record if event.kind is Kind.EVALUATED]
+    evaluated = [event for event in record if event.kind is Kind.EVALUATED]
+    scores = [event.values for event in evaluated if part_of(event) is part]
     return {name: scores[-1].get(source) if scores else None for name, source in names.items()}
 
 

@@ -12,7 +12,7 @@ from typing import final
 
 from torch import Tensor
 
-from dlrm_hybrid.bags import part
+from dlrm_hybrid import bags
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import tensor_bags
@@ -21,11 +21,12 @@ from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.types import ScoredPart
 from dlrm_hybrid.wire.frame import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class TestPart:
+class EvaluatedRows:
     """Rows to evaluate, in file order.
 
     Attributes:
@@ -62,17 +63,18 @@ class WorldEvaluation:
         messenger: to the others.
         runner: of the worker's programs.
         evaluator: its stage, with weights of its own; its tables take batches of any size.
-        test: the rows.
+        rows: of each part.
     """
 
     topology: Topology
     messenger: Messenger
     runner: ProcessRunner
     evaluator: Worker
-    test: TestPart
+    rows: Mapping[ScoredPart, EvaluatedRows]
 
     def scores(
         self,
+        part: ScoredPart,
         leader: int,
         masters: Mapping[str, Tensor],
         trainers: Sequence[int],
@@ -81,6 +83,7 @@ class WorldEvaluation:
         """Scores of the master weights at the leader, None elsewhere.
 
         Args:
+            part: whose rows are scored.
             leader: its rank.
             masters: the weights of this worker's stage by name.
             trainers: those that take part; of sharded tables all must.
@@ -91,7 +94,7 @@ class WorldEvaluation:
             weight.detach().copy_(masters[name])
         metrics = BinaryMetrics()
         place = trainers.index(self.messenger.rank // self.topology.stages)
-        for number, done_rows, group in self.test.groups(len(trainers)):
+        for number, done_rows, group in self.rows[part].groups(len(trainers)):
             meet(number, done_rows)
             logit_B = self._predict(number, group, place)
             if self.messenger.rank == leader:
@@ -114,14 +117,14 @@ class WorldEvaluation:
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
-            nothing = tensor_bags(part(group[0].bags, slice(0)))
+            nothing = tensor_bags(bags.part(group[0].bags, slice(0)))
             self.runner.run(self.evaluator.tables.predict(nothing))
         return None
 
 
 def gathered_scores(
     topology: Topology,
-    test: TestPart,
+    rows: EvaluatedRows,
     trainers: Sequence[int],
     receive: Callable[[int, int], Tensor | None],
     meet: Callable[[int, int], None],
@@ -130,7 +133,7 @@ def gathered_scores(
 
     Args:
         topology: of the world.
-        test: the rows.
+        rows: to score.
         trainers: those that take part.
         receive: the logits of a rank for a group of batches; None if it is gone.
         meet: as of `WorldEvaluation.scores`.
@@ -139,7 +142,7 @@ def gathered_scores(
         None if a trainer was lost meanwhile; what the others have sent is taken all the same.
     """
     metrics, is_whole = BinaryMetrics(), True
-    for number, done_rows, group in test.groups(len(trainers)):
+    for number, done_rows, group in rows.groups(len(trainers)):
         meet(number, done_rows)
         for trainer, batch in zip(trainers, group, strict=False):
             logit_B = receive(topology.worker(trainer, topology.stages - 1), number)

@@ -40,10 +40,10 @@ from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train.asynchronous.pace import Pace
-from dlrm_hybrid.train.evaluation import TestPart
+from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import Tick, Version
+from dlrm_hybrid.types import ScoredPart, Tick, Version
 
 
 @final
@@ -82,7 +82,7 @@ class InProcessEngine:
         reads: give the training batches of each trainer, and those that follow.
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with stage models of their own, for the master weights.
-        test: the rows to evaluate.
+        rows: to evaluate, of each part.
         pace: of trainers that do not wait for each other; None where they make steps together.
         id_sample: counts the ids of training batches.
         step: steps done.
@@ -95,7 +95,7 @@ class InProcessEngine:
     reads: Sequence[ReadAhead]
     schedule: Schedule
     evaluators: Sequence[Worker]
-    test: TestPart
+    rows: Mapping[ScoredPart, EvaluatedRows]
     pace: Pace | None
     id_sample: IdSample
     lowered: list[int]
@@ -190,10 +190,13 @@ class InProcessEngine:
                 return progress, Decision()
         return progress, plan.decision(progress, severity, is_late)
 
-    def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
-        """Scores of the master weights on the test part.
+    def evaluate(
+        self, part: ScoredPart, stop: StopRequest, show: Callable[[int], None]
+    ) -> BinaryScores:
+        """Scores of the master weights on a part of the rows.
 
         Args:
+            part: of the rows.
             stop: stop request of signals.
             show: called now and then with the rows done.
 
@@ -204,10 +207,10 @@ class InProcessEngine:
         for worker in self.evaluators:
             for name, weight in worker.stage.model.dense_parameters().items():
                 weight.detach().copy_(masters[name])
-        metrics = BinaryMetrics()
-        for number, batch in enumerate(self.test.batches()):
+        metrics, rows = BinaryMetrics(), self.rows[part]
+        for number, batch in enumerate(rows.batches()):
             stop.check()
-            show(number * self.test.batch_size)
+            show(number * rows.batch_size)
             programs: dict[int, Program[Tensor | None]] = {
                 worker.rank: predict_batch(worker, number, stage_inputs(worker, batch))
                 for worker in self.evaluators

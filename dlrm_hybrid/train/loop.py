@@ -4,12 +4,13 @@
         meet the other processes; record what has been saved
         every `report_every`:     a point of the loss curve
         save and stop here if a signal asked for it     (SIGTERM, Ctrl-C)
-        every `evaluate_every`:   scores on the test part; one step after some without a better
-                                  one the run ends, or its rates fall
+        every `evaluate_every`:   scores on the part to validate, or on the test part where there
+                                  is none; one step after some without a better one the run ends,
+                                  or its rates fall
         every `checkpoint_every` steps, or `checkpoint_minutes` after the last one:
                                   begin a checkpoint, when the last one is valid
         learn from a batch, refuse a loss that is not finite
-    at the end: meet, a point, scores, a checkpoint; wait until it is valid
+    at the end: meet, a point, scores on all parts, a checkpoint; wait until it is valid
 
 One process runs it alone. In a world of processes every worker runs it, in step: what is due
 follows from the plan, and `meet` brings together what each worker knows.
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dlrm_hybrid.checkpoint.commit import Saved
+from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.step import StepMetrics
@@ -33,12 +35,13 @@ from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.patience import Course
+from dlrm_hybrid.train.patience import Course, monitored
 from dlrm_hybrid.train.progress import Decision, Plan, Progress, is_due
 from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.train.signals import obey
-from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError
+from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError, ScoredPart
 
+NEVER = (-1, -1, -1)
 TICK_SECONDS = 0.5  # between two events that are only displayed
 
 
@@ -51,7 +54,8 @@ class Parts:
             measured, as far as this process knows, and the position of the next batch.
         meet: called before every step and at the end, with whether a checkpoint is due by this
             process's clock; may add what other processes know, and returns what all of them do.
-        evaluate: scores the model on the test part; None in a process that does not report them.
+        evaluate: scores the model on a part of the rows; None in a process that does not report
+            them.
         schedule: learning rate that is applied to the dense parameters, to report it.
         saver: of checkpoints.
         sink: takes the events on record.
@@ -64,7 +68,7 @@ class Parts:
 
     make_step: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
     meet: Callable[[Progress, bool], tuple[Progress, Decision]]
-    evaluate: Callable[[], BinaryScores | None]
+    evaluate: Callable[[ScoredPart], BinaryScores | None]
     schedule: Schedule
     saver: CheckpointWriter
     sink: Sink
@@ -100,7 +104,7 @@ class _Run:
         self._plan = plan
         self._ends_early = False
         self._next_tick = 0.0
-        self._saved_step, self._saved_evaluated = progress.step or -1, progress.evaluated_step
+        self._saved = _moment(progress) if progress.step else NEVER
         self._save_at = self._next_save()
 
     def to_the_end(self) -> None:
@@ -135,38 +139,41 @@ class _Run:
             elif time.monotonic() >= self._next_tick:
                 self._tick()
             obey(decision.severity)
-            if at_end or is_due(step, plan.evaluate_every):
-                self.evaluate()
+            for part in plan.evaluations(self.progress, at_end):
+                self.evaluate(part)
             due = is_due(step, plan.checkpoint_every) or decision.save
-            if at_end or due or step == self._saved_step:
+            if at_end or due or step == self._saved[0]:
                 self.save()
             if at_end:
                 return
             self._step()
 
-    def evaluate(self) -> None:
-        """Score the model, once for each step at which it falls due."""
-        if self.progress.evaluated_step == self.progress.step:
-            return
+    def evaluate(self, part: ScoredPart) -> None:
+        """Score the model; the first part of the plan decides, others are only on record."""
         start = time.perf_counter()
         with self._parts.meter.within(Phase.EVALUATE):
-            scores = self._parts.evaluate()
+            scores = self._parts.evaluate(part)
         seconds = time.perf_counter() - start
         if scores is not None:
-            self._emit(Kind.EVALUATED, seconds=seconds, **asdict(scores))
+            named = {} if self._plan.parts == (ScoredPart.TEST,) else {"part": part.value}
+            self._emit(Kind.EVALUATED, **named, seconds=seconds, **asdict(scores))
+        if part != self._plan.parts[0]:
+            self.progress = replace(self.progress, tested_step=self.progress.step)
+            return
+        score = None if scores is None else monitored(scores, part, self._plan.monitor)
         self.progress = replace(
             self.progress,
             evaluated_step=self.progress.step,
-            test_loss=None if scores is None else scores.log_loss,
-            course=self._judged(scores),
+            score=score,
+            course=self.progress.course if scores is None else self._judged(score),
         )
 
-    def _judged(self, scores: BinaryScores | None) -> Course:
-        """The course of evaluations with these; the last one of a run that ends decides nothing."""
+    def _judged(self, score: Score | None) -> Course:
+        """The course of evaluations with this; the last one of a run that ends decides nothing."""
         course, patience = self.progress.course, self._plan.patience
-        if patience is None or scores is None or self._ends_early:
+        if patience is None or self._ends_early:
             return course
-        return patience.after(course, scores, self.progress.step)
+        return patience.after(course, score, self.progress.step)
 
     def _lower(self, step: int) -> None:
         """Make learning rates lower from this step on."""
@@ -195,17 +202,17 @@ class _Run:
 
     def save(self) -> None:
         """Begin a checkpoint of this step, or add the scores to the one that is there."""
-        step, evaluated = self.progress.step, self.progress.evaluated_step
-        if (step, evaluated) == (self._saved_step, self._saved_evaluated):
+        moment = _moment(self.progress)
+        if moment == self._saved:
             return
         self.finish()
         with self._parts.meter.within(Phase.CHECKPOINT):
-            if step == self._saved_step:
+            if self.progress.step == self._saved[0]:
                 # SIGTERM ended an evaluation, which has now been made.
                 self._parts.saver.amend(self.progress)
             else:
                 self._parts.saver.save(self.progress)
-        self._saved_step, self._saved_evaluated = step, evaluated
+        self._saved = moment
         self._save_at = self._next_save()
 
     def stopped(self) -> None:
@@ -245,7 +252,8 @@ class _Run:
             loader=after,
             interval=self._with(metrics),
             evaluated_step=progress.evaluated_step,
-            test_loss=progress.test_loss,
+            tested_step=progress.tested_step,
+            score=progress.score,
             batches=progress.batches,
             emptied=progress.emptied,
             course=progress.course,
@@ -291,6 +299,11 @@ class _Run:
             values["batches"] = self.progress.batches
         values = {"samples": self.progress.samples, **values}
         self._parts.sink.write(Event(kind, self.progress.step, time.time(), values))
+
+
+def _moment(progress: Progress) -> tuple[int, int, int]:
+    """What a checkpoint of this progress knows: the step, and the last evaluations."""
+    return progress.step, progress.evaluated_step, progress.tested_step
 
 
 def _sent(interval: Interval) -> dict[str, int | None]:

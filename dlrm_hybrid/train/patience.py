@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import final
 
+from dlrm_hybrid.checkpoint.manifest import Monitor, Score
 from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.types import ScoredPart
 
-Monitor = Literal["log_loss", "auc"]
+
+def monitored(scores: BinaryScores, part: ScoredPart, monitor: Monitor) -> Score | None:
+    """The score that decides which model is better; None of an AUC that there is none of."""
+    value = scores.log_loss if monitor == "log_loss" else scores.auc
+    return None if value is None else Score(part=part, monitor=monitor, value=value)
 
 
 @final
@@ -46,28 +52,23 @@ class Patience:
         ends_after: evaluations without one; None: it does not end.
         lowers_after: the same, until learning rates are lowered.
         min_delta: a score is better if it is by more than this.
-        monitor: which score: a lower log-loss or a higher AUC.
     """
 
     ends_after: int | None
     lowers_after: int | None
     min_delta: float
-    monitor: Monitor
 
-    def after(self, course: Course, scores: BinaryScores, step: int) -> Course:
+    def after(self, course: Course, score: Score | None, step: int) -> Course:
         """With one more evaluation; an AUC that there is none of is no better one."""
-        score, best = scores.log_loss if self.monitor == "log_loss" else scores.auc, course.best
-        if score is not None and (best is None or self._gain(best, score) > self.min_delta):
-            return replace(course, best=score, since_best=0, since_lowered=0, step=step)
+        best = course.best
+        if score is not None and (best is None or score.gain(best) > self.min_delta):
+            return replace(course, best=score.value, since_best=0, since_lowered=0, step=step)
         return replace(
             course,
             since_best=course.since_best + 1,
             since_lowered=course.since_lowered + 1,
             step=step,
         )
-
-    def _gain(self, best: float, score: float) -> float:
-        return best - score if self.monitor == "log_loss" else score - best
 
     def ends(self, course: Course, step: int) -> bool:
         """Whether a run ends before this step."""

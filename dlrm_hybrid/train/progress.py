@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from dlrm_hybrid.checkpoint.manifest import Monitor, Score
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.patience import Course, Patience
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, ScoredPart
 
 SYNC_EVERY = 10  # steps, or groups of test batches, between meetings where nothing is due
 
@@ -27,8 +28,9 @@ class Progress:
         samples: rows learned from, of all trainers.
         loader: where the next batch begins.
         interval: sums since the last point of the loss curve.
-        evaluated_step: the step of the last evaluation on record, -1 before the first.
-        test_loss: of that evaluation; None in a process that does not report it.
+        evaluated_step: the step of the last evaluation on record that decides, -1 before the first.
+        tested_step: the same of those that only tell how good the model is.
+        score: of the last one that decides; None in a process that does not report it.
         course: of all evaluations, in the process that reports them.
         batches: that each trainer has learned from; empty where all learn from one in each step.
         emptied: the step at which last no batch was in flight, where batches stay there.
@@ -39,10 +41,11 @@ class Progress:
     loader: LoaderState = START
     interval: Interval = Interval()
     evaluated_step: int = -1
-    test_loss: float | None = None
+    score: Score | None = None
     batches: tuple[int, ...] = ()
     emptied: int = 0
     course: Course = Course()
+    tested_step: int = -1
 
     def batches_of(self, trainer: int) -> int:
         """How many batches a trainer has learned from; one that is new as many as steps."""
@@ -101,6 +104,9 @@ class Plan:
             meet; the leader's clock decides.
         warmup_steps: made together by trainers that do not wait for each other later.
         patience: with scores that get no better; None: without end.
+        parts: of the rows; all evaluations score the first one, which decides what is best, and
+            that at the end all.
+        monitor: the score that decides.
     """
 
     steps: int
@@ -111,6 +117,8 @@ class Plan:
     checkpoint_minutes: float
     warmup_steps: int = 0
     patience: Patience | None = None
+    parts: tuple[ScoredPart, ...] = (ScoredPart.TEST,)
+    monitor: Monitor = "log_loss"
 
     def decision(self, progress: Progress, severity: int, is_late: bool) -> Decision:
         """What follows from what the leader knows.
@@ -125,6 +133,14 @@ class Plan:
         course, step = progress.course, progress.step
         ends = self.patience.ends(course, step)
         return Decision(severity, is_late, ends, not ends and self.patience.lowers(course, step))
+
+    def evaluations(self, progress: Progress, at_end: bool) -> tuple[ScoredPart, ...]:
+        """The parts to score now, each once for each step at which it falls due."""
+        due = self.parts if at_end else self.parts[:1]
+        if not (at_end or is_due(progress.step, self.evaluate_every)):
+            return ()
+        before = (progress.evaluated_step, progress.tested_step)
+        return tuple(part for part, step in zip(due, before, strict=False) if step != progress.step)
 
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""

@@ -35,7 +35,7 @@ from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
-from dlrm_hybrid.types import Tick, Version
+from dlrm_hybrid.types import ScoredPart, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
 
 Values = Mapping[str, Any]
@@ -152,6 +152,7 @@ class WorkerRank:
 
     def evaluate(
         self,
+        part: ScoredPart,
         stop: StopRequest,
         show: Callable[[int], None],
         trainers: Sequence[int] | None = None,
@@ -159,6 +160,7 @@ class WorkerRank:
         """Scores of the master weights, at the leader; see `loop.Parts.evaluate`.
 
         Args:
+            part: of the rows.
             stop: stop request of signals.
             show: called now and then with the rows done.
             trainers: those that take part; None: all.
@@ -179,7 +181,7 @@ class WorkerRank:
 
         if trainers is None:
             trainers = range(self.topology.trainers)
-        return self.evaluation.scores(self.leader, masters, trainers, meet)
+        return self.evaluation.scores(part, self.leader, masters, trainers, meet)
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker."""

@@ -74,7 +74,7 @@ def gaps(config: Config, every: int) -> Gaps:
     """Train as configured; how far gradients of each stage are from exact ones, by batch."""
     model.prepare_torch(config)
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
-    steps = model.plan(config, model.loader(config, shards).steps_per_epoch).steps
+    steps = model.plan(config, shards).steps
     engine = build_engine.engine(config, shards, steps, IN_MEMORY, SpanClock())
     layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
     stages = range(layout.topology.stages)

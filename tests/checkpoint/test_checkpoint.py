@@ -219,6 +219,24 @@ def test_the_best_is_kept_besides_and_found_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "best").exists()
 
 
+def test_the_best_is_the_best_of_those_scored_as_the_newest(tmp_path: Path) -> None:
+    keep = RetentionPolicy(newest=9, best=True)
+
+    def scored(step: int, part: str, monitor: str, value: float) -> str:
+        score = {"part": part, "monitor": monitor, "value": value}
+        save(tmp_path, step, groups(float(step)), keep, score=score)
+        return find(tmp_path / "best").name
+
+    save(tmp_path, 1, groups(1.0), keep, test_loss=0.1)
+    assert scored(2, "test", "log_loss", 0.2) == "step_00000001"
+    assert scored(3, "validation", "log_loss", 0.5) == "step_00000003"
+    assert scored(4, "validation", "auc", 0.7) == "step_00000004"
+    assert scored(5, "validation", "auc", 0.6) == "step_00000004"
+    assert scored(6, "validation", "auc", 0.8) == "step_00000006"
+    save(tmp_path, 7, groups(7.0), keep, score=None)
+    assert find(tmp_path / "best").name == "step_00000006"
+
+
 @pytest.mark.parametrize("file", [DENSE, "manifest.json"])
 def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> None:
     for step in (1, 2, 3):

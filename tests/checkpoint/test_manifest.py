@@ -171,7 +171,7 @@ def test_only_plain_files_of_the_folder_are_opened(file: str, other: str, tmp_pa
         ({"emptied": 2}, "is none of step 1"),
         ({"loader": None}, "'progress.loader' is None"),
         ({"interval": {"rows": "1"}}, "'progress.interval.rows' is '1'"),
-        ({"test_loss": []}, "'progress.test_loss' is []"),
+        ({"score": []}, "'progress.score' is []"),
     ],
 )
 def test_progress_that_cannot_be_is_refused(change: Values, told: str) -> None:

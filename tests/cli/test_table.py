@@ -78,16 +78,40 @@ def test_validation_while_training_and_tests_at_the_end(
 ) -> None:
     assert program("prepare", "data.guess=rows.parquet") == 0
     table = ("data=table", "data.schema=rows.yaml", "data.raw=rows.parquet")
-    part = "data.test_part=validation"
-    assert program("train", *table, *SMALL, part, "hydra.run.dir=run") == 0
+    assert program("train", *table, *SMALL, "train.evaluate_every=20", "hydra.run.dir=run") == 0
+    told = capsys.readouterr().out
+    assert "396 validation rows, 379 test rows" in told
+    for line in ("step 20: validation", "step 50: validation", "step 50: test"):
+        assert f"{line} log-loss" in told
+    assert "step 20: test" not in told
+    assert "validation part" in told
+    assert "test part" in told
     for name in ("validation", "day"):
         given = (f"data.test_part={name}", f"evaluate.output={name}.json")
         assert program("evaluate", "evaluate.checkpoint=run", *given) == 0
-    summary = json.loads(Path("run/summary.json").read_text())["test"]
+    summary = json.loads(Path("run/summary.json").read_text())
     scores = [json.loads(Path(f"{name}.json").read_text()) for name in ("validation", "day")]
-    assert scores[0]["auc"] == pytest.approx(summary["auc"], abs=1e-9)
-    assert scores[1]["auc"] != pytest.approx(summary["auc"], abs=1e-6)
+    assert scores[0]["auc"] == pytest.approx(summary["validation"]["auc"], abs=1e-9)
+    assert scores[1]["auc"] == pytest.approx(summary["test"]["auc"], abs=1e-9)
+    assert scores[1]["auc"] != pytest.approx(scores[0]["auc"], abs=1e-6)
     capsys.readouterr()
+    assert program("report", "report.runs=[run]") == 0
+    assert "validation AUC" in capsys.readouterr().out
+
+
+def test_a_run_may_leave_the_test_part_alone(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("prepare", "data.guess=rows.parquet") == 0
+    table = ("data=table", "data.schema=rows.yaml", "data.raw=rows.parquet")
+    part = "data.test_part=validation"
+    assert program("train", *table, *SMALL, part, "hydra.run.dir=run") == 0
+    told = capsys.readouterr().out
+    assert "step 50: validation log-loss" in told
+    assert "test part" not in told
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["test"]["auc"] is None
+    assert summary["validation"]["auc"] is not None
     assert program("train", *SMALL, "data.rows=1000", part) == 2
     assert "data.test_part = validation: the rows of " in capsys.readouterr().err
 

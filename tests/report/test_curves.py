@@ -32,7 +32,7 @@ def test_loss_over_each_axis(tmp_path: Path) -> None:
     }
     for axis, x in places.items():
         assert points(curves.training_loss(run, axis)) == list(zip(x, (0.6, 0.5), strict=True))
-        assert points(curves.test_loss(run, axis)) == [(x[1], 0.51)]
+        assert points(curves.evaluated_loss(run, axis)) == [(x[1], 0.51)]
 
 
 def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
     assert curves.threshold(run, "gradient.") is None
     nothing = made(tmp_path / "nothing", [])
     assert [curves.training_loss(nothing, axis) for axis in Axis] == [None] * 3
-    assert curves.test_loss(nothing, Axis.STEPS) is None
+    assert curves.evaluated_loss(nothing, Axis.STEPS) is None
 
 
 def test_density_and_threshold(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def draw_all(run: Run) -> None:
     tables.differences([run, run], ["one", "two"])
     for axis in curves.Axis:
         curves.training_loss(run, axis)
-        curves.test_loss(run, axis)
+        curves.evaluated_loss(run, axis)
     for prefix in ("gradient.", "activation."):
         curves.density(run, prefix)
         curves.threshold(run, prefix)

@@ -44,3 +44,10 @@ def test_an_evaluation_after_saving_is_made_again() -> None:
     attempt = Event(Kind.STARTED, 20, 0.0, {})
     assert events.until([*record, attempt], 20, 10) == [record[0], attempt]
     assert events.until([*record, attempt], 20, -1) == [attempt]
+    validated = [
+        Event(one.kind, one.step, 0.0, {"part": part})
+        for one in record
+        for part in ("validation", "test")
+    ]
+    assert events.until(validated, 20, 20, 10) == validated[:3]
+    assert events.until(validated, 20, 10) == validated[:1]

@@ -16,6 +16,7 @@ from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.types import ScoredPart
 
 
 def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
@@ -39,6 +40,20 @@ def evaluation_rank(argument: str, report, stop: StopRequest) -> None:
     def evaluate(engine: InProcessEngine, *rest: Any) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(engine, *rest)
+
+    if json.loads(argument)["attempt"] == 0:
+        InProcessEngine.evaluate = evaluate
+    train_rank(argument, report, stop)
+
+
+def testing_rank(argument: str, report, stop: StopRequest) -> None:
+    """Train; SIGTERM comes while the test part is scored in the first attempt."""
+    real = InProcessEngine.evaluate
+
+    def evaluate(engine: InProcessEngine, part: ScoredPart, *rest: Any) -> object:
+        if part is ScoredPart.TEST:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(engine, part, *rest)
 
     if json.loads(argument)["attempt"] == 0:
         InProcessEngine.evaluate = evaluate

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_runs import Train, assert_same, assert_same_state, checkpoint, summary, tensors
 
+from dlrm_hybrid.checkpoint.manifest import Monitor
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores
-from dlrm_hybrid.train.patience import Course, Monitor, Patience
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.train.patience import Course, Patience, monitored
+from dlrm_hybrid.types import ConfigError, ScoredPart
 
 # No score is better by 1: the first of those after 5, 10, 15 steps stays the best.
 NEVER = ("train.evaluate_every=5", "train.min_delta=1.0", "train.patience=2", "train.steps=40")
@@ -44,14 +45,15 @@ def scores(loss: float, auc: float | None) -> BinaryScores:
 def test_a_course_counts_what_came_since_the_best(
     found: list[float], min_delta: float, monitor: Monitor
 ):
-    patience = Patience(ends_after=3, lowers_after=2, min_delta=min_delta, monitor=monitor)
+    patience = Patience(ends_after=3, lowers_after=2, min_delta=min_delta)
     course, best, since = Course(), found[0], 0
     for number, score in enumerate(found):
         gain = best - score if monitor == "log_loss" else score - best
         better = number == 0 or gain > min_delta
         best, since = (score, 0) if better else (best, since + 1)
         one = scores(score, 0.0) if monitor == "log_loss" else scores(0.0, score)
-        course = patience.after(course, one, 5 * number)
+        told = monitored(one, ScoredPart.TEST, monitor)
+        course = patience.after(course, told, 5 * number)
         assert (course.best, course.since_best, course.step) == (best, since, 5 * number)
         assert patience.ends(course, 5 * number + 1) == (since >= 3)
         assert not patience.ends(course, 5 * number)
@@ -62,10 +64,11 @@ def test_a_course_counts_what_came_since_the_best(
 
 
 def test_no_auc_is_no_better_one():
-    patience = Patience(ends_after=2, lowers_after=None, min_delta=0.0, monitor="auc")
+    patience = Patience(ends_after=2, lowers_after=None, min_delta=0.0)
     before = Course(best=0.7, since_best=1, since_lowered=1)
-    assert patience.after(before, scores(0.1, None), 9) == Course(0.7, 2, 2, 9)
-    assert patience.after(Course(), scores(0.1, None), 9) == Course(None, 1, 1, 9)
+    none = monitored(scores(0.1, None), ScoredPart.TEST, "auc")
+    assert patience.after(before, none, 9) == Course(0.7, 2, 2, 9)
+    assert patience.after(Course(), none, 9) == Course(None, 1, 1, 9)
     assert not patience.lowers(Course(None, 9, 9, 1), 5)
 
 
@@ -171,7 +174,10 @@ def test_scores_that_get_better_end_nothing(train: Train) -> None:
     [
         ("train.patience=2", "train.patience = 2: counts evaluations; needs train.evaluate_every"),
         ("train.min_delta=0.1", "train.min_delta = 0.1: only applies to train.patience"),
-        ("train.monitor=auc", "train.monitor = 'auc': only applies to train.patience"),
+        (
+            "train.monitor=auc checkpoint.keep_best=false",
+            "train.monitor = 'auc': only applies to train.patience",
+        ),
         (
             "train.patience=2 train.evaluate_every=9 parallel=hybrid sync=async embedding=served "
             "parallel.table_servers=1",

@@ -48,11 +48,11 @@ def test_what_sigterm_saves_in_an_evaluation_may_become_the_best(
     code, folder = train("stopped", *options)
     assert code == 75
     manifests = [checkpoint(one, 20) / "manifest.json" for one in (unbroken, folder)]
-    assert json.loads(manifests[1].read_text())["test_loss"] is None
+    assert json.loads(manifests[1].read_text())["score"] is None
     assert not (folder / "checkpoints" / "best").exists()
     assert train("stopped", *options, "checkpoint.resume=auto")[0] == 0
-    losses = [json.loads(manifest.read_text())["test_loss"] for manifest in manifests]
-    assert losses[0] == losses[1] is not None
+    scores = [json.loads(manifest.read_text())["score"] for manifest in manifests]
+    assert scores[0] == scores[1] is not None
     evaluated = [
         event.step for event in events.read(folder / "events.jsonl") if event.kind is Kind.EVALUATED
     ]

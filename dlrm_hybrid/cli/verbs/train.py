@@ -14,9 +14,10 @@ from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.training import train
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.events import Event, Kind, part_of
 from dlrm_hybrid.telemetry.ranks import role_of, role_order
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.types import ScoredPart
 
 FEW_REPEATS = 5  # the best of so few may be a bad one
 SAVES_FROM = 1.05  # below, the ratio would read 1.0
@@ -53,7 +54,10 @@ class TerminalView:
             self.terminal.line(
                 f"ended after {steps:,} of {planned:,} steps: scores got no better (train.patience)"
             )
-        show_scores(self.terminal, "test part", summary["test"], teacher)
+        if validation := summary.get("validation"):
+            show_scores(self.terminal, "validation part", validation, None)
+        if not validation or summary["test"]["loss"] is not None:
+            show_scores(self.terminal, "test part", summary["test"], teacher)
         show_run(self.terminal, summary)
         self.terminal.line(f"summary {path}")
 
@@ -128,8 +132,9 @@ class LiveTraining:
             self._progress(event)
         elif event.kind is Kind.EVALUATED:
             auc = MISSING if values["auc"] is None else f"{values['auc']:.4f}"
+            loss = f"{part_of(event)} log-loss {values['log_loss']:.4f}"
             self._terminal.line(
-                f"step {event.step:,}: test log-loss {values['log_loss']:.4f}, AUC {auc}, "
+                f"step {event.step:,}: {loss}, AUC {auc}, "
                 f"accuracy {values['accuracy']:.2%} (base rate {values['base_rate']:.2%})"
             )
 
@@ -139,8 +144,10 @@ class LiveTraining:
         self._before, self._speed, self._sent = None, 0.0, None
         self._steps_total = values["steps_total"]
         self._bar = self._attempt.enter_context(self._terminal.bar("train"))
+        rows = {part: values.get(f"{part}_rows") for part in ScoredPart}
+        scored = ", ".join(f"{count:,} {part} rows" for part, count in rows.items() if count)
         self._terminal.line(
-            f"{values['train_rows']:,} training rows, {values['test_rows']:,} test rows, "
+            f"{values['train_rows']:,} training rows, {scored}, "
             f"{values['steps_total']:,} steps of {values['samples_per_step']} samples"
             + (f", from step {event.step:,}" if event.step else "")
         )
@@ -190,7 +197,7 @@ class LiveTraining:
 
 
 def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values | None) -> None:
-    """A table of test scores: the model's and, for synthetic rows, the best possible ones."""
+    """A table of scores: the model's and, for synthetic rows, the best possible ones."""
 
     def cell(value: float | None) -> str:
         return MISSING if value is None else f"{value:.4f}"

@@ -29,8 +29,9 @@ from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
-from dlrm_hybrid.train.evaluation import TestPart
+from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
+from dlrm_hybrid.types import ScoredPart
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 FRAMES_BESIDE_ROWS = 4096  # far more than a worker may have waiting
@@ -42,10 +43,12 @@ def mailbox_capacity(config: Config) -> int:
     return FRAMES_BESIDE_ROWS + ahead
 
 
-def test_part(config: Config, shards: Shards) -> TestPart:
-    """The rows of the test part, as evaluations read them."""
-    rows = shards.test_rows(config.data.test_part)
-    return TestPart(shards, rows, config.evaluate.batch_size)
+def evaluated_rows(config: Config, shards: Shards) -> dict[ScoredPart, EvaluatedRows]:
+    """The rows of each part that is scored, as evaluations read them."""
+    return {
+        part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
+        for part, rows in shards.scored_rows(config.data.test_part).items()
+    }
 
 
 def engine(
@@ -105,7 +108,7 @@ def engine(
         schedule=build_model.dense_schedule(config, steps, lowered=layout.lowered),
         lowered=layout.lowered,
         evaluators=evaluators,
-        test=test_part(config, shards),
+        rows=evaluated_rows(config, shards),
         pace=build_pace.pace(config, shards, ranks, runner, gates, clock, sample),
     )
 

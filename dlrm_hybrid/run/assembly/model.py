@@ -203,19 +203,22 @@ def loader(
     return made
 
 
-def plan(config: Config, steps_per_epoch: int) -> Plan:
+def plan(config: Config, shards: Shards) -> Plan:
     """The length of the run and what falls due in it."""
     train = config.train
-    steps = train.epochs * steps_per_epoch
+    trainers = config.parallel.trainers
+    steps = train.epochs * shards.steps_per_epoch(train.batch_size, trainers)
     return Plan(
         steps=min(steps, train.steps or steps),
-        samples_per_step=config.parallel.trainers * config.train.batch_size,
+        samples_per_step=trainers * train.batch_size,
         report_every=config.telemetry.every,
-        evaluate_every=config.train.evaluate_every,
+        evaluate_every=train.evaluate_every,
         checkpoint_every=config.checkpoint.every,
         checkpoint_minutes=config.checkpoint.minutes,
         warmup_steps=config.sync.warmup_steps,
         patience=patience(config),
+        parts=tuple(shards.scored_rows(config.data.test_part)),
+        monitor=train.monitor,
     )
 
 
@@ -228,5 +231,4 @@ def patience(config: Config) -> Patience | None:
         ends_after=train.patience,
         lowers_after=optimizer.plateau_patience if optimizer.schedule == "plateau" else None,
         min_delta=train.min_delta,
-        monitor=train.monitor,
     )

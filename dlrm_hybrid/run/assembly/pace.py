@@ -76,7 +76,7 @@ def pace(
         part=clock.timed(Span.READ, loader.part),
         after=loader.after,
     )
-    plan = build_model.plan(config, loader.steps_per_epoch)
+    plan = build_model.plan(config, shards)
     if config.sync.replay is None:
         return SimulatedPace(
             trainers=trainers, plan=plan, seed=config.train.seed, ahead=config.sync.ahead

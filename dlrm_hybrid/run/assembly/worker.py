@@ -27,7 +27,7 @@ from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.engine import mailbox_capacity, test_part
+from dlrm_hybrid.run.assembly.engine import evaluated_rows, mailbox_capacity
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -124,7 +124,7 @@ def _worker(
         messenger=messenger,
         runner=runner,
         evaluator=build_world.evaluator(config, layout, parts.worker, send, tables[1]),
-        test=test_part(config, shards),
+        rows=evaluated_rows(config, shards),
     )
     return WorkerRank(
         topology=layout.topology,

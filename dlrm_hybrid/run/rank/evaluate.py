@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint import reader as checkpoint
-from dlrm_hybrid.config.schema import Config, ParallelConfig
+from dlrm_hybrid.config.schema import ParallelConfig
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
@@ -44,7 +44,9 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
         name: {piece.name: piece.view for piece in groups[name]} for name in ("dense", "embeddings")
     }
     checkpoint.load(folder, needed, checking(report))
-    scores = engine.evaluate(stop, evaluating(config, shards, report))
+    # What data.test_part names comes last.
+    part, rows = shards.scored_rows(config.data.test_part).popitem()
+    scores = engine.evaluate(part, stop, evaluating(len(rows), report))
     step = checkpoint_folder.read_facts(folder)["step"]
     report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
 
@@ -91,8 +93,7 @@ def checking(report: Report) -> Callable[[int, int], None]:
     return _reporting(report, "checkpoint", "bytes")
 
 
-def evaluating(config: Config, shards: Shards, report: Report) -> Callable[[int], None]:
-    """Shows a person how far an evaluation is."""
-    total = len(shards.test_rows(config.data.test_part))
+def evaluating(rows: int, report: Report) -> Callable[[int], None]:
+    """Shows a person how far an evaluation of so many rows is."""
     show = _reporting(report, "evaluate", "rows")
-    return lambda done: show(done, total)
+    return lambda done: show(done, rows)

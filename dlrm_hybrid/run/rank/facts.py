@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, TEST_LOSS
+from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, SCORE
 from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.config.identity import (
     STALE_SCHEDULE,
@@ -78,7 +78,7 @@ def checkpoint_facts(
         "rows": shards.manifest.identity,
         "arithmetic": arithmetic(),
         "vocabulary": shards.manifest.meaning,
-        TEST_LOSS: progress.test_loss if progress.evaluated_step == progress.step else None,
+        SCORE: asdict(progress)[SCORE] if progress.evaluated_step == progress.step else None,
     }
 
 
@@ -127,7 +127,7 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
         progress = replace(progress, emptied=progress.step if now == STALE_SCHEDULE else 0)
     if task.goes_on:
         return progress
-    return replace(progress, evaluated_step=-1, test_loss=None, course=Course())
+    return replace(progress, evaluated_step=-1, tested_step=-1, score=None, course=Course())
 
 
 def other_compressors(

@@ -19,7 +19,7 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.engine import mailbox_capacity, test_part
+from dlrm_hybrid.run.assembly.engine import evaluated_rows, mailbox_capacity
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
@@ -53,7 +53,7 @@ def lead(
             plan=job.plan,
             after=build_model.loader(config, job.shards).after,
             schedule=build_model.dense_schedule(config, layout.steps),
-            test=test_part(config, job.shards),
+            rows=evaluated_rows(config, job.shards),
             threads=config.parallel.threads,
             messenger=Messenger(
                 attempt=layout.attempt,

@@ -77,7 +77,7 @@ def be_rank(
     """
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
-    plan = build_model.plan(config, build_model.loader(config, shards).steps_per_epoch)
+    plan = build_model.plan(config, shards)
     job = Job(
         task=task,
         values=values,

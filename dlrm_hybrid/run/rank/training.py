@@ -68,10 +68,11 @@ def train_to_the_end(
             if isinstance(trainer, LeaderRank)
             else Roll(topology.trainers, topology.stages)
         )
+        rows = job.shards.scored_rows(job.config.data.test_part)
         parts = Parts(
             make_step=trainer.make_step,
             meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
-            evaluate=lambda: trainer.evaluate(stop, evaluating(job.config, job.shards, live)),
+            evaluate=lambda part: trainer.evaluate(part, stop, evaluating(len(rows[part]), live)),
             schedule=trainer.schedule,
             saver=CheckpointWriter(
                 messenger=trainer.messenger,
@@ -160,7 +161,7 @@ def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
     folder = Path(job.task.run_folder)
     path = folder / EVENTS_FILE
     record = events.read(path) if path.exists() else ()
-    kept = events.until(record, progress.step, progress.evaluated_step)
+    kept = events.until(record, progress.step, progress.evaluated_step, progress.tested_step)
     write_whole(path, "".join(f"{event.to_json()}\n" for event in kept))
     sinks: list[Sink] = [JsonLines(path), Call(report)]
     if job.config.telemetry.tensorboard:
@@ -172,6 +173,7 @@ def _started(job: Job, progress: Progress) -> Event:
     """The first event of an attempt."""
     config, shards = job.config, job.shards
     measured = build_model.measured_bfloat16(config, shards.table_rows)
+    scored = shards.scored_rows(config.data.test_part)
     values = {
         "attempt": job.task.attempt,
         "rank": job.task.rank,
@@ -185,6 +187,6 @@ def _started(job: Job, progress: Progress) -> Event:
         "bfloat16_speed": None if measured is None else measured.speed,
         "bfloat16_repeats": None if measured is None else measured.repeats,
         "train_rows": len(shards.train_rows),
-        "test_rows": len(shards.test_rows(config.data.test_part)),
+        **{f"{part}_rows": len(rows) for part, rows in scored.items()},
     }
     return Event(Kind.STARTED, progress.step, time.time(), values)

@@ -34,7 +34,7 @@ from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError
+from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError, ScoredPart
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 ReadPart = Callable[[LoaderState, int], Batch]
@@ -110,7 +110,7 @@ class Follower:
             if order["do"] == "settle":
                 self._settle(order["alone"])
             elif order["do"] == "evaluate":
-                self._evaluate(order["trainers"])
+                self._evaluate(ScoredPart(order["part"]), order["trainers"])
             elif order["do"] == "join":
                 rank.join(order["at"])
                 rank.runner.run(self.client.refresh(whole=True, alone=order["alone"]))
@@ -206,10 +206,10 @@ class Follower:
     def _due_order(self) -> Receive:
         return Receive(Kind.DECISION, self.rank.leader, self._taken)
 
-    def _evaluate(self, trainers: Sequence[int]) -> None:
+    def _evaluate(self, part: ScoredPart, trainers: Sequence[int]) -> None:
         try:
             with self.meter.within(Phase.EVALUATE):
-                self.rank.evaluate(self.stop, self.show, trainers)
+                self.rank.evaluate(part, self.stop, self.show, trainers)
         except (PreemptedError, InterruptedRunError):
             pass  # all have stopped at the same batch; the leader says what comes now
 

@@ -30,10 +30,10 @@ from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
-from dlrm_hybrid.train.evaluation import TestPart, gathered_scores
+from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
-from dlrm_hybrid.types import DlrmError, Version
+from dlrm_hybrid.types import DlrmError, ScoredPart, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -52,7 +52,7 @@ class LeaderRank:
         plan: of the run.
         after: gives the position of the next step's batches from one's; `Loader.after`.
         schedule: learning rate of the dense parameters, to report it.
-        test: the rows to evaluate.
+        rows: to evaluate, of each part.
         messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
         log: gets the batches that are given out, but not turns; None keeps no record.
         begin: gives who learns from which batches, from how many each trainer has learned from;
@@ -69,7 +69,7 @@ class LeaderRank:
     plan: Plan
     after: Callable[[LoaderState], LoaderState]
     schedule: Schedule
-    test: TestPart
+    rows: Mapping[ScoredPart, EvaluatedRows]
     messenger: Messenger
     log: OrderLog | None
     begin: Callable[[tuple[int, ...]], Leases | Turns]
@@ -170,12 +170,15 @@ class LeaderRank:
         progress = replace(progress, batches=self._leases.done)
         return progress, Decision(severity, is_late) if is_limit else Decision()
 
-    def evaluate(self, stop: StopRequest, show: Callable[[int], None]) -> BinaryScores:
-        """Scores of the weights on the test part; all that are there are at rest.
+    def evaluate(
+        self, part: ScoredPart, stop: StopRequest, show: Callable[[int], None]
+    ) -> BinaryScores:
+        """Scores of the weights on a part of the rows; all that are there are at rest.
 
         Where a trainer is lost or leaves meanwhile, those that are left begin again.
 
         Args:
+            part: of the rows.
             stop: stop request of signals.
             show: called now and then with the rows done.
 
@@ -186,12 +189,13 @@ class LeaderRank:
         while scores is None:
             self._dispatch.wait_for_all()
             trainers, since = self.roll.present, Since.now(self.roll.losses)
-            self._dispatch.command({"do": "evaluate", "trainers": trainers}, trainers)
+            order = {"do": "evaluate", "part": part.value, "trainers": trainers}
+            self._dispatch.command(order, trainers)
             workers = self.roll.workers(trainers)
             with suppress(_LeavingError):
                 scores = gathered_scores(
                     self.topology,
-                    self.test,
+                    self.rows[part],
                     trainers,
                     partial(self._logits, since),
                     partial(self._meet_evaluating, stop, show, workers, since),
