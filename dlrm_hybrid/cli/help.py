@@ -23,7 +23,7 @@ PROGRAM = "python -m dlrm_hybrid"
 WIDTH = 80
 DOC_COLUMN = 32
 VERBS = {
-    "prepare": "parse raw Criteo rows into shards of integers and ids",
+    "prepare": "turn Criteo text, CSV or Parquet into shards",
     "train": "train a model, or sweep over values of keys (-m)",
     "evaluate": "score a checkpoint on the test part",
     "predict": "score new rows with a checkpoint: Criteo text, CSV, Parquet",
