@@ -175,6 +175,18 @@ def _without_replaced(name: str, section: Any) -> Any:
     return {key: value for key, value in keys.items() if f"{name}.{key}" not in REPLACED}
 
 
+def unset_faults(section: str, options: object, wanted: Mapping[str, str]) -> list[str]:
+    """A fault for each key of a section that is null and must not be.
+
+    Args:
+        section: its name.
+        options: it.
+        wanted: what to do, by key.
+    """
+    missing = (name for name in wanted if getattr(options, name) is None)
+    return [f"{section}.{name} = null: {wanted[name]}" for name in missing]
+
+
 def faults_text(faults: Sequence[str]) -> str:
     """The faults of one configuration as one message, each on its own line."""
     unique = list(dict.fromkeys(_line(fault) for fault in faults))

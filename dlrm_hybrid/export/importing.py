@@ -8,7 +8,7 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.export import weights
 from dlrm_hybrid.export.folder import new_folder
@@ -62,8 +62,7 @@ def import_weights(request: Request, display: Display) -> Imported:
     config, options = request.config, request.config.import_
     if options.file is None or options.output is None:
         wanted = {"file": "name the file of weights", "output": "name a new folder"}
-        missing = [name for name in wanted if getattr(options, name) is None]
-        raise ConfigError(faults_text([f"import.{one} = null: {wanted[one]}" for one in missing]))
+        raise ConfigError(faults_text(unset_faults("import", options, wanted)))
     with new_folder(Path(options.output), OUTPUT_KEY) as folder:
         found = weights.read(Path(options.file))
         rows = prepared_rows(config, display, Command("import", request.overrides))

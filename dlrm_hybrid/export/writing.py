@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.config.schema import ExportConfig
-from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export import vocabularies
@@ -78,8 +78,7 @@ def export(request: Request, display: Display) -> Exported:
             "checkpoint": "name a run folder or one of its checkpoints",
             "output": "name a new folder",
         }
-        missing = [name for name in wanted if getattr(options, name) is None]
-        raise ConfigError(faults_text([f"export.{one} = null: {wanted[one]}" for one in missing]))
+        raise ConfigError(faults_text(unset_faults("export", options, wanted)))
     require(options.format)
     with new_folder(Path(options.output), OUTPUT_KEY) as folder:
         evaluation = prepare_evaluation(request, Path(options.checkpoint), display, "export")

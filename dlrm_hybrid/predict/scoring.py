@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.predict.output import ScoreFile, score_file
 from dlrm_hybrid.predict.predictor import Predictor
 from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks
@@ -141,9 +141,7 @@ def _faults(request: Request) -> Iterator[str]:
         "rows": "name the files of rows to score",
         "output": "name a file, .parquet or .csv",
     }
-    for name, what in wanted.items():
-        if getattr(options, name) is None:
-            yield f"predict.{name} = null: {what}"
+    yield from unset_faults("predict", options, wanted)
     rows = [options.rows] if isinstance(options.rows, str) else options.rows or []
     if options.output and Path(options.output).resolve() in [Path(one).resolve() for one in rows]:
         yield f"predict.output = {options.output}: is one of predict.rows, which it would replace"
