@@ -52,7 +52,7 @@ Raw = Sequence[Path] | Generated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """How to prepare.
+    """What rows are made of raw files, and with how many threads and bytes.
 
     Attributes:
         semantics: what the rows mean.

@@ -134,7 +134,7 @@ class Cast:
         return self.dtype
 
     def calc_quantized_size(self, input_len: int, ctx: object = None) -> int:
-        """Elements on the wire."""
+        """How many elements travel: as many as are given."""
         return input_len
 
     def create_context(self) -> None:

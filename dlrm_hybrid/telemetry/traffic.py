@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Sums over messages.
+    """Messages of one class and phase, and their bytes, added up.
 
     Attributes:
         messages: how many.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_hybrid.data.sources.arrow import ArrowInvalid, pa, pc
+from dlrm_hybrid.data.sources.arrow import ArrowInvalid, is_list, is_text, pa, pc
 from dlrm_hybrid.data.sources.files import Source, open_source
 from dlrm_hybrid.types import DataError
 
@@ -116,11 +116,11 @@ def _column(name: str, array: Any) -> _Column:
         array, kind = array.dictionary_decode(), kind.value_type
     missing = array.null_count / len(array)
     note = f", {missing:.0%} missing" if missing else ""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         return _lists(name, pc.list_value_length(array), array.flatten(), "", note)
     if pa.types.is_temporal(kind):
         return _Column(name, "time", "", f"{kind}{note}")
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if is_text(kind):
         try:
             array = pc.cast(array, pa.string())
         except ArrowInvalid:

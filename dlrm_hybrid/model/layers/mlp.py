@@ -25,7 +25,7 @@ from dlrm_hybrid.model.layers.products import (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How one layer computes."""
+    """Type of a layer's products, and whether ReLU and dropout follow."""
 
     dtype: torch.dtype
     relu: bool

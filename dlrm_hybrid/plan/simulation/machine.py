@@ -263,7 +263,7 @@ class Rank:
             self._todo.append(_Work(seconds))
 
     def send(self, to: int, key: Key, num_bytes: float) -> None:
-        """Send a frame."""
+        """Note a frame to send, and the time that its encoding takes the main thread."""
         costs = self.machine.costs
         self.work(costs.send + costs.send_byte * num_bytes)
         self._todo.append(_Send(to, key, num_bytes))
@@ -273,7 +273,7 @@ class Rank:
         self._todo.append(_Send(to, key, 0.0, is_signal=True))
 
     def start(self, program: Program) -> None:
-        """Begin with a program."""
+        """Run a program from its beginning to its first effect."""
         self._program = program
         self._go_on(None)
 
