@@ -51,6 +51,8 @@ def unread_interactions(
 def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The configuration with the width of the dense input where `model.bottom` has null for it.
 
+    Null for all of `model.bottom` is the empty list, no bottom MLP.
+
     Args:
         values: not yet validated.
 
@@ -61,7 +63,9 @@ def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
         return dict(values), []
     rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
-    bottom = shape.get("bottom")
+    bottom = shape.get("bottom", [])
+    if bottom is None:
+        return {**values, "model": {**shape, "bottom": []}}, []
     if not isinstance(bottom, list) or not bottom or bottom[0] is not None:
         return dict(values), []
     schema = rows.get("schema")
@@ -83,7 +87,10 @@ def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         except ConfigError as error:
             width, faults = 1, str(error).splitlines()
         if width == 0:
-            width, faults = 1, [f"{schema}: dense = []: a model needs one dense column at least"]
+            width, faults = (
+                1,
+                [f"model.bottom[0] = null: {schema} has no dense columns; needs model.bottom=[]"],
+            )
     rest = cast("list[Any]", bottom)[1:]
     return {**values, "model": {**shape, "bottom": [width, *rest]}}, faults
 
@@ -101,7 +108,7 @@ def interaction_rules(config: Config) -> Iterator[str]:
 
 def dense_tensors(model: ModelConfig) -> int:
     """How many dense parameters a model has."""
-    of_mlps = 2 * (len(model.bottom) - 1 + len(model.top))
+    of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
     of_cross = 0 if model.cross is None else 3 * model.cross.layers
     return of_mlps + of_cross + (0 if model.fm is None else 2 * len(model.fm.deep))
 

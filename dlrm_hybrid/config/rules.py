@@ -92,9 +92,12 @@ def _at(config: Config, key: str) -> Any:
 def _model(config: Config) -> Iterator[str]:
     model = config.model
     width = builtin("criteo_kaggle").num_dense
-    if config.data.name != "table" and model.bottom[0] != width:
-        yield f"model.bottom[0] = {model.bottom[0]}: must be {width}, the integer features"
-    if model.bottom[-1] != model.embedding_dim:
+    if config.data.name != "table" and model.bottom[:1] != (width,):
+        given = f"[0] = {model.bottom[0]}" if model.bottom else " = []"
+        yield f"model.bottom{given}: must be {width}, the integer features"
+    if len(model.bottom) == 1:
+        yield f"model.bottom = {shown(model.bottom)}: needs an input and a layer, or nothing at all"
+    elif model.bottom and model.bottom[-1] != model.embedding_dim:
         yield (
             f"model.bottom[{len(model.bottom) - 1}] = {model.bottom[-1]}: must equal "
             f"model.embedding_dim = {model.embedding_dim}, both feed the interaction"

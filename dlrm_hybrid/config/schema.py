@@ -78,12 +78,13 @@ class FmConfig:
 class ModelConfig:
     """Widths of the network, input first; the top network's input follows from the rest.
 
+    `bottom` is empty where rows have no dense columns.
     `cross` and `fm` belong to the interaction of that name; null elsewhere.
     """
 
     name: Name
     embedding_dim: Annotated[int, Field(ge=4, le=4096, multiple_of=4)]  # FBGEMM's tables
-    bottom: Annotated[tuple[Positive, ...], Field(min_length=2)]
+    bottom: tuple[Positive, ...]
     top: Annotated[tuple[Positive, ...], Field(min_length=1)]
     interaction: Literal["dot", "cross", "fm"]
     cross: CrossConfig | None

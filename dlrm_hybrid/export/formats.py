@@ -42,7 +42,7 @@ Scorer = Callable[[Batch], tuple[Floats, Floats]]
 
 
 def inputs_of(batch: Batch, multi_hot: Sequence[int] = ()) -> dict[str, npt.NDArray[Any]]:
-    """A batch as `PlainDlrm` takes it, its lists by name.
+    """A batch as `PlainDlrm` takes it, its lists by name; without dense columns without `dense`.
 
     Args:
         batch: of rows.
@@ -55,6 +55,8 @@ def inputs_of(batch: Batch, multi_hot: Sequence[int] = ()) -> dict[str, npt.NDAr
     single = [one for number, one in enumerate(ids) if number not in multi_hot]
     ids_BS = np.stack(single, 1) if single else np.empty((bags.rows, 0), np.int64)
     found: dict[str, npt.NDArray[Any]] = {"dense": batch.dense_BI, "ids": ids_BS}
+    if not batch.dense_BI.shape[1]:
+        del found["dense"]
     for number in multi_hot:
         length_B = lengths_FB[number]
         most = max(1, int(length_B.max(initial=0)))
@@ -120,9 +122,10 @@ class ModelFile:
                 torch.export.save(program, path)
             return
         with _silent():
+            inputs = ["dense"] * bool(self.spec.num_dense) + ["ids"]
             written: Any = torch.onnx.export(
                 program,
-                input_names=["dense", "ids", *map(list_name, self.multi_hot)],
+                input_names=[*inputs, *map(list_name, self.multi_hot)],
                 output_names=OUTPUTS,
                 opset_version=OPSET,
                 verbose=False,
@@ -155,10 +158,10 @@ class ModelFile:
         """The graph of a model for batches of any size, and lists of any length."""
         model = self._plain(tensors)
         singles, dynamic = len(self.spec.table_rows) - len(self.multi_hot), torch.export.Dim.DYNAMIC
-        examples: dict[str, Any] = {
-            "dense": torch.zeros(2, self.spec.bottom[0]),
-            "ids": torch.zeros(2, singles, dtype=torch.int64),
-        }
+        examples: dict[str, Any] = {}
+        if self.spec.num_dense:
+            examples["dense"] = torch.zeros(2, self.spec.num_dense)
+        examples["ids"] = torch.zeros(2, singles, dtype=torch.int64)
         sizes: dict[str, Any] = {name: {0: dynamic} for name in examples}
         if self.multi_hot:
             examples["lists"] = [torch.zeros(2, 3, dtype=torch.int64) for _ in self.multi_hot]
@@ -173,11 +176,12 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 
 def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        arrays = inputs_of(batch, multi_hot).values()
-        dense, ids, *lists = (torch.from_numpy(array) for array in arrays)
-        named = {"lists": lists} if multi_hot else {}
+        inputs = inputs_of(batch, multi_hot).items()
+        named: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
+        if multi_hot:
+            named["lists"] = [named.pop(list_name(one)) for one in multi_hot]
         with torch.no_grad():
-            found: tuple[Tensor, Tensor] = module(dense=dense, ids=ids, **named)
+            found: tuple[Tensor, Tensor] = module(**named)
         return found[0].numpy(), found[1].numpy()
 
     return score

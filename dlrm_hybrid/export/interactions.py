@@ -23,13 +23,15 @@ def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Modu
         spec: of the model.
         tensors: by the names of a checkpoint; they are shared, not copied.
     """
+    has_bottom = bool(spec.bottom)
     match spec.interaction:
         case Dot():
-            return _Dots(spec.num_vectors)
+            return _Dots(spec.num_vectors, has_bottom)
         case Cross(layers=layers):
             return _CrossLayers(layers, tensors)
         case Fm(deep=deep):
-            return _Machine(plain_mlp("interaction.deep", len(deep), tensors, relu_last=True))
+            hidden = plain_mlp("interaction.deep", len(deep), tensors, relu_last=True)
+            return _Machine(hidden, has_bottom)
 
 
 def plain_mlp(
@@ -58,15 +60,16 @@ def plain_mlp(
 class _Dots(nn.Module):
     _pairs_P: Tensor
 
-    def __init__(self, vectors: int) -> None:
+    def __init__(self, vectors: int, has_bottom: bool) -> None:
         super().__init__()
+        self._has_bottom = has_bottom
         first_P, second_P = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("_pairs_P", first_P * vectors + second_P, persistent=False)
 
     def forward(self, z_BVD: Tensor) -> Tensor:
         dots_BVV = torch.bmm(z_BVD, z_BVD.transpose(1, 2))
         dots_BP = dots_BVV.flatten(1).index_select(1, self._pairs_P)
-        return torch.cat((z_BVD[:, 0], dots_BP), 1)
+        return torch.cat((z_BVD[:, 0], dots_BP), 1) if self._has_bottom else dots_BP
 
 
 @final
@@ -90,11 +93,13 @@ class _CrossLayers(nn.Module):
 
 @final
 class _Machine(nn.Module):
-    def __init__(self, deep: nn.Sequential) -> None:
+    def __init__(self, deep: nn.Sequential, has_bottom: bool) -> None:
         super().__init__()
         self.deep = deep
+        self._has_bottom = has_bottom
 
     def forward(self, z_BVD: Tensor) -> Tensor:
         pairs_BD = z_BVD.sum(1).square() - z_BVD.square().sum(1)
         pairs_B1 = pairs_BD.sum(1, keepdim=True) / 2
-        return torch.cat((z_BVD[:, 0], self.deep(z_BVD.flatten(1)), pairs_B1), 1)
+        first = [z_BVD[:, 0]] if self._has_bottom else []
+        return torch.cat([*first, self.deep(z_BVD.flatten(1)), pairs_B1], 1)

@@ -61,6 +61,11 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
             f"{naming!r} (export.names, import.names): has no model with the interaction of this "
             f"one, {spec.interaction}; use ours"
         )
+    if not spec.bottom:
+        raise ConfigError(
+            f"{naming!r} (export.names, import.names): has no model without dense columns "
+            "(model.bottom=[]); use ours"
+        )
     if naming == "dlrm":
         return {name: _in_dlrm(name) for name in names}
     if len(spec.top) < 2:

@@ -1,7 +1,8 @@
 """The model out of torch's standard operators alone, for `torch.export` and whatever follows it.
 
 Shapes: B batch, I dense columns, F tables, S of them with one id a row, L ids a row of others,
-D embedding dimension, R rows of a table; V = F + 1 vectors that meet.
+D embedding dimension, R rows of a table; V vectors that meet, one of each table and one of the
+bottom MLP where there are dense columns.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class PlainDlrm(nn.Module):
         super().__init__()
         self._multi_hot = frozenset(multi_hot)
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
-        layers = len(spec.bottom) - 1
+        layers = len(spec.bottom[1:])
         self.bottom = plain_mlp("bottom", layers, tensors, relu_last=True, masks=masks)
         self.interaction = plain_interaction(spec, tensors)
         self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False, masks=masks)
@@ -51,12 +52,12 @@ class PlainDlrm(nn.Module):
         self.eval()
 
     def forward(
-        self, dense: Tensor, ids: Tensor, lists: Sequence[Tensor] = ()
+        self, *, ids: Tensor, dense: Tensor | None = None, lists: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor]:
         """Logits and probabilities of a click, both float32 (B,).
 
         Args:
-            dense: float32 (B, I), as they are prepared.
+            dense: float32 (B, I), as they are prepared; None for a model without dense columns.
             ids: int64 (B, S), rows of the tables that are not multi-hot.
             lists: for each multi-hot table int64 (B, L), -1 after the last id of a row.
         """
@@ -67,7 +68,8 @@ class PlainDlrm(nn.Module):
             else table(ids[:, next(single)])
             for number, table in enumerate(self.embedding)
         ]
-        z_BVD = torch.stack([self.bottom(dense), *rows], 1)
+        first = [] if dense is None else [self.bottom(dense)]
+        z_BVD = torch.stack([*first, *rows], 1)
         logit_B = self.top(self.interaction(z_BVD)).squeeze(1)
         return logit_B, torch.sigmoid(logit_B)
 

@@ -192,7 +192,7 @@ def _description(
             "config_hash": evaluation.facts["config_hash"],
         },
         "inputs": {
-            "dense": {"dtype": "float32", "columns": dense},
+            **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
             "ids": {"dtype": "int64", "columns": singles},
             **lists,
         },

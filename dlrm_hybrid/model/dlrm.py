@@ -38,7 +38,7 @@ class Dlrm(nn.Module):
         super().__init__()
         self.spec = spec
         full = Partition.of(spec, ()).stages[0]
-        self.bottom = _bottom(spec, full.bottom, precision, seed)
+        self.bottom = _bottom(spec, full.bottom, precision, seed) if full.bottom else None
         self.interaction = interaction(spec, precision, seed)
         self.top = _top(spec, full.top, precision, seed)
         self.embeddings = Embeddings(spec, embedding)
@@ -46,7 +46,7 @@ class Dlrm(nn.Module):
         draw_embeddings(self.embeddings.weights(), seed)
 
     def forward(self, dense_BI: Tensor, bags: Bags[Tensor]) -> Tensor:
-        """Logits (B,) of dense_BI, float32, and of the ids of the tables."""
+        """Logits (B,) of dense_BI, float32, with I = 0 without a bottom MLP, and of the ids."""
         return self.logits(dense_BI, self.embeddings(bags))
 
     def logits(self, dense_BI: Tensor, pooled_BFD: Tensor, rows: range | None = None) -> Tensor:
@@ -57,7 +57,7 @@ class Dlrm(nn.Module):
             pooled_BFD: float32.
             rows: numbers of the rows, for dropout; None drops nothing.
         """
-        x_BD: Tensor = self.bottom(dense_BI, rows)
+        x_BD: Tensor = dense_BI if self.bottom is None else self.bottom(dense_BI, rows)
         return self.top(_interacted(self.interaction, x_BD, pooled_BFD, rows), rows).squeeze(1)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:

@@ -1,7 +1,8 @@
 """Which interaction a model has: widths and parameters of each kind; free of torch.
 
 Shapes: F vectors of a row that meet (bottom MLP first, then the tables), D their width,
-W = F D all of them one after the other, R rank.
+W = F D all of them one after the other, R rank. Without dense columns there is no bottom MLP: the
+vectors are the tables' alone, and what `Dot` and `Fm` give has no first vector.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Dot:
     """The dots of all pairs of vectors, after the first vector (Naumov et al., 2019, section 2)."""
 
-    def width(self, vectors: int, dim: int) -> int:
-        """Of its output: D + F (F - 1) / 2."""
-        return dim + vectors * (vectors - 1) // 2
+    def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
+        """Of its output: D + F (F - 1) / 2, without a bottom MLP less D."""
+        return dim * has_bottom + vectors * (vectors - 1) // 2
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
         """Of its parameters: it has none."""
@@ -38,7 +39,7 @@ class Cross:
     layers: int
     rank: int
 
-    def width(self, vectors: int, dim: int) -> int:
+    def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
         """Of its output: W, as of its input."""
         return vectors * dim
 
@@ -63,9 +64,9 @@ class Fm:
 
     deep: tuple[int, ...]
 
-    def width(self, vectors: int, dim: int) -> int:
-        """Of its output: the first vector, the deep network's output and one number."""
-        return dim + self.deep[-1] + 1
+    def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
+        """Of its output: the bottom MLP's vector, the deep network's output and one number."""
+        return dim * has_bottom + self.deep[-1] + 1
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
         """Of its parameters, by their names below `interaction`."""

@@ -3,7 +3,8 @@
 A cut `bottom.2` or `top.2` comes after that layer. The interaction and the tables belong to the
 stage with the first layer of the top MLP: its activations need every table at once.
 
-Shapes: D embedding dimension, F = tables + 1 vectors that meet in the interaction.
+Shapes: D embedding dimension, F vectors that meet in the interaction: one of each table, and that
+of the bottom MLP where there are dense columns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class ModelSpec:
 
     Attributes:
         embedding_dim: D, the width of every table and of the bottom MLP's output.
-        bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16).
+        bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16); empty without
+            dense columns.
         top: widths of the top MLP without its input, which follows from the rest: (512, 256, 1).
         table_rows: rows of every embedding table.
         interaction: how the bottom MLP's output and the rows of the tables meet.
@@ -41,29 +43,36 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         faults: list[str] = []
-        if len(self.bottom) < 2 or self.bottom[-1] != self.embedding_dim:
+        if self.bottom and (len(self.bottom) < 2 or self.bottom[-1] != self.embedding_dim):
             faults.append(
                 f"model.bottom: {list(self.bottom)} must have an input and end in "
-                f"model.embedding_dim = {self.embedding_dim}"
+                f"model.embedding_dim = {self.embedding_dim}, or be empty"
             )
         if not self.top or self.top[-1] != 1:
             faults.append(f"model.top: {list(self.top)} must end in 1, the logit")
         if not self.table_rows:
             faults.append("model: at least one embedding table is needed")
+        if not self.bottom and len(self.table_rows) == 1 and isinstance(self.interaction, Dot):
+            faults.append("model.interaction = 'dot': one table and no bottom MLP make no pair")
         if min((self.embedding_dim, *self.bottom, *self.top, *self.table_rows)) < 1:
             faults.append("model: every width and every number of rows must be at least 1")
         if faults:
             raise ConfigError("\n".join(faults))
 
     @property
+    def num_dense(self) -> int:
+        """Width of the dense input; 0 without a bottom MLP."""
+        return self.bottom[0] if self.bottom else 0
+
+    @property
     def num_vectors(self) -> int:
-        """F: the bottom MLP's output and one vector of every table."""
-        return len(self.table_rows) + 1
+        """F: the bottom MLP's output, if there is one, and one vector of every table."""
+        return len(self.table_rows) + bool(self.bottom)
 
     @property
     def interaction_width(self) -> int:
         """Width of the top MLP's input."""
-        return self.interaction.width(self.num_vectors, self.embedding_dim)
+        return self.interaction.width(self.num_vectors, self.embedding_dim, bool(self.bottom))
 
     @property
     def top_widths(self) -> tuple[int, ...]:
@@ -115,7 +124,8 @@ class StagePart:
         is_first: it reads the integer features.
         has_interaction: it reads the ids, and its top layers begin with the interaction.
         is_last: it reads the labels and gives the logits.
-        input_width: of an input row: integer features or the activations of the stage before.
+        input_width: of an input row: integer features, which may be none, or the activations of
+            the stage before.
         output_width: of an output row: activations for the next stage, or 1, the logit.
         parameter_names: `bottom.3.weight`, `bottom.3.bias` …, in the order of
             `ModelSpec.dense_shapes()`; those of the interaction among them.
@@ -201,7 +211,7 @@ def microbatch_rows(batch_size: int, microbatches: int) -> int:
 
 def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
     """The stage of `layers`, positions in `ModelSpec.layer_names`."""
-    num_bottom, num_all = len(spec.bottom) - 1, len(spec.layer_names)
+    num_bottom, num_all = len(spec.bottom[1:]), len(spec.layer_names)
     bottom = range(layers.start + 1, min(layers.stop, num_bottom) + 1)
     top = range(max(layers.start - num_bottom, 0) + 1, layers.stop - num_bottom + 1)
     outputs = (*spec.bottom[1:], *spec.top)
@@ -214,7 +224,7 @@ def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
         is_first=layers.start == 0,
         has_interaction=1 in top,
         is_last=layers.stop == num_all,
-        input_width=outputs[layers.start - 1] if layers.start else spec.bottom[0],
+        input_width=outputs[layers.start - 1] if layers.start else spec.num_dense,
         output_width=outputs[layers.stop - 1],
         parameter_names=tuple(one for one in spec.dense_shapes() if one.startswith(tuple(roots))),
     )

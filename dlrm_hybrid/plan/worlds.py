@@ -24,6 +24,7 @@ CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 PICTURES = (".png", ".svg")
 
 CUTS: Sequence[Sequence[str]] = ((), ("bottom.2",), ("bottom.2", "top.2"))
+CUTS_WITHOUT_BOTTOM: Sequence[Sequence[str]] = ((), ("top.2",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
     """
     layers = _layers(config)
     plain = {"activation": compose.values_of(())["activation"]}
-    for cuts in CUTS:
+    for cuts in CUTS if config.model.bottom else CUTS_WITHOUT_BOTTOM:
         if any(cut not in layers for cut in cuts):
             continue
         stages = len(cuts) + 1
@@ -137,7 +138,7 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
 
 
 def _layers(config: Config) -> tuple[str, ...]:
-    return model_spec(config, table_rows=(1,)).layer_names[:-1]
+    return model_spec(config, table_rows=(1, 1)).layer_names[:-1]
 
 
 def _choices(key: str, given: Sequence[Any] | None) -> list[dict[str, Any]]:

@@ -83,8 +83,9 @@ def _together(values: Sequence[str]) -> str:
 
 def _model(run: Run) -> str:
     layers = [
-        f"{part} {'-'.join(map(str, cast('Sequence[int]', _at(run, 'model', part) or ())))}"
+        f"{part} {'-'.join(map(str, cast('Sequence[int]', _at(run, 'model', part))))}"
         for part in ("bottom", "top")
+        if _at(run, "model", part)
     ]
     return f"{_at(run, 'model', 'name')} ({', '.join(layers)})"
 

@@ -54,11 +54,15 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     checkpoint_folder.saved_step(resume_from)  # rows may take minutes: refuse a wrong path first
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
-    dense, width = shards.schema.num_dense, config.model.bottom[0]
+    bottom, dense = config.model.bottom, shards.schema.num_dense
+    width = bottom[0] if bottom else 0
     if width != dense:
+        given = f"model.bottom[0] = {width}" if bottom else "model.bottom = []"
+        wanted = (
+            "null there takes as many as data.schema has" if dense else "model.bottom=[] is none"
+        )
         raise ConfigError(
-            f"model.bottom[0] = {width}: the rows of {rows} have {dense} dense columns; null takes "
-            "as many as data.schema has"
+            f"{given}: the rows of {rows} have {dense or 'no'} dense columns; {wanted}"
         )
     shards.test_rows(config.data.test_part)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)

@@ -27,6 +27,8 @@ from dlrm_hybrid.types import ConfigError
         ("model=deepfm model.fm.deep=[4,0]", "model.fm.deep[1] = 0: must be"),
         ("model.interaction=bilinear", "model.interaction = 'bilinear': must be 'dot', 'cross' or"),
         ("model.dropout=1.0", "model.dropout = 1.0: must be less than or equal to 0.99"),
+        ("model.bottom=[]", "model.bottom = []: must be 13, the integer features"),
+        ("model.bottom=null", "model.bottom = []: must be 13, the integer features"),
         ("model=dcnv2 model.embedding_dim=8", "model.embedding_dim = 8, both feed the interaction"),
         (
             "model=deepfm parallel=hybrid parallel.cuts=[top.1]",

@@ -46,7 +46,7 @@ def _logits(model: Dlrm, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
 def test_standard_operators_give_the_same_logits(chosen: Interaction) -> None:
     model, tensors = _model(chosen)
     dense_BI, ids_FB = _rows()
-    logit_B, score_B = PlainDlrm(model.spec, tensors)(dense_BI, ids_FB.t())
+    logit_B, score_B = PlainDlrm(model.spec, tensors)(dense=dense_BI, ids=ids_FB.t())
     expected_B = _logits(model, dense_BI, ids_FB)
     assert expected_B.std() > 1e-2
     torch.testing.assert_close(logit_B, expected_B, rtol=0, atol=1e-6)

@@ -28,6 +28,16 @@ def test_layers_and_tables_count_from_one():
     assert PAPER.table_names[-1] == "embedding.26"
 
 
+def test_without_dense_columns_the_tables_meet_alone():
+    spec = ModelSpec(embedding_dim=10, bottom=(), top=(400, 400, 400, 1), table_rows=(60_000,) * 22)
+    assert (spec.num_vectors, spec.interaction_width, spec.num_dense) == (22, 231, 0)
+    assert spec.layer_names == ("top.1", "top.2", "top.3", "top.4")
+    # FuxiCTR counts 13,402,391 parameters in its DLRM for Avazu: what is left for the tables, after
+    # batch norm's weights, is whole rows of 10.
+    dense = sum(shape[0] * (shape[1:] or (1,))[0] for shape in spec.dense_shapes().values())
+    assert (13_402_391 - dense - 3 * 2 * 400) / 10 == 1_298_599
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -37,6 +47,7 @@ def test_layers_and_tables_count_from_one():
         ({"top": ()}, "model.top"),
         ({"table_rows": ()}, "table"),
         ({"table_rows": (3, 0)}, "rows"),
+        ({"bottom": ()}, "interaction.*no pair"),
     ],
 )
 def test_widths_that_do_not_fit_are_refused_by_key(change: dict[str, tuple[int, ...]], key: str):

@@ -1,11 +1,10 @@
 """How the output of the bottom MLP and the rows of the tables meet.
 
 Each takes x_BD, the output of the bottom MLP, and e_BED, the pooled rows of the tables, and gives
-the input of the top MLP.
+the input of the top MLP. Without a bottom MLP x_BD has no columns, and is no vector.
 
-Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width,
-E = F - 1 tables, P = F(F-1)/2 pairs, W = F D all vectors one after the other, R rank of a cross
-layer.
+Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width, E tables,
+P = F(F-1)/2 pairs, W = F D all vectors one after the other, R rank of a cross layer.
 """
 
 from __future__ import annotations
@@ -34,39 +33,47 @@ class _PairDots(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BD: Tensor, e_BED: Tensor, pair_P: Tensor, column_FF: Tensor) -> Tensor:
-        z_BFD = torch.cat((x_BD.unsqueeze(1), e_BED), 1)
+        z_BFD = _vectors(x_BD, e_BED)
         dots_BFF = torch.bmm(z_BFD, z_BFD.transpose(1, 2))
         ctx.save_for_backward(z_BFD, column_FF)
+        ctx.first = x_BD.shape[1]
         return torch.cat((x_BD, dots_BFF.flatten(1).index_select(1, pair_P)), 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g_BW,) = gradients
         z_BFD, column_FF = ctx.saved_tensors
-        num_rows, num_vectors, dim = z_BFD.shape
+        num_rows, num_vectors, _ = z_BFD.shape
         # d(z z^T) is symmetric with an empty diagonal: every pair's gradient is in it twice.
         # The diagonal reads some column and is cleared.
         g_BFF = g_BW.index_select(1, column_FF).view(num_rows, num_vectors, num_vectors)
         g_BFF.diagonal(dim1=1, dim2=2).zero_()
         g_BFD = torch.bmm(g_BFF, z_BFD)
-        return g_BFD[:, 0] + g_BW[:, :dim], g_BFD[:, 1:], None, None
+        if not ctx.first:
+            return None, g_BFD, None, None
+        return g_BFD[:, 0] + g_BW[:, : ctx.first], g_BFD[:, 1:], None, None
 
 
 @final
 class DotInteraction(nn.Module):
     """x_BD and e_BED → (B, D + P): x, then the dots of i with j for i < F, for j < i.
 
-    The order of the pairs and the absence of self-pairs as facebookresearch/dlrm.
+    The order of the pairs and the absence of self-pairs as facebookresearch/dlrm. Without x (B, P),
+    the width of FuxiCTR's DLRM where there are no dense columns.
+
+    Args:
+        num_vectors: F.
+        first: width of x, D or 0.
     """
 
     _pairs: Tensor
     _columns: Tensor
 
-    def __init__(self, num_vectors: int, dim: int) -> None:
+    def __init__(self, num_vectors: int, first: int) -> None:
         super().__init__()
         row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         position_FF = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
-        position_FF[row, column] = torch.arange(dim, dim + len(row))
+        position_FF[row, column] = torch.arange(first, first + len(row))
         position_FF += position_FF.t().clone()
         self.register_buffer("_pairs", row * num_vectors + column, persistent=False)
         self.register_buffer("_columns", position_FF.flatten(), persistent=False)
@@ -93,7 +100,7 @@ class _CrossChain(torch.autograd.Function):
             y_BW = as_type(affine(u_BR, w_WR, as_type(bias_W, dtype), relu=False), torch.float32)
             saved += (entered_BW, v_RW, u_BR, w_WR, y_BW)
             x_BW = torch.addcmul(x_BW, x0_BW, y_BW)
-        ctx.dtype, ctx.shape = dtype, e_BED.shape
+        ctx.dtype, ctx.shape, ctx.first = dtype, e_BED.shape, x_BD.shape[1]
         ctx.save_for_backward(*saved)
         return x_BW
 
@@ -115,9 +122,9 @@ class _CrossChain(torch.autograd.Function):
             of_parameters += (as_type(one, torch.float32) for one in found)
             g_BW = g_BW + as_type(gradient_of_input(of_u_BR, v_RW), torch.float32)
         of_x0_BW += g_BW
-        dim: int = ctx.shape[2]
+        first: int = ctx.first
         # What leaves for the stage before is contiguous.
-        of_x_BD, of_e_BED = of_x0_BW[:, :dim].contiguous(), of_x0_BW[:, dim:].view(ctx.shape)
+        of_x_BD, of_e_BED = of_x0_BW[:, :first].contiguous(), of_x0_BW[:, first:].view(ctx.shape)
         return (None, of_x_BD, of_e_BED, *reversed(of_parameters))
 
 
@@ -177,10 +184,15 @@ class FactorizationMachine(nn.Module):
 
     def forward(self, x_BD: Tensor, e_BED: Tensor, rows: range | None = None) -> Tensor:
         """The input of the top MLP, float32 (B, D + deep + 1); `rows` as those of `Mlp`."""
-        z_BFD = torch.cat((x_BD.unsqueeze(1), e_BED), 1)
+        z_BFD = _vectors(x_BD, e_BED)
         deep_BM = self.deep(z_BFD.flatten(1), rows)
         pairs_BD = z_BFD.sum(1).square() - z_BFD.square().sum(1)
         return torch.cat((x_BD, deep_BM, pairs_BD.sum(1, keepdim=True) / 2), 1)
+
+
+def _vectors(x_BD: Tensor, e_BED: Tensor) -> Tensor:
+    """All vectors of a row, (B, F, D)."""
+    return torch.cat((x_BD.unsqueeze(1), e_BED), 1) if x_BD.shape[1] else e_BED
 
 
 Interacting = DotInteraction | CrossNetwork | FactorizationMachine
@@ -197,7 +209,7 @@ def interaction(spec: ModelSpec, precision: Precision, seed: int) -> Interacting
     chosen, shape = spec.interaction, (spec.num_vectors, spec.embedding_dim)
     match chosen:
         case Dot():
-            return DotInteraction(*shape)
+            return DotInteraction(spec.num_vectors, spec.embedding_dim if spec.bottom else 0)
         case Cross():
             return CrossNetwork(chosen, *shape, precision)
         case Fm():

@@ -1,0 +1,161 @@
+"""Rows of categories alone: models without a bottom MLP, from the file to other programs."""
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from world_runs import assert_same, assert_same_state, checkpoint, summary, tensors
+
+from dlrm_hybrid.cli.main import run
+
+ROWS, CATEGORIES, COLUMNS = 6_000, 30, 5
+SCHEMA = f"""
+label: click
+dense: []
+categorical: [{", ".join(f"{{name: feat_{k}, kind: integer}}" for k in range(1, COLUMNS + 1))}]
+split: {{by: fraction, test: 0.3, seed: 1}}
+"""
+MODELS = {
+    "dot": ("model.interaction=dot",),
+    "cross": ("model.interaction=cross", "model.cross.rank=8"),
+    "machine": ("model.interaction=fm", "model.fm.deep=[16,8]"),
+}
+HYBRID = (
+    *("parallel=hybrid", "parallel.trainers=2", "parallel.servers=2", "parallel.cuts=[top.1]"),
+    *("network.patience_seconds=30", "train.batch_size=32", "train.steps=60"),
+    *("checkpoint.every=30", "checkpoint.keep=9"),
+)
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Overrides; a click follows from which categories meet."""
+    folder, rng = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
+    ids_RF = rng.integers(0, CATEGORIES, (ROWS, COLUMNS))
+    effects_FV = rng.normal(0, 1.5, (COLUMNS, CATEGORIES))
+    logit_R = effects_FV[np.arange(COLUMNS), ids_RF].sum(1)
+    columns = {"click": (rng.random(ROWS) < 1 / (1 + np.exp(-logit_R))).astype(np.int8)}
+    columns |= {f"feat_{k + 1}": ids_RF[:, k] for k in range(COLUMNS)}
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    (folder / "mine.yaml").write_text(SCHEMA)
+    rows = ("data=table", f"data.schema={folder / 'mine.yaml'}", f"data.raw={folder}/rows.parquet")
+    model = ("model=dlrm_small", "model.bottom=[]")
+    return (*rows, f"data.prepared={folder / 'rows'}", *model)
+
+
+@pytest.fixture
+def train(table: tuple[str, ...], tmp_path: Path) -> Train:
+    def train_here(name: str, *options: str) -> Path:
+        folder = tmp_path / name
+        base = (*table, f"hydra.run.dir={folder}", "telemetry.tensorboard=false")
+        assert run(["dlrm_hybrid", "train", *base, *options]) == 0
+        return folder
+
+    return train_here
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_worlds_of_one_process_are_plain_training(model: str, train: Train) -> None:
+    options = (*MODELS[model], "train.steps=40", "train.batch_size=64")
+    plain = train("plain", *options)
+    assert not any(name.startswith("bottom") for name in tensors(plain, 40))
+    layout = ("parallel=hybrid", "parallel.world=in_process", "parallel.servers=2")
+    layout += ("parallel.trainers=1",)
+    for name, cuts in (("cut", "[top.1,top.3]"), ("whole", "[]")):
+        world = train(name, *options, *layout, f"parallel.cuts={cuts}")
+        assert_same(plain, world, 40)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("gradient=dct", "gradient.sparsity=0.9", "activation=dct", "activation.sparsity=0.5"),
+        (
+            "embedding=served",
+            "parallel.table_servers=2",
+            "schedule=gpipe",
+            "schedule.microbatches=4",
+        ),
+    ],
+    ids=["compressed", "served"],
+)
+def test_worlds_of_processes_are_those_of_one_and_resume(
+    options: tuple[str, ...], train: Train
+) -> None:
+    in_process = ("parallel.world=in_process",)
+    processes = train("processes", *HYBRID, *options)
+    alone = train("alone", *HYBRID, *options, *in_process)
+    assert_same(processes, alone, 60)
+    assert summary(processes)["test"] == summary(alone)["test"]
+    resume = f"checkpoint.resume={checkpoint(processes, 30)}"
+    resumed = train("resumed", *HYBRID, *options, *in_process, resume)
+    assert_same_state(resumed, alone, 60)
+
+
+def test_what_is_planted_is_found_and_leaves_for_other_programs(
+    table: tuple[str, ...], train: Train, tmp_path: Path
+) -> None:
+    options = ("train.epochs=6", "optimizer.lr=0.3", "train.batch_size=64")
+    folder = train("run", *MODELS["machine"], *options)
+    found = summary(folder)["test"]
+    assert found["auc"] > 0.75
+    for format in ("pt2", "onnx"):
+        given = (f"export.checkpoint={folder}", f"export.format={format}")
+        output = tmp_path / format
+        assert run(["dlrm_hybrid", "export", *given, f"export.output={output}"]) == 0
+        assert json.loads((output / "model.json").read_text())["inputs"].keys() == {"ids"}
+    ids = np.zeros((3, COLUMNS), np.int64)
+    session = import_module("onnxruntime").InferenceSession(tmp_path / "onnx" / "model.onnx")
+    assert [one.name for one in session.get_inputs()] == ["ids"]
+    (logit_B,) = session.run(["logit"], {"ids": ids})
+    program = torch.export.load(tmp_path / "pt2" / "model.pt2").module()
+    with torch.no_grad():
+        np.testing.assert_allclose(program(ids=torch.from_numpy(ids))[0], logit_B, atol=1e-5)
+    rows = next(one for one in table if one.startswith("data.raw=")).partition("=")[2]
+    output = tmp_path / "scores.parquet"
+    given = (f"predict.checkpoint={folder}", f"predict.rows={rows}", f"predict.output={output}")
+    assert run(["dlrm_hybrid", "predict", *given]) == 0
+    assert pq.read_table(output)["score"].to_numpy().std() > 0.1
+
+
+def test_others_names_are_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train("run", "train.steps=5")
+    given = (f"export.checkpoint={folder}", f"export.output={tmp_path / 'out'}")
+    names = ("export.format=safetensors", "export.names=dlrm")
+    assert run(["dlrm_hybrid", "export", *given, *names]) == 2
+    assert (
+        "'dlrm' (export.names, import.names): has no model without dense" in capsys.readouterr().err
+    )
+
+
+def test_plans_cut_only_where_layers_are(
+    table: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ("plan.search=3", "train.batch_size=32", "train.steps=60")
+    world = ("parallel=hybrid", "parallel.cuts=[top.1]")
+    assert run(["dlrm_hybrid", "plan", *table, *world, *search]) == 0
+    assert "× 2 +" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.bottom=[5,4]"], "model.bottom[0] = 5: the rows of"),
+        (["model.bottom=[null,4]"], "has no dense columns; needs model.bottom=[]"),
+        (["model.bottom=[4]"], "model.bottom = [4]: needs an input and a layer, or nothing at all"),
+    ],
+)
+def test_widths_that_do_not_fit_are_named(
+    overrides: list[str], message: str, table: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dlrm_hybrid", "train", *table, *overrides]) == 2
+    assert message in capsys.readouterr().err
