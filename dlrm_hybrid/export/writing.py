@@ -13,7 +13,6 @@ from dlrm_hybrid.config.schema import ExportConfig
 from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.disk import writing
-from dlrm_hybrid.export import vocabularies
 from dlrm_hybrid.export.comparison import (
     LOGIT_TOLERANCE,
     SCORE_TOLERANCE,
@@ -24,12 +23,13 @@ from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.formats import ModelFile, Scorer, require
 from dlrm_hybrid.export.names import names_of, shapes_of
 from dlrm_hybrid.export.plain import list_name
-from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import Evaluation, prepare_evaluation
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.saved import vocabularies
+from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError, DataError
 
 OUTPUT_KEY = "export.output"

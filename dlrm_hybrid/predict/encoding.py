@@ -17,9 +17,9 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.data.sources.values import Coded, Key, Values
 from dlrm_hybrid.data.vocabulary import Table
-from dlrm_hybrid.export import vocabularies
-from dlrm_hybrid.export.vocabularies import Vocabulary
 from dlrm_hybrid.predict.blocks import CriteoValues
+from dlrm_hybrid.saved import vocabularies
+from dlrm_hybrid.saved.vocabularies import Vocabulary
 
 Ids = npt.NDArray[np.int64]
 Unknown = Literal["error", "zero"]

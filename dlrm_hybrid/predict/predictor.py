@@ -19,13 +19,13 @@ from dlrm_hybrid.checkpoint.reader import Progress
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.predict.blocks import Block
 from dlrm_hybrid.predict.encoding import Encoder, Unknown, UnknownCategoryError
 from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config
+from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from dlrm_hybrid.export.comparison import LOGIT_TOLERANCE, SCORE_TOLERANCE, comp
 from dlrm_hybrid.export.formats import ModelFile
 from dlrm_hybrid.export.names import names_of, shapes_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import LEVELS, quantised
-from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError
 
 TOLERANCE = 1e-5

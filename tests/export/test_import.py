@@ -24,9 +24,9 @@ from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.export import weights
-from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError
 
 BOTTOM, TOP = (13, 32, 16, 8, 4), (32, 16, 8, 1)

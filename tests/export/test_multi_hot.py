@@ -9,11 +9,11 @@ import pytest
 from dlrm_hybrid.bags import jagged
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.formats import ModelFile, inputs_of
-from dlrm_hybrid.export.saved_model import SavedModel
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.saved.model import SavedModel
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(8, 1), table_rows=(50, 60, 70))
 OPTIONS = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)

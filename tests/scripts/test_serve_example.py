@@ -42,8 +42,8 @@ def test_a_thousand_requests_get_the_scores_of_the_checkpoint(
 
     from dlrm_hybrid.checkpoint.folder import find, read_facts
     from dlrm_hybrid.config.validate import saved_values, validate
-    from dlrm_hybrid.export.saved_model import SavedModel
     from dlrm_hybrid.model.layers.products import Precision
+    from dlrm_hybrid.saved.model import SavedModel
 
     shards = open_shards(Path(small_rows[1].partition("=")[2]), None)
     checkpoint = find(tmp_path / "run")
