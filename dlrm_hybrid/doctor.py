@@ -212,8 +212,8 @@ def _bfloat16() -> Finding:
 def _kernels() -> Finding:
     """What is compiled, for which processor, where it is kept and how big it is."""
     from dlrm_hybrid.kernels import ALL
-    from dlrm_hybrid.kernels.cache import kernel_folder, processor
-    from dlrm_hybrid.kernels.jit import cache_state, other_folders
+    from dlrm_hybrid.kernels.compiler.cache import kernel_folder, processor
+    from dlrm_hybrid.kernels.compiler.jit import cache_state, other_folders
 
     found = kernel_folder()
     why = "; ".join(found.refused)

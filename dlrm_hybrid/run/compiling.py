@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.disk import locked
-from dlrm_hybrid.kernels import jit
-from dlrm_hybrid.kernels.cache import kernel_folder
+from dlrm_hybrid.kernels.compiler import jit
+from dlrm_hybrid.kernels.compiler.cache import kernel_folder
 from dlrm_hybrid.process import masked, tie_to
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
@@ -126,7 +126,11 @@ def _start() -> Compiler:
     with masked():
         try:
             return subprocess.Popen(
-                [sys.executable, "-c", "from dlrm_hybrid.kernels.jit import serve; serve()"],
+                [
+                    sys.executable,
+                    "-c",
+                    "from dlrm_hybrid.kernels.compiler.jit import serve; serve()",
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -10,8 +10,8 @@ from dlrm_hybrid.comm.zmq.curve import make_key_file
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.doctor import Finding, Level, check_rows, run_checks
 from dlrm_hybrid.kernels import ALL
-from dlrm_hybrid.kernels.cache import ROOT_VARIABLE, kernel_folder
-from dlrm_hybrid.kernels.jit import cache_state
+from dlrm_hybrid.kernels.compiler.cache import ROOT_VARIABLE, kernel_folder
+from dlrm_hybrid.kernels.compiler.jit import cache_state
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.run.request import Request

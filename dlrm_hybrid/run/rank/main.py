@@ -20,7 +20,7 @@ from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.kernels.jit import unforeseen
+from dlrm_hybrid.kernels.compiler.jit import unforeseen
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine

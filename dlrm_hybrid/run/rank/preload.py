@@ -16,4 +16,4 @@ SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.tra
 die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
 for name in SLOW:
     import_module(name)
-import_module("dlrm_hybrid.kernels.jit").import_numba()
+import_module("dlrm_hybrid.kernels.compiler.jit").import_numba()

@@ -68,7 +68,7 @@ def sources_digest() -> str:
     digest = hashlib.blake2b(digest_size=8)
     for version in (numba.__version__, llvmlite.__version__, sys.version):
         digest.update(version.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 

@@ -6,7 +6,7 @@ one if it has none. So all kernels can be compiled before a run needs them. A ca
 compiles what it needs and is no error.
 
 numba does not notice that a function in another file has changed; the name of the cache folder has
-a hash over all files for that (`kernels.cache`).
+a hash over all files for that (`kernels.compiler.cache`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 
 from dlrm_hybrid.kernels import ALL
-from dlrm_hybrid.kernels.cache import KernelCache, UnfitError, drop, kernel_path, read_kernel
+from dlrm_hybrid.kernels.compiler.cache import (
+    KernelCache,
+    UnfitError,
+    drop,
+    kernel_path,
+    read_kernel,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,0 +1,1 @@
+"""How kernels are compiled, when, and where what is compiled is kept."""
