@@ -210,3 +210,42 @@ def fused_multiply_add(_typing: Any, left: Any, right: Any, added: Any) -> Any:
 
     kinds = types.float32
     return kinds(kinds, kinds, kinds), generate
+
+
+@intrinsic
+def address_of(_typing: Any, array: Any) -> Any:
+    """address_of(array): uint64 of a contiguous array's first element.
+
+    An array that is handed to a function is counted as in use, which takes longer than to read a
+    symbol; an address is not. The array must outlive it.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(start, _INT64)
+
+    return types.uint64(array), generate
+
+
+@intrinsic
+def load16_at(_typing: Any, address: Any) -> Any:
+    """load16_at(address): the two bytes there as uint64."""
+    half = ir.IntType(16)
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], half.as_pointer())
+        return builder.zext(builder.load(pointer, align=1), _INT64)
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def store32_at(_typing: Any, address: Any, word: Any) -> Any:
+    """store32_at(address, word): the low four bytes of a uint64."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _INT32.as_pointer())
+        builder.store(builder.trunc(arguments[1], _INT32), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate

@@ -215,7 +215,7 @@ def test_a_disk_that_fills_up_later_is_told_once_and_nothing_fails(
 
 def test_types_of_every_kernel_follow_from_its_annotations(folder: Path) -> None:
     seen = jit.cache_state(folder, ALL)
-    assert {name.partition(".")[0] for name in seen.missing} == set(ALL)
+    assert {name.rpartition(".")[0] for name in seen.missing} == set(ALL)
     assert seen.compiled == 0 < seen.kernels == len(seen.missing)
     files = {path.stem for path in Path(jit.__file__).parents[1].glob("*.py")}
     assert files - set(ALL) == {"__init__", "bits"}

@@ -72,7 +72,7 @@ def _compiled(function: Function, fast: bool | set[str]) -> Function:
         nogil=True, fastmath=fast, no_cfunc_wrapper=True, no_cpython_wrapper=is_part
     )(function)
     if not is_part:
-        file = function.__module__.rpartition(".")[2]
+        file = function.__module__.removeprefix(f"{_PACKAGE}.")
         compiled._cache = KernelCache(f"{file}.{function.__name__}")
     return cast(Function, compiled)
 
@@ -150,7 +150,7 @@ def cache_state(folder: Path, files: Iterable[str]) -> CacheState:
 def compile_kernel(name: str) -> None:
     """Compile one kernel, "file.kernel", if the cache lacks it, and keep it."""
     import_numba()
-    function = dict(_kernels([name.partition(".")[0]]))[name]
+    function = dict(_kernels([name.rpartition(".")[0]]))[name]
     function.compile(argument_types(function.py_func))
 
 
@@ -172,7 +172,7 @@ def unforeseen(files: Collection[str]) -> list[str]:
         name
         for name, function in _kernels(file for file in ALL if f"{_PACKAGE}.{file}" in sys.modules)
         if not {argument_types(function.py_func)} >= set(function.signatures)
-        or (function.signatures and name.partition(".")[0] not in files)
+        or (function.signatures and name.rpartition(".")[0] not in files)
     ]
 
 

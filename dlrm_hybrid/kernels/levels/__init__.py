@@ -1,0 +1,1 @@
+"""Integer levels and which elements have them, as symbols of an entropy coder, and back."""
