@@ -22,7 +22,8 @@ from dlrm_hybrid import disk
 from dlrm_hybrid.data.arrays import header
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.schema import CategoricalColumn
-from dlrm_hybrid.data.sources.values import Coded, Key
+from dlrm_hybrid.data.sources.keys import Key
+from dlrm_hybrid.data.sources.values import Coded
 from dlrm_hybrid.types import DataError
 
 _MAX_CATEGORIES = 2**31 - 2
@@ -50,14 +51,19 @@ class Numbers:
         np.add.at(self._counts, number_D, np.bincount(seen, minlength=len(keys)))
         return number_D[coded.index_M].astype(np.int32)
 
-    def vocabulary(self, least: int, shared: bool) -> tuple[list[Key], npt.NDArray[np.int32]]:
+    def vocabulary(
+        self, least: int, shared: bool, without: Key | None = None
+    ) -> tuple[list[Key], npt.NDArray[np.int32]]:
         """The categories with at least so many known ids, and the id of each number.
 
         Args:
             least: times that a category must have been counted.
             shared: whether id 0 is for all others.
+            without: a category that is one of the others however often it is.
         """
         kept_V = self._counts[: len(self._numbers)] >= least
+        if without in self._numbers:
+            kept_V[self._numbers[without]] = False
         id_V = (np.cumsum(kept_V) - 1 + shared) * kept_V
         keys = [key for key, kept in zip(self._numbers, kept_V.tolist(), strict=True) if kept]
         return keys, id_V.astype(np.int32)

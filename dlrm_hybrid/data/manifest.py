@@ -70,7 +70,10 @@ class Semantics:
             shares = (self.min_count or 0) > 1 or self.vocabulary == "train_days"
             return (shares,) * len(self.schema.categorical)
         is_partial = self.schema.vocabulary == "train"
-        return tuple(is_partial or one.min_count > 1 for one in self.schema.categorical)
+        return tuple(
+            is_partial or one.min_count > 1 or one.missing == "shared"
+            for one in self.schema.categorical
+        )
 
     def differences(self, wanted: Semantics) -> list[str]:
         """Each option that is not as wanted, with its key and both values."""
@@ -215,7 +218,7 @@ class Manifest:
                 for i, (one, scale) in enumerate(scales)
             }
             | {
-                f"categorical[{i}]": [one.name, one.kind, one.hash_size]
+                f"categorical[{i}]": [one.name, one.kind, one.hash_size, *one.changes]
                 for i, one in enumerate(self.schema.categorical)
             }
         )

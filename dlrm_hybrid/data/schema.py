@@ -29,6 +29,7 @@ MOST_COLUMNS = 10_000
 SHOWN_CHARACTERS = 60
 FOLDER = "schemas"
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
+Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 HashSize = Annotated[int, Field(ge=0, lt=2**32)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Border = int | float | str
@@ -61,6 +62,9 @@ class CategoricalColumn:
         kind: `string`, `integer` (64 bits) or `hash8`: eight hexadecimal digits, as Criteo's.
         min_count: categories that the vocabulary's rows have fewer times share id 0; 0 and 1 keep
             all.
+        bucket: of an integer column: `log_squared` takes ⌊ln(x)²⌋ for x > 2, others as they are.
+        missing: an empty value is a category of its own (`own`), of those with id 0 (`shared`), or
+            this whole number, before `bucket`.
         hash_size: categories are hashed into so many before the vocabulary; 0 keeps them.
         max_length: most ids of one row; more than 1 makes the column multi-hot.
         separator: between the categories of one row in text, for a multi-hot column.
@@ -72,10 +76,18 @@ class CategoricalColumn:
     name: ColumnName
     kind: Literal["string", "integer", "hash8"] = "string"
     min_count: Count = 0
+    bucket: Literal["log_squared"] | None = None
+    missing: Literal["own", "shared"] | Integer = "own"
     hash_size: HashSize = 0
     max_length: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+    @property
+    def changes(self) -> tuple[str | int, ...]:
+        """What becomes of values before they are categories, as far as it is not the usual."""
+        bucket = () if self.bucket is None else (self.bucket,)
+        return (*bucket, *(() if self.missing == "own" else (self.missing,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +278,8 @@ def _fault(error: ErrorDetails) -> str:
     path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
     key = ""
     for one in path:
-        if one in ("int", "float", "str"):  # what of a union was tried
+        # What of a union was tried.
+        if one in ("int", "float", "str") or not str(one).replace("_", "").isalnum():
             continue
         key += f"[{one}]" if isinstance(one, int) else f".{one}" if key else str(one)
     kind = error["type"]
@@ -295,6 +308,16 @@ def _faults(schema: Schema) -> Iterator[str]:
     for i, column in enumerate(schema.categorical):
         if column.separator is not None and column.max_length == 1:
             yield f"categorical[{i}].separator: only with max_length > 1, a multi-hot column"
+        if column.missing != "own" and column.max_length > 1:
+            yield f"categorical[{i}].missing: only with max_length = 1: lists may be empty"
+        if column.kind != "integer":
+            if column.bucket is not None:
+                yield f"categorical[{i}].bucket: only with kind: integer, not {column.kind}"
+            if isinstance(column.missing, int):
+                yield (
+                    f"categorical[{i}].missing = {column.missing}: a number needs kind: integer, "
+                    f"not {column.kind}"
+                )
     delimiter = schema.delimiter
     if delimiter == '"' or not (
         delimiter == "\t" or delimiter.isascii() and delimiter.isprintable()
@@ -325,6 +348,9 @@ def _criteo_faults(schema: Schema) -> Iterator[str]:
         yield "split: not with format: criteo; data.days and data.day_split say it"
     if schema.multi_hot:
         yield f"categorical[{schema.multi_hot[0]}].max_length: must be 1 with format: criteo"
+    for i, column in enumerate(schema.categorical):
+        if column.bucket is not None or column.missing != "own":
+            yield f"categorical[{i}]: bucket and missing are not read with format: criteo"
 
 
 def _flat(value: Any, key: str = "data.schema") -> dict[str, Any]:

@@ -15,7 +15,8 @@ from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.data.encode import standardised
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.data.sources.values import Coded, Key, Values
+from dlrm_hybrid.data.sources.keys import Key
+from dlrm_hybrid.data.sources.values import Coded, Values
 from dlrm_hybrid.data.vocabulary import Table
 from dlrm_hybrid.predict.blocks import CriteoValues
 from dlrm_hybrid.saved import vocabularies

@@ -20,7 +20,7 @@ from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.shards import DAMAGED, Shards
-from dlrm_hybrid.data.sources.values import Key
+from dlrm_hybrid.data.sources.keys import Key
 from dlrm_hybrid.types import DataError
 
 
@@ -104,6 +104,8 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
                 "name": one.column.name,
                 "kind": one.column.kind,
                 "hash_size": one.column.hash_size,
+                "bucket": one.column.bucket,
+                "missing": one.column.missing,
                 "vocabulary": file,
                 "first_id": one.first_id,
                 "rows": one.table_rows,

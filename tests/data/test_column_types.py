@@ -10,7 +10,8 @@ import pytest
 from dlrm_hybrid.data import schema as schemas
 from dlrm_hybrid.data.sources.arrow import pa
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.values import MISSING_INTEGER, BadRow, Values, read_values
+from dlrm_hybrid.data.sources.keys import MISSING_INTEGER
+from dlrm_hybrid.data.sources.values import BadRow, Values, read_values
 from dlrm_hybrid.types import DataError
 
 ROWS = 300

@@ -89,6 +89,31 @@ FAULTS = [
     (GOOD.replace("[]", "[{name: d, transform: log}]"), r"dense\[0\].transform = 'log': must be"),
     (GOOD.replace("[]", "[{name: d, missing: .nan}]"), r"dense\[0\].missing"),
     (GOOD + "format: criteo\nsplit: {by: fraction, test: 0.1}", "split: not with format: criteo"),
+    (GOOD.replace("c}", "c, bucket: log_squared}"), r"bucket: only with kind: integer, not string"),
+    (
+        GOOD.replace("c}", "c, kind: integer, bucket: log2}"),
+        r"bucket = 'log2': must be 'log_squared'",
+    ),
+    (
+        GOOD.replace("c}", "c, missing: 3}"),
+        r"missing = 3: a number needs kind: integer, not string",
+    ),
+    (
+        GOOD.replace("c}", "c, missing: other}"),
+        r"categorical\[0\].missing = 'other': must be 'own'",
+    ),
+    (
+        GOOD.replace("c}", "c, kind: integer, missing: -9223372036854775808}"),
+        r"categorical\[0\].missing = -9223372036854775808: must be greater",
+    ),
+    (
+        GOOD.replace("c}", "c, max_length: 2, missing: shared}"),
+        r"categorical\[0\].missing: only with max_length = 1: lists may be empty",
+    ),
+    (
+        GOOD.replace("c}", "c, missing: shared}") + "format: criteo",
+        r"categorical\[0\]: bucket and missing are not read with format: criteo",
+    ),
     ("label: !!python/object/apply:os.system [id]", "not YAML: could not determine a constructor"),
 ]
 
@@ -116,6 +141,12 @@ columns = st.builds(
     min_count=st.integers(0, 9),
     hash_size=st.integers(0, 2**32 - 1),
     max_length=st.integers(1, 9),
+) | st.builds(
+    CategoricalColumn,
+    name=names,
+    kind=st.just("integer"),
+    bucket=st.sampled_from([None, "log_squared"]),
+    missing=st.sampled_from(["own", "shared"]) | st.integers(1 - 2**63, 2**63 - 1),
 )
 
 

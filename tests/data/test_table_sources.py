@@ -35,7 +35,8 @@ from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.schema import ByFile
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.files import open_source
-from dlrm_hybrid.data.sources.values import MISSING_INTEGER, read_values
+from dlrm_hybrid.data.sources.keys import MISSING_INTEGER
+from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.predict.encoding import Encoder, UnknownCategoryError
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError
 

@@ -8,29 +8,20 @@ Shapes: N rows of a block, I dense columns, M ids of a column, D distinct catego
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Schema
 from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, is_list, is_text, pa, pc, plain
 from dlrm_hybrid.data.sources.files import Block
+from dlrm_hybrid.data.sources.keys import Key, keys_of, shown
 from dlrm_hybrid.types import DataError
 
-Key = str | int
-"""A category: text, or a whole number where the column has such or hashes."""
-
-MISSING_INTEGER = -(2**63)
-MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$|^(?i:nan|[+-]?inf(inity)?)$"
-_INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
-_HASH8 = re.compile(r"[0-9a-fA-F]{8}")
-_SHOWN_CHARACTERS = 40
 
 
 class BadRow(NamedTuple):
@@ -182,7 +173,7 @@ def _numbers(array: Any) -> _Found:
             array = pc.if_else(pc.equal(array, ""), pa.scalar(None, array.type), array)
             wrong = pc.invert(pc.match_substring_regex(array, _NUMBER)).fill_null(False)
             for index in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
-                bad.setdefault(index, f"{_shown(array[index].as_py())} is not a number")
+                bad.setdefault(index, f"{shown(array[index].as_py())} is not a number")
             array = pc.if_else(wrong, pa.scalar(None, array.type), array)
             array = pc.cast(pc.utf8_trim_whitespace(array), pa.float64())
     else:
@@ -195,7 +186,7 @@ def _label(array: Any) -> _Found:
     bad = dict(bad)
     for index in np.flatnonzero((label_N != 0) & (label_N != 1)).tolist():
         value = array[index].as_py()
-        reason = "is empty" if value in (None, b"") else f"{_shown(value)} is neither 0 nor 1"
+        reason = "is empty" if value in (None, b"") else f"{shown(value)} is neither 0 nor 1"
         bad.setdefault(index, reason)
     return _Found(label_N.astype(np.float32), bad)
 
@@ -204,14 +195,14 @@ def _dense(array: Any, column: DenseColumn) -> _Found:
     x_N, bad = _numbers(array)
     bad = dict(bad)
     for index in np.flatnonzero(np.isinf(x_N)).tolist():
-        bad.setdefault(index, f"{_shown(array[index].as_py())} is infinite")
+        bad.setdefault(index, f"{shown(array[index].as_py())} is infinite")
     x_N = np.where(np.isnan(x_N), column.missing, x_N)
     if column.transform == "log1p":
         x_N = np.log1p(np.maximum(x_N, 0.0))
     with np.errstate(over="ignore"):
         large_N = ~np.isfinite(x_N.astype(np.float32))
     for index in np.flatnonzero(large_N).tolist():
-        bad.setdefault(index, f"{_shown(array[index].as_py())} is outside 32 bits")
+        bad.setdefault(index, f"{shown(array[index].as_py())} is outside 32 bits")
     return _Found(x_N, bad)
 
 
@@ -231,7 +222,7 @@ def _time(array: Any, is_moment: bool) -> _Found:
                 if not value:
                     values[index] = None
                 elif moment(value) is None:
-                    bad.setdefault(index, f"{_shown(value)} is not a time as 2024-03-01 12:00:00")
+                    bad.setdefault(index, f"{shown(value)} is not a time as 2024-03-01 12:00:00")
                     values[index] = None
             moments = pc.cast(pa.array(values, pa.string()), pa.timestamp("us"))
     elif pa.types.is_integer(array.type):
@@ -296,7 +287,7 @@ def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
     if indices.null_count:
         indices = pc.fill_null(indices, len(distinct))
     values = [*distinct.to_pylist(), None]
-    keys, faults = _keys(values, column)
+    keys, faults = keys_of(values, column)
     index_M = indices.to_numpy(zero_copy_only=False).astype(np.int32)
     bad: dict[int, str] = {}
     if faults:
@@ -305,71 +296,6 @@ def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
         for at in wrong.tolist():
             bad.setdefault(at if row_M is None else int(row_M[at]), faults[int(index_M[at])])
     return _Found(Coded(index_M, keys, length_N), bad)
-
-
-def _keys(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
-    """The category of each value, and what is wrong with those that are none."""
-    read, missing = _READERS[column.kind], MISSING[column.kind]
-    keys: list[Key] = []
-    faults: dict[int, str] = {}
-    for index, value in enumerate(values):
-        try:
-            is_missing = value is None or value == b"" or value != value  # NaN
-            keys.append(missing if is_missing else read(value))
-        except ValueError as error:
-            faults[index] = f"{_shown(value)} {error}"
-            keys.append(missing)
-    if column.hash_size:
-        keys = [_hashed(key, missing, column.hash_size) for key in keys]
-    return keys, faults
-
-
-def _hashed(key: Key, missing: Key, size: int) -> Key:
-    """One of `size` numbers; a missing value stays one of its own."""
-    if key == missing:
-        return MISSING_INTEGER
-    if isinstance(key, str):
-        return xxhash.xxh3_64_intdigest(key.encode()) % size
-    return key % size
-
-
-def _string(value: Any) -> str:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise ValueError("is not UTF-8") from None
-    if isinstance(value, (str, int)):
-        return str(value)
-    raise ValueError("is not text (kind: string)")
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, (str, bytes)):
-        text = _string(value).strip()
-        found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
-        if not found:
-            raise ValueError("is not an integer of 64 bits")
-        value = int(found[1])
-    if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
-        raise ValueError("is not an integer of 64 bits")
-    return int(value)
-
-
-def _hash8(value: Any) -> int:
-    text = _string(value)
-    if not _HASH8.fullmatch(text):
-        raise ValueError("is not eight hexadecimal digits")
-    return int(text, 16)
-
-
-_READERS: Mapping[str, Callable[[Any], Key]] = {
-    "string": _string,
-    "integer": _integer,
-    "hash8": _hash8,
-}
 
 
 def as_text(array: Any) -> tuple[Any, dict[int, str]]:
@@ -384,12 +310,5 @@ def as_text(array: Any) -> tuple[Any, dict[int, str]]:
                 values.append(None if value is None else value.decode())
             except UnicodeDecodeError:
                 values.append(None)
-                bad[index] = f"{_shown(value)} is not UTF-8"
+                bad[index] = f"{shown(value)} is not UTF-8"
         return pa.array(values, pa.string()), bad
-
-
-def _shown(value: Any) -> str:
-    """The value, escaped and shortened, in printable ASCII."""
-    text = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
-    shown = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
-    return f"{shown}…" if isinstance(text, str) and len(text) > _SHOWN_CHARACTERS else shown

@@ -1,0 +1,106 @@
+"""From values of a column of categories to the categories: kinds, buckets, hashes, missing ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from dlrm_hybrid.data.schema import CategoricalColumn
+
+Key = str | int
+"""A category: text, or a whole number where the column has such or hashes."""
+
+MISSING_INTEGER = -(2**63)
+MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
+_INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
+_HASH8 = re.compile(r"[0-9a-fA-F]{8}")
+_SHOWN_CHARACTERS = 40
+
+
+def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
+    """The category of each value, and what is wrong with those that are none."""
+    read, missing = _READERS[column.kind], MISSING[column.kind]
+    taken = column.missing if isinstance(column.missing, int) else missing
+    keys: list[Key] = []
+    faults: dict[int, str] = {}
+    for index, value in enumerate(values):
+        try:
+            is_missing = value is None or value == b"" or value != value  # NaN
+            keys.append(taken if is_missing else read(value))
+        except ValueError as error:
+            faults[index] = f"{shown(value)} {error}"
+            keys.append(missing)
+    if column.bucket is not None:
+        keys = [log_squared(key) for key in keys]
+    if column.hash_size:
+        keys = [_hashed(key, missing, column.hash_size) for key in keys]
+    return keys, faults
+
+
+def log_squared(key: Key) -> Key:
+    """⌊ln(x)²⌋ of numbers above 2, in doubles as FuxiCTR computes it."""
+    return math.floor(math.log(key) ** 2) if isinstance(key, int) and key > 2 else key
+
+
+def missing_key(column: CategoricalColumn) -> Key:
+    """What stands for a missing value among the categories of a column."""
+    return MISSING_INTEGER if column.hash_size else MISSING[column.kind]
+
+
+def _hashed(key: Key, missing: Key, size: int) -> Key:
+    """One of `size` numbers; a missing value stays one of its own."""
+    if key == missing:
+        return MISSING_INTEGER
+    if isinstance(key, str):
+        return xxhash.xxh3_64_intdigest(key.encode()) % size
+    return key % size
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError("is not UTF-8") from None
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise ValueError("is not text (kind: string)")
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, (str, bytes)):
+        text = _string(value).strip()
+        found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
+        if not found:
+            raise ValueError("is not an integer of 64 bits")
+        value = int(found[1])
+    if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
+        raise ValueError("is not an integer of 64 bits")
+    return int(value)
+
+
+def _hash8(value: Any) -> int:
+    text = _string(value)
+    if not _HASH8.fullmatch(text):
+        raise ValueError("is not eight hexadecimal digits")
+    return int(text, 16)
+
+
+_READERS: Mapping[str, Callable[[Any], Key]] = {
+    "string": _string,
+    "integer": _integer,
+    "hash8": _hash8,
+}
+
+
+def shown(value: Any) -> str:
+    """The value, escaped and shortened, in printable ASCII."""
+    text = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
+    escaped = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
+    return f"{escaped}…" if isinstance(text, str) and len(text) > _SHOWN_CHARACTERS else escaped
