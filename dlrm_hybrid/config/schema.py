@@ -22,6 +22,7 @@ from dlrm_hybrid.bounds import (
     Path,
     Positive,
     Precision,
+    PrecisionOrLevels,
     Rate,
     Seed,
 )
@@ -131,7 +132,7 @@ else:
 class PullConfig:
     """How new weights travel from the servers."""
 
-    precision: Precision
+    precision: PrecisionOrLevels
     sparsity: BelowOne | None
 
 

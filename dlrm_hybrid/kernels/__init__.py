@@ -7,12 +7,15 @@ one protocol, which plain torch implements too (`compress.torch_ops`).
 from __future__ import annotations
 
 # The largest first: what takes longest to compile must not begin last.
-ALL = ("sections", "synthesize", "magnitudes", "scatter", "criteo", "gaps", "ops", "ternary")
+ALL = (
+    *("sections", "synthesize", "magnitudes", "scatter", "criteo", "gaps", "ops", "ternary"),
+    "levels.rounding",
+)
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
 
 def needed(
-    *, prepares: bool, is_synthetic: bool, world: str | None, selects: bool
+    *, prepares: bool, is_synthetic: bool, world: str | None, selects: bool, levels: bool
 ) -> frozenset[str]:
     """The files whose kernels a verb calls; one too many costs seconds at the first run.
 
@@ -22,6 +25,7 @@ def needed(
         world: the method, `gradient.name`, where stages and servers train; "" for a single
             process; None where nothing is trained or evaluated.
         selects: servers select what they publish, whatever the method.
+        levels: pushes or pulls are levels.
     """
     names: set[str] = set()
     if prepares or world is not None:
@@ -36,4 +40,6 @@ def needed(
         names.add("ternary")
     if selects or world not in (None, "", "none", "terngrad"):
         names.add("ops")
+    if levels:
+        names.update(("ops", "levels.rounding"))
     return frozenset(names)

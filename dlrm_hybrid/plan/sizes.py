@@ -14,7 +14,7 @@ FRAME_BYTES, SECTION_BYTES, ALIGNMENT_BYTES = 40, 16, 8
 INDEX_BYTES = 4
 RICE_HEAD_BYTES = 4
 MOST_RICE_PARAMETER = 31
-VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "levels": 2}
 MOST_ROW_WIDTH = 256  # of a matrix whose indices may be a byte each
 
 

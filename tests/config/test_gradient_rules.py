@@ -26,6 +26,11 @@ ASYNC = f"{HYBRID} sync=async embedding=served parallel.table_servers=1"
             "gradient.precision = 'bfloat16': gradient=none sends float32",
         ),
         (
+            f"{HYBRID} gradient=randomk gradient.randomk.feedback=false gradient.precision=levels",
+            "gradient.precision = 'levels': what rounds to zero must wait in a residual; needs "
+            "gradient.randomk.feedback=true",
+        ),
+        (
             f"{HYBRID} gradient=dct gradient.lifespan=null",
             "gradient.lifespan = null: gradient=dct needs a value",
         ),

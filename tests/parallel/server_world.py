@@ -68,7 +68,10 @@ def pushed(client: Client, out: list[Outgoing], gradients: Mapping[str, Tensor])
 
 
 class World:
-    """Trainers of one stage or two, servers, and lists instead of channels."""
+    """Trainers of one stage or two, servers, and lists instead of channels.
+
+    `pull` is None for levels.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class World:
         servers: int = 1,
         stages: int = 1,
         check_every: int = 1,
-        pull: Dtype = Dtype.FLOAT32,
+        pull: Dtype | None = Dtype.FLOAT32,
         pull_sparsity: float | None = None,
         publishes_means: bool = False,
         make: Callable[[Layout], Compressor] = Dense,
@@ -123,9 +126,10 @@ class World:
             bucket=BucketOptions(
                 optimizer=self.optimizer,
                 history=self.policy.history,
-                pull=self.pull_dtype,
+                pull=self.pull_dtype or Dtype.BFLOAT16,
                 pull_sparsity=self.pull_sparsity,
                 publishes_means=self.publishes_means,
+                pull_levels=self.pull_dtype is None,
             ),
             check_every=check_every,
             attempt=0,

@@ -53,7 +53,7 @@ from dlrm_hybrid.wire.sparse import sparse_of
 OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
 STILL: list[DenseOptimizer] = [one for one in OPTIMIZERS if not one.moves_all]
 POLICIES: list[SyncPolicy] = [Lockstep(), Lockstep(1), Lockstep(2)]
-DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
+DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16, None)  # None: levels
 HALF_ULP = {Dtype.BFLOAT16: 2.0**-8, Dtype.FLOAT16: 2.0**-11}
 
 
@@ -62,9 +62,12 @@ def kind(optimizer: DenseOptimizer) -> str:
 
 
 def sparsifier(
-    sparsity: float, *, dtype: Dtype = Dtype.FLOAT32, drain: DrainMode = DrainMode.NONE
+    sparsity: float, *, dtype: Dtype | None = Dtype.FLOAT32, drain: DrainMode = DrainMode.NONE
 ) -> Callable[[Layout], Compressor]:
-    """Thresholds that change every few steps, residuals that are drained every few."""
+    """Thresholds that change every few steps, residuals that are drained every few.
+
+    `dtype` is None for levels.
+    """
     selector = Thresholded(
         target=SparsityTarget(
             sparsity=sparsity,
@@ -76,7 +79,11 @@ def sparsifier(
         rule=Histogram(),
         renewal=Renewal(steps=4, mode=Mode.CONTROLLED, staggered=False),
     )
-    options = FeedbackOptions(dtype=dtype, drain=Drain(mode=drain, every=5, seed=3, trainer=0))
+    options = FeedbackOptions(
+        dtype=dtype or Dtype.BFLOAT16,
+        drain=Drain(mode=drain, every=5, seed=3, trainer=0),
+        levels=dtype is None,
+    )
     return lambda layout: ErrorFeedback(layout, selector, options)
 
 
@@ -204,7 +211,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
     servers: int,
     stages: int,
     policy: SyncPolicy,
-    pull: Dtype,
+    pull: Dtype | None,
     pull_sparsity: float | None,
     optimizer: DenseOptimizer,
     choices: Random,
@@ -265,7 +272,7 @@ def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOpt
     [(DrainMode.DISCARD, None), (DrainMode.FLUSH, None), (DrainMode.FLUSH, 0.9)],
 )
 def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
-    policy: SyncPolicy, pull: Dtype, drain: DrainMode, pull_sparsity: float | None
+    policy: SyncPolicy, pull: Dtype | None, drain: DrainMode, pull_sparsity: float | None
 ):
     def world() -> World:
         return World(

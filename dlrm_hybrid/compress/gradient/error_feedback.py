@@ -27,6 +27,7 @@ from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport
+from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
@@ -82,12 +83,15 @@ class FeedbackOptions:
             below 1 noise of single steps is damped, and more is sent than the residual loses
             (ScaleCom, NeurIPS 2020).
         drain: empties residuals; None for a method that has no such ledger.
+        levels: values are integer multiples of a quantum of their tensor; `dtype` is BFLOAT16, in
+            which they are exact.
     """
 
     dtype: Dtype
     transforms: Sequence[Transform] = ()
     low_pass: float = 1.0
     drain: Drain | None = None
+    levels: bool = False
 
 
 @final
@@ -219,18 +223,21 @@ class ErrorFeedback(Compressor):
     def _rounded(self, indices: Indices) -> tuple[Indices, Float32s]:
         """What is sent, rounded; the residual keeps what that takes away.
 
-        What rounds to zero is not sent, but where trainers have agreed that it is.
+        What rounds to zero is not sent, but where trainers have agreed that it is; as a level
+        never, for nothing of it is lost to those who have it.
         """
-        x, dtype = self._x, self._options.dtype
+        x, dtype, levels = self._x, self._options.dtype, self._options.levels
         values_K = x.take(indices)
         if dtype is Dtype.FLOAT32:
             return indices, values_K
-        if self.rounds:
+        if self.rounds and not levels:
             rounded_K = narrow(values_K, dtype)
             x.residual_N[indices.flat] = values_K - rounded_K
             return indices, rounded_K
-        rounds = dtype is Dtype.BFLOAT16
-        rounded_K = np.empty_like(values_K) if rounds else narrow(values_K, dtype)
+        rounds = dtype is Dtype.BFLOAT16 and not levels
+        rounded_K = narrow(values_K, dtype) if dtype is Dtype.FLOAT16 else np.empty_like(values_K)
+        if levels:
+            round_to_levels(indices.splits_E, values_K, rounded_K)  # all are finite
         splits_E, local_K = indices.splits_E, indices.local_K
         return_rounding_error(
             *(self.layout.offsets, splits_E, local_K, values_K, rounded_K),

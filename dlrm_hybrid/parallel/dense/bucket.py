@@ -130,6 +130,7 @@ class BucketOptions:
             all that has changed.
         publishes_means: means of ternary gradients are published instead, where they can be;
             `pull` is FLOAT32 and `pull_sparsity` None.
+        pull_levels: values are integer multiples of a quantum; `pull` is BFLOAT16.
     """
 
     optimizer: OptimizerConfig
@@ -137,6 +138,7 @@ class BucketOptions:
     pull: Dtype
     pull_sparsity: float | None
     publishes_means: bool
+    pull_levels: bool = False
 
 
 class TernaryMean(NamedTuple):
@@ -193,7 +195,7 @@ class Bucket:
         self._mirror = _mirror(layout, weight_N.numpy(), options, bool(followers))
         self._stamps = Stamps(weight_N.numpy())
         self._followers = {
-            worker: Follower(ReplicaMirror(layout, weight_N.numpy(), options.pull), self._stamps)
+            worker: Follower(_replica_mirror(layout, weight_N.numpy(), options), self._stamps)
             for worker in followers
         }
         self._aggregate = Aggregate(self._offsets_E)
@@ -348,10 +350,16 @@ def _mirror(layout: Layout, weight_N: Array, options: BucketOptions, has_followe
     if has_followers and options.publishes_means:
         raise ConfigError("gradient.terngrad.pull=levels: trainers must all be sent the same")
     if options.pull_sparsity is None:
-        dtype = Dtype.FLOAT32 if has_followers else options.pull
-        return ReplicaMirror(layout, weight_N, dtype)
+        if has_followers:
+            return ReplicaMirror(layout, weight_N, Dtype.FLOAT32)
+        return _replica_mirror(layout, weight_N, options)
     if has_followers:
         raise ConfigError(
             f"pull.sparsity = {options.pull_sparsity}: trainers must all be sent the same"
         )
-    return SparseMirror(layout, weight_N, options.pull, options.pull_sparsity)
+    levels = options.pull_levels
+    return SparseMirror(layout, weight_N, options.pull, options.pull_sparsity, levels=levels)
+
+
+def _replica_mirror(layout: Layout, weight_N: Array, options: BucketOptions) -> ReplicaMirror:
+    return ReplicaMirror(layout, weight_N, options.pull, levels=options.pull_levels)

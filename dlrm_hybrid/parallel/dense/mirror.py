@@ -1,9 +1,9 @@
 """What a server has published of its weights: every replica equals it bit for bit.
 
 Unless a sparsity is set, that is the weights themselves in float32; in half precision the rounded
-difference between weight and mirror is published, and both sides add it. With a sparsity only the
-largest differences are published. Either way what is left out stays in the difference, which is
-error feedback without a residual of its own.
+difference between weight and mirror is published, and both sides add it; levels round it to
+integer multiples of a quantum. With a sparsity only the largest differences are published. Either
+way what is left out stays in the difference, which is error feedback without a residual of its own.
 
 Shapes: T tensors of N elements in all; K elements that are published.
 """
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.compress.gradient.accumulated import Accumulated
-from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.accumulated import Accumulated, not_finite
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
@@ -28,6 +28,7 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     Thresholded,
 )
 from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
+from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
 from dlrm_hybrid.wire.dense import dense, narrow, packed
@@ -36,6 +37,7 @@ from dlrm_hybrid.wire.sparse import sparse_all
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
 
 PUBLISHED = "published"
 SUFFIX = f".{PUBLISHED}"
@@ -106,17 +108,23 @@ class ReplicaMirror(Mirror):
         layout: of the bucket.
         weight_N: of all, updated in place.
         dtype: of values on the wire.
+        levels: they are integer multiples of a quantum, exact in BFLOAT16.
     """
 
-    def __init__(self, layout: Layout, weight_N: Array, dtype: Dtype) -> None:
+    def __init__(
+        self, layout: Layout, weight_N: Array, dtype: Dtype, *, levels: bool = False
+    ) -> None:
         self._layout = layout
         self._dtype = dtype
+        self._levels = levels
         self._weight_N = weight_N
         self._is_rounded = dtype is not Dtype.FLOAT32
         self.value_N = weight_N.copy() if self._is_rounded else weight_N
 
     @override
     def publish(self, change: SparseChange | None, number: int) -> Published:
+        if self._levels:
+            return self._in_levels(change, number)
         if change is None:
             return Published(self._all(), self._layout.size)
         return Published(self._some(*change), change.indices_K.size)
@@ -166,6 +174,18 @@ class ReplicaMirror(Mirror):
             put(indices_K, value_K + sent_K, self.value_N)
         return _sections(self._layout, indices_K, sent_K, self._dtype)
 
+    def _in_levels(self, change: SparseChange | None, number: int) -> Published:
+        layout, value_N = self._layout, self.value_N
+        if change is None:
+            change = SparseChange(np.arange(layout.size, dtype=np.int32), self._weight_N)
+        value_K = np.empty_like(change.weight_K)
+        gather(change.indices_K, value_N, value_K)
+        # Weights that overflow are found when they are rounded; numpy need not warn of them.
+        with np.errstate(over="ignore", invalid="ignore"):
+            lacks_K = change.weight_K - value_K
+        indices = Indices(layout, *_split(layout, change.indices_K))
+        return _published_levels(layout, indices, lacks_K, value_N, number)
+
 
 @final
 class SparseMirror(Mirror):
@@ -178,11 +198,21 @@ class SparseMirror(Mirror):
         weight_N: of all, updated in place.
         dtype: of values on the wire.
         sparsity: fraction of each tensor's elements that is not published.
+        levels: as of `ReplicaMirror`.
     """
 
-    def __init__(self, layout: Layout, weight_N: Array, dtype: Dtype, sparsity: float) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        weight_N: Array,
+        dtype: Dtype,
+        sparsity: float,
+        *,
+        levels: bool = False,
+    ) -> None:
         self._layout = layout
         self._dtype = dtype
+        self._levels = levels
         self._weight_N = weight_N
         self.value_N = weight_N.copy()
         self._selector = _selector(sparsity)
@@ -197,6 +227,8 @@ class SparseMirror(Mirror):
         np.subtract(self._weight_N, self.value_N, out=x.residual_N)
         x.begin(self._no_gradients, number, ())
         indices = self._selector.choose(x, self._thresholds, number)
+        if self._levels:
+            return _published_levels(layout, indices, x.take(indices), self.value_N, number)
         if self._dtype is Dtype.FLOAT32:
             sent_K = self._weight_N[indices.flat]
             self.value_N[indices.flat] = sent_K
@@ -214,9 +246,30 @@ class SparseMirror(Mirror):
 
 
 def _sections(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) -> list[Section]:
+    splits_E, local_K = _split(layout, indices_K)
+    return sparse_all(layout.ids, layout.sizes, splits_E, local_K, sent_K, dtype)
+
+
+def _split(layout: Layout, indices_K: Int32s) -> tuple[Int64s, Int32s]:
     splits_E, local_K = np.empty_like(layout.offsets), np.empty_like(indices_K)
     split(layout.offsets, indices_K, splits_E, local_K)
-    return sparse_all(layout.ids, layout.sizes, splits_E, local_K, sent_K, dtype)
+    return splits_E, local_K
+
+
+def _published_levels(
+    layout: Layout, indices: Indices, lacks_K: Array, value_N: Array, number: int
+) -> Published:
+    """Move elements of a mirror towards the weights by levels, but not those that round to zero."""
+    splits_E, rounded_K = indices.splits_E, np.empty_like(lacks_K)
+    fault = round_to_levels(splits_E, lacks_K, rounded_K)
+    if fault >= 0:
+        raise not_finite(number, layout.specs[fault].name)
+    sent_K = np.flatnonzero(rounded_K)
+    levels_K = rounded_K[sent_K]
+    value_N[indices.flat[sent_K]] += levels_K
+    splits_E, local_K = np.searchsorted(sent_K, splits_E), indices.local_K[sent_K]
+    sections = sparse_all(*(layout.ids, layout.sizes, splits_E, local_K, levels_K, Dtype.BFLOAT16))
+    return Published(sections, sent_K.size)
 
 
 def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:

@@ -135,6 +135,7 @@ def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
         is_synthetic=config.data.name == "synthetic",
         world=world if trains else None,
         selects=config.pull.sparsity is not None,
+        levels=trains and "levels" in (config.gradient.precision, config.pull.precision),
     )
 
 

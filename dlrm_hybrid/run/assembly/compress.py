@@ -72,8 +72,8 @@ def publishes_means(config: Config) -> bool:
 
 
 def dtype(precision: str) -> Dtype:
-    """The type of values on the wire."""
-    return Dtype[precision.upper()]
+    """The type of values on the wire; levels are exact in bfloat16."""
+    return Dtype.BFLOAT16 if precision == "levels" else Dtype[precision.upper()]
 
 
 def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:

@@ -282,6 +282,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
             pull=build_compress.dtype(config.pull.precision),
             pull_sparsity=config.pull.sparsity,
             publishes_means=build_compress.publishes_means(config),
+            pull_levels=config.pull.precision == "levels",
         ),
         check_every=config.sync.check_every,
         attempt=layout.attempt,

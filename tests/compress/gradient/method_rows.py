@@ -108,6 +108,7 @@ def scaled_joins(gradient_N: Float32s, state: Mapping[str, Tensor], name: str) -
 DENSE = ("none", "terngrad")
 RULES = ("exact", "dgc", "redsync", "gaussian", "hard", "sidco")
 BFLOAT16 = "gradient.precision=bfloat16"
+LEVELS = "gradient.precision=levels"
 UNION = "gradient.aggregation=union"
 LEADER = "gradient.aggregation=leader"
 STAGE = "gradient.scope=stage"
@@ -127,6 +128,11 @@ METHOD_ROWS = [
     MethodRow(method="topk", options=(UNION,)),
     MethodRow(method="dct", options=(UNION, BFLOAT16), sends_always=False, rounds=True),
     MethodRow(method="dct", options=(LEADER, BFLOAT16), sends_always=False, rounds=True),
+    *(
+        MethodRow(method="dct", options=(LEVELS, *more), sends_always=False, rounds=True)
+        for more in ((), (UNION,), (LEADER,))
+    ),
+    MethodRow(method="topk", options=(LEVELS,), rounds=True),
     MethodRow(method="topk", options=(LEADER, STAGE)),
     MethodRow(method="dgc", options=(WARM,), joins=momentum_joins),
     MethodRow(method="dgc", options=(WARM, LEADER), joins=momentum_joins),
@@ -137,6 +143,7 @@ METHOD_ROWS = [
         joins=nesterov_joins,
         rounds=True,
     ),
+    MethodRow(method="dgc", options=(WARM, LEVELS), joins=momentum_joins, rounds=True),
     MethodRow(method="redsync"),
     MethodRow(method="redsync", options=("gradient.redsync.search=trim",)),
     MethodRow(method="gaussian"),
@@ -166,8 +173,19 @@ METHOD_ROWS = [
         )
         for feedback in (True, False)
     ),
+    MethodRow(
+        method="randomk",
+        options=(LEVELS,),
+        sends_largest=False,
+        sends_always=False,
+        has_threshold=False,
+        rounds=True,
+    ),
     MethodRow(method="cltk", has_threshold=False),
-    MethodRow(method="cltk", options=(BFLOAT16,), has_threshold=False, rounds=True),
+    *(
+        MethodRow(method="cltk", options=(rounded,), has_threshold=False, rounds=True)
+        for rounded in (BFLOAT16, LEVELS)
+    ),
     *(
         MethodRow(
             method="deft",
@@ -175,7 +193,10 @@ METHOD_ROWS = [
             has_threshold=False,
             rounds=bool(rounded),
         )
-        for budget, rounded in (("exact", ()), ("exact", (BFLOAT16,)), ("paper", ()))
+        for budget, rounded in (
+            *(("exact", ()), ("exact", (BFLOAT16,)), ("exact", (LEVELS,))),
+            ("paper", ()),
+        )
     ),
     MethodRow(method="terngrad", draws=True),
     MethodRow(method="terngrad", options=("gradient.terngrad.encoding=trits",), draws=True),

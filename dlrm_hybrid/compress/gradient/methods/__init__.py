@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dlrm_hybrid.bounds import Fraction, Positive, Precision
+from dlrm_hybrid.bounds import Fraction, Positive, PrecisionOrLevels
 from dlrm_hybrid.wire.section import Dtype
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SettingsT = TypeVar("SettingsT")
 
-EVERY_PRECISION = ("float32", "bfloat16", "float16")
+EVERY_PRECISION = ("float32", "bfloat16", "float16", "levels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class GradientKeys:
 
     name: str
     sparsity: Fraction
-    precision: Precision
+    precision: PrecisionOrLevels
     threshold: str | None
     scope: Literal["tensor", "stage"] | None
     aggregation: Literal["own", "union", "leader"] | None
@@ -50,8 +50,13 @@ class GradientKeys:
 
     @property
     def dtype(self) -> Dtype:
-        """The type of values on the wire."""
-        return Dtype[self.precision.upper()]
+        """The type of values on the wire; levels are exact in bfloat16."""
+        return Dtype.BFLOAT16 if self.levels else Dtype[self.precision.upper()]
+
+    @property
+    def levels(self) -> bool:
+        """Whether values are integer multiples of a quantum."""
+        return self.precision == "levels"
 
     def find(self, settings: type[SettingsT]) -> SettingsT | None:
         """The settings of this type; None where the chosen method and rule read none such."""

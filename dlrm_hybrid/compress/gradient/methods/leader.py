@@ -37,7 +37,8 @@ def _cltk(keys: GradientKeys, context: StageContext) -> Compressor:
 
     largest = TopK(target_k(context.layout.size, keys.sparsity))
     selector = FromLeader(inner=largest, trainer=context.trainer, trainers=context.trainers)
-    options = FeedbackOptions(dtype=keys.dtype, low_pass=keys.of(CltkSettings).low_pass)
+    low_pass = keys.of(CltkSettings).low_pass
+    options = FeedbackOptions(dtype=keys.dtype, low_pass=low_pass, levels=keys.levels)
     return ErrorFeedback(context.layout, selector, options, context.ops)
 
 
@@ -53,7 +54,8 @@ def _deft(keys: GradientKeys, context: StageContext) -> Compressor:
         trainer=context.trainer,
         trainers=context.trainers,
     )
-    return ErrorFeedback(context.layout, selector, FeedbackOptions(dtype=keys.dtype), context.ops)
+    options = FeedbackOptions(dtype=keys.dtype, levels=keys.levels)
+    return ErrorFeedback(context.layout, selector, options, context.ops)
 
 
 METHODS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
     size = context.layout.size
     k = target_k(size, keys.sparsity)
     if keys.of(RandomKSettings).feedback:
-        options = FeedbackOptions(dtype=keys.dtype)
+        options = FeedbackOptions(dtype=keys.dtype, levels=keys.levels)
     else:
         # Every step forgets what the one before has not sent.
         drain = Drain(mode=DrainMode.DISCARD, every=1, seed=context.seed, trainer=context.trainer)
@@ -87,4 +88,12 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
     return ErrorFeedback(context.layout, selector, options, context.ops)
 
 
-METHODS = {"randomk": Method(build=_build, sections={"randomk": RandomKSettings})}
+def _faults(keys: GradientKeys) -> Iterator[str]:
+    if keys.levels and not keys.of(RandomKSettings).feedback:
+        yield (
+            "gradient.precision = 'levels': what rounds to zero must wait in a residual; "
+            "needs gradient.randomk.feedback=true"
+        )
+
+
+METHODS = {"randomk": Method(build=_build, sections={"randomk": RandomKSettings}, faults=_faults)}

@@ -55,6 +55,7 @@ def _build(keys: GradientKeys, context: StageContext) -> Compressor:
         dtype=keys.dtype,
         transforms=_transforms(keys, context),
         drain=drain,
+        levels=keys.levels,
     )
     return ErrorFeedback(context.layout, _selector(keys, context), options, context.ops)
 

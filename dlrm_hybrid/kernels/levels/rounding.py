@@ -1,0 +1,75 @@
+"""Values as integer multiples of a power of two, one for each tensor.
+
+The quantum of a tensor is the power of two nearest to the smallest magnitude that is sent, but at
+least half of the one nearest to the mean magnitude: elements that a threshold selects become
+±1, ±2 or a little more, and a choice that others have made is not written out to its last bits. So
+the product of level and quantum and the rest are both exact in float32: nothing is lost.
+
+Shapes: K values of T tensors, E = T + 1 offsets: where those of each tensor begin, then K.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.kernels.compiler.jit import kernel
+
+Float32s = npt.NDArray[np.float32]
+Int64s = npt.NDArray[np.int64]
+
+MOST = 255  # levels have 8 bits, as many as a bfloat16
+_LOWEST, _HIGHEST = -126, 119  # exponents of quanta whose multiples are normal float32
+_MOST_BITS = 20  # of the largest value as a multiple: what is left of it has no more than 24
+_SQRT_HALF = 0.7071067811865476
+
+
+@kernel
+def _nearest_power(value: float) -> int:
+    """The exponent of the power of two that is nearest to a positive number, by their ratio."""
+    fraction, exponent = math.frexp(value)
+    return exponent - (fraction < _SQRT_HALF)
+
+
+@kernel
+def _quantum(values_K: Float32s) -> float:
+    """Of one tensor; 0 if there is none, as all are 0, NaN if a value is not finite."""
+    smallest, largest, total = np.inf, 0.0, 0.0
+    for k in range(values_K.size):
+        size = abs(float(values_K[k]))
+        total += size
+        largest = max(largest, size)
+        if size > 0:
+            smallest = min(smallest, size)
+    if not np.isfinite(total):
+        return np.nan
+    if total == 0:
+        return 0.0
+    of_mean = _nearest_power(total / values_K.size) - 1
+    exponent = max(_nearest_power(smallest), of_mean, _nearest_power(largest) - _MOST_BITS)
+    return math.ldexp(1.0, min(max(exponent, _LOWEST), _HIGHEST))
+
+
+@kernel
+def round_to_levels(splits_E: Int64s, values_K: Float32s, rounded_K: Float32s) -> int:
+    """Round the values of each tensor to multiples of its quantum, at most MOST of them.
+
+    Args:
+        splits_E: where the values of each tensor begin among the K, then K.
+        values_K: to be rounded.
+        rounded_K: receives the multiples; what they lack of the values is exact in float32.
+
+    Returns:
+        the first tensor with a value that is not finite, or -1.
+    """
+    for tensor in range(splits_E.size - 1):
+        first, last = splits_E[tensor], splits_E[tensor + 1]
+        quantum = _quantum(values_K[first:last])
+        if np.isnan(quantum):
+            return tensor
+        for k in range(first, last):
+            level = np.rint(values_K[k] / quantum) if quantum > 0 else 0.0
+            rounded_K[k] = np.float32(min(max(level, -MOST), MOST) * quantum)
+    return -1
