@@ -1,0 +1,398 @@
+"""What torch and TorchRec give without servers, stages and thresholds, beside `dct_hybrid`.
+
+    python scripts/benchmarks/practitioner.py bytes
+    python scripts/benchmarks/practitioner.py speed RUNS --links loopback 10mbit 100mbit 1gbit
+
+Each trainer is a process with all dense layers, in torch's DistributedDataParallel on gloo, and a
+part of the tables, sharded table-wise by TorchRec. Gradients are reduced in float32, or in bfloat16
+by torch's `bf16_compress_hook`; pooled rows and their gradients travel all to all in either type.
+
+`bytes` counts what the kernel counts in a network of its own, beside the formula of a ring. `speed`
+trains by turns on links of given rates, each trainer on a host of its own, and beside it the world
+of `+experiment=dct_hybrid`, each of its seven ranks on a host of its own; runs that are complete in
+RUNS are not made again. Needs what `network=emulated` needs.
+
+Shapes: B rows of a trainer, I integer features, F tables, D embedding dimension, T trainers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from harness import Row, command, load, render, section, slug, spread, train_once
+from plain_dlrm import PAPER_SPEC, draw_rows
+from torch import Tensor
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+
+from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.comm.netem.network import Network, open_network
+from dlrm_hybrid.comm.netem.plan import INTERFACE, Plan, bits_per_second
+from dlrm_hybrid.comm.process_group import GroupOptions, process_group
+from dlrm_hybrid.comm.rendezvous import share_folder
+from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
+from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.run.rank.process import Rank, Report
+from dlrm_hybrid.run.supervisor import run_ranks
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.interface import read_counters
+from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.signals import StopRequest
+
+LR, SEED = 0.1, 0
+BATCHES = 50  # drawn before, used again and again
+LOOPBACK = "loopback"
+DEADLINE_SECONDS = 300.0
+MOST_STEPS = 300
+LINE_SECONDS = 30.0
+ID_BYTES = 4
+WORLD = (
+    *("+experiment=dct_hybrid", "data.rows=300000", "train.evaluate_every=0"),
+    *("checkpoint.every=0", "checkpoint.minutes=0", f"train.steps={WARMUP_STEPS + MOST_STEPS}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """In which types numbers travel: gradients of dense layers, and pooled rows both ways."""
+
+    gradients: CommPrecision
+    rows: CommPrecision
+
+
+WIRES = {
+    "float32": Wire(CommPrecision.FLOAT32, CommPrecision.FLOAT32),
+    "bfloat16 gradients": Wire(CommPrecision.BFLOAT16, CommPrecision.FLOAT32),
+    "bfloat16": Wire(CommPrecision.BFLOAT16, CommPrecision.BFLOAT16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all trainers do.
+
+    Attributes:
+        trainers: how many there are.
+        batch_size: rows of each in a step.
+        steps: that are measured, after WARMUP_STEPS.
+        wire: a key of WIRES.
+        folder: to meet in.
+    """
+
+    trainers: int
+    batch_size: int
+    steps: int
+    wire: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What all trainers needed for the measured steps.
+
+    Attributes:
+        samples_per_second: of all trainers.
+        cpu_microseconds: of all trainers, per sample.
+        bytes: per sample, that left all interfaces, with headers and acknowledgements.
+        embedding_bytes: per sample, of ids, pooled rows and their gradients as senders count them.
+    """
+
+    samples_per_second: float
+    cpu_microseconds: float
+    bytes: float
+    embedding_bytes: float
+
+
+class Practitioner:
+    """One trainer's replica of the dense layers and its share of the tables.
+
+    Args:
+        spec: the model.
+        wire: how numbers travel.
+        group: of the trainers, for the tables.
+        batch_size: rows of each trainer in a step.
+    """
+
+    def __init__(self, spec: ModelSpec, wire: Wire, group: CountedGroup, batch_size: int) -> None:
+        from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings  # seconds to import
+
+        (whole,) = Partition.of(spec, ()).stages
+        self.layers = StageModel(spec, whole, Precision.FLOAT32, SEED)
+        gloo = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+        self._dense = DistributedDataParallel(self.layers, process_group=gloo)
+        if wire.gradients is CommPrecision.BFLOAT16:
+            self._dense.register_comm_hook(gloo, in_bfloat16)
+        self._optimizer = torch.optim.SGD(self._dense.parameters(), lr=LR)
+        sharding = ShardingOptions(
+            kind=ShardingKind.TABLE_WISE, comm_precision=wire.rows, deduplicate=False
+        )
+        sgd = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=0.0)
+        self.embeddings = ShardedEmbeddings(spec, sgd, sharding, group)
+        self.embeddings.initialise(SEED)
+        # Losses are means over a trainer's rows, and tables add what all trainers send.
+        self.embeddings.set_lr(LR / group.size())
+        self._rows_T = [batch_size] * group.size()
+
+    def step(self, dense_BI: Tensor, ids_FB: Tensor, label_B: Tensor) -> float:
+        """Learn from this trainer's rows; its loss before the update."""
+        pooled_BFD = self.embeddings(Bags(ids_FB), self._rows_T)
+        logit_B: Tensor = self._dense(dense_BI, pooled_BFD).squeeze(1)
+        loss = binary_cross_entropy_with_logits(logit_B, label_B)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+
+def in_bfloat16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's hook by another name: by its own DDP refuses it on a CPU, where gloo can do it."""
+    return bf16_compress_hook(group, bucket)
+
+
+# DDP compares them, and a text is no type.
+in_bfloat16.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
+
+
+def batches(spec: ModelSpec, batch_size: int, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Synthetic rows as dense_BI, ids_FB and label_B."""
+    rows = draw_rows(spec.table_rows, BATCHES * batch_size, seed)
+    dense = torch.log1p(torch.from_numpy(rows.counts_RI).float())
+    ids, label = torch.from_numpy(rows.ids_RF).long(), torch.from_numpy(rows.label_R).float()
+    parts = [slice(one, one + batch_size) for one in range(0, len(label), batch_size)]
+    return [(dense[part], ids[part].t().contiguous(), label[part]) for part in parts]
+
+
+def be_rank(argument: str, report: Report, _: StopRequest) -> None:
+    """Train, and report what it took."""
+    trainer, given, interface, address = json.loads(argument)
+    job = Job(**given)
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # hosts have no names
+    counted = [0]
+
+    def count(sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
+        counted[0] += sent_bytes
+
+    options = GroupOptions(
+        rendezvous=share_folder(Path(job.folder)),
+        lost_peer=lambda seconds: None,
+        address=address,
+        deadline_seconds=DEADLINE_SECONDS,
+    )
+    with process_group(range(job.trainers), trainer, options, count, SpanClock()) as group:
+        practitioner = Practitioner(PAPER_SPEC, WIRES[job.wire], group, job.batch_size)
+        drawn = batches(PAPER_SPEC, job.batch_size, seed=trainer)
+        for step in range(WARMUP_STEPS):
+            practitioner.step(*drawn[step % BATCHES])
+        group.barrier().wait()
+        counted[0], sent_before = 0, read_counters(interface)[1]
+        start, cpu_before = time.perf_counter(), time.process_time()
+        for step in range(job.steps):
+            practitioner.step(*drawn[step % BATCHES])
+        values = {"cpu": time.process_time() - cpu_before, "embedding": counted[0]}
+        group.barrier().wait()
+        values["seconds"] = time.perf_counter() - start
+        values["sent"] = read_counters(interface)[1] - sent_before
+        report(Event(Kind.TICK, 0, 0.0, values))
+        group.barrier().wait()  # nobody's end is an error of others
+
+
+def measure(link: str, trainers: int, steps: int, wire: str, batch_size: int) -> Measured:
+    """Train on links of a rate, or all on one host's loopback.
+
+    Raises:
+        SystemExit: a rank fails; says why.
+        ResourceError: no network can be made here.
+    """
+    told: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="dlrm_hybrid-")))
+        network = stack.enter_context(open_network(_plan(link, trainers)))
+        job = Job(trainers, batch_size, steps, wire, str(folder / "meeting"))
+        ranks = [
+            Rank(
+                index=trainer,
+                name=f"trainer-{trainer}",
+                argument=json.dumps([trainer, asdict(job), *_interface(link, network, trainer)]),
+                log_folder=folder,
+                namespaces=network.namespaces[0 if link == LOOPBACK else trainer],
+            )
+            for trainer in range(trainers)
+        ]
+        outcome = run_ranks(
+            ranks, "practitioner:be_rank", lambda event: told.append(dict(event.values))
+        )
+        if outcome.message:
+            logs = [path.read_text("utf-8") for path in sorted(folder.glob("*.log"))]
+            raise SystemExit("\n".join([outcome.message, *logs]))
+    samples = steps * batch_size * trainers
+    sent = [one["sent"] for one in told]
+    return Measured(
+        samples_per_second=samples / max(one["seconds"] for one in told),
+        cpu_microseconds=1e6 * sum(one["cpu"] for one in told) / samples,
+        bytes=(max(sent) if link == LOOPBACK else sum(sent)) / samples,
+        embedding_bytes=sum(one["embedding"] for one in told) / samples,
+    )
+
+
+def _plan(link: str, trainers: int) -> Plan:
+    rate = bits_per_second("1gbit" if link == LOOPBACK else link)
+    return Plan(hosts=max(2, trainers), rate_bits_per_second=rate, latency_seconds=None)
+
+
+def _interface(link: str, network: Network, trainer: int) -> tuple[str, str]:
+    """Name and address; on a loopback all trainers are on one host."""
+    if link == LOOPBACK:
+        return "lo", "127.0.0.1"
+    return INTERFACE, str(network.plan.address(trainer))
+
+
+def ring_bytes(spec: ModelSpec, trainers: int, wire: Wire, batch_size: int) -> float:
+    """Per sample: each trainer sends 2 (T - 1) / T of the gradients in a step."""
+    parameters = sum(prod(shape) for shape in spec.dense_shapes().values())
+    return 2 * (trainers - 1) / trainers * parameters * _width(wire.gradients) / batch_size
+
+
+def all_to_all_bytes(spec: ModelSpec, trainers: int, wire: Wire) -> float:
+    """Per sample: ids to the other trainers' tables, pooled rows and their gradients."""
+    one = ID_BYTES + 2 * spec.embedding_dim * _width(wire.rows)
+    return (trainers - 1) / trainers * len(spec.table_rows) * one
+
+
+def _width(precision: CommPrecision) -> int:
+    return cast(torch.dtype, getattr(torch, precision.value)).itemsize
+
+
+def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row]:
+    """What is measured on a loopback beside the formula, for each number of trainers and wire."""
+    rows: list[Row] = []
+    for number in trainers:
+        for name, wire in WIRES.items():
+            found = measure(LOOPBACK, number, steps, name, batch_size)
+            ring = ring_bytes(PAPER_SPEC, number, wire, batch_size)
+            tables = all_to_all_bytes(PAPER_SPEC, number, wire)
+            rows.append(
+                {
+                    "trainers": str(number),
+                    "numbers": name,
+                    "gradients, ring": f"{ring:,.0f}",
+                    "tables": f"{tables:,.0f}",
+                    "tables, counted": f"{found.embedding_bytes:,.0f}",
+                    "all": f"{ring + tables:,.0f}",
+                    "measured": f"{found.bytes:,.0f}",
+                    "more": f"{100 * (found.bytes / (ring + tables) - 1):+.1f}%",
+                }
+            )
+    return rows
+
+
+def speed_rows(runs: Path, link: str, trainers: int, repeats: int, batch_size: int) -> list[Row]:
+    """What is reached at a rate: `dct_hybrid` first, the others beside it, turn by turn."""
+    rate = () if link == LOOPBACK else ("network=emulated", f"network.rate={link}")
+    size = (f"parallel.trainers={trainers}", f"train.batch_size={batch_size}")
+    turns: dict[str, list[Measured]] = {}
+    for turn in range(repeats):
+        for name in WIRES:
+            file = runs / link / f"{slug(name)}-{trainers}-{turn}.json"
+            turns.setdefault(name, []).append(_kept(file, link, trainers, name, batch_size))
+        folder = runs / link / f"dct_hybrid-{trainers}-{turn}"
+        summary = train_once(folder, *WORLD, *size, *rate).summary
+        samples = summary["samples_per_second"] * summary["seconds"]
+        world = Measured(
+            samples_per_second=summary["samples_per_second"],
+            cpu_microseconds=1e6 * summary["cpu"]["seconds"] / samples,
+            bytes=summary["network"]["bytes_per_sample"],
+            embedding_bytes=summary["network"]["by_class"]["embedding"]["bytes"] / samples,
+        )
+        turns.setdefault("dct_hybrid", []).append(world)
+    ours = turns["dct_hybrid"]
+    return [
+        {
+            link: name,
+            "samples/s": spread([one.samples_per_second for one in measured], 0),
+            "dct_hybrid to it": spread(
+                [
+                    our.samples_per_second / one.samples_per_second
+                    for our, one in zip(ours, measured, strict=True)
+                ],
+                2,
+            ),
+            "CPU, µs/sample": spread([one.cpu_microseconds for one in measured], 0),
+            "bytes/sample": f"{median(one.bytes for one in measured):,.0f}",
+        }
+        for name, measured in turns.items()
+    ]
+
+
+def _kept(file: Path, link: str, trainers: int, wire: str, batch_size: int) -> Measured:
+    """What was measured before, or is now."""
+    if not file.exists():
+        steps = steps_on(link, trainers, WIRES[wire], batch_size)
+        found = measure(link, trainers, steps, wire, batch_size)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    return Measured(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def steps_on(link: str, trainers: int, wire: Wire, batch_size: int) -> int:
+    """Up to MOST_STEPS, fewer where a line would take more than LINE_SECONDS for them."""
+    if link == LOOPBACK:
+        return MOST_STEPS
+    sent = ring_bytes(PAPER_SPEC, trainers, wire, batch_size)
+    sent += all_to_all_bytes(PAPER_SPEC, trainers, wire)
+    step_seconds = 8 * batch_size * sent / bits_per_second(link)
+    return max(1, min(MOST_STEPS, int(LINE_SECONDS / step_seconds)))
+
+
+def main() -> None:
+    """Measure what the first word says, print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batch-size", type=int, default=128, help="of each trainer")
+    what = parser.add_subparsers(dest="what", required=True)
+    of_bytes = what.add_parser("bytes", help="what the kernel counts beside the formula")
+    of_bytes.add_argument("--trainers", type=int, nargs="+", default=[2, 4, 8, 16])
+    of_bytes.add_argument("--steps", type=int, default=20, help="that are counted; default 20")
+    of_speed = what.add_parser("speed", help="samples per second beside dct_hybrid")
+    of_speed.add_argument("runs", type=Path, help="folder of the runs")
+    of_speed.add_argument("--links", nargs="+", default=[LOOPBACK, "10mbit", "100mbit", "1gbit"])
+    of_speed.add_argument("--trainers", type=int, default=2)
+    of_speed.add_argument("--repeats", type=int, default=3, help="turns; default 3")
+    options = parser.parse_args()
+    machine, title = describe(), "A practitioner's baseline"
+    if options.what == "bytes":
+        rows = bytes_rows(options.trainers, options.steps, options.batch_size)
+        print(render(title, machine, command(), rows))
+        return
+    tables = {
+        link: speed_rows(options.runs, link, options.trainers, options.repeats, options.batch_size)
+        for link in options.links
+    }
+    (first, *others) = tables
+    page = render(title, machine, command(), tables[first])
+    print(page + "".join(section(link, tables[link]) for link in others) + f"\n{load()}")
+
+
+if __name__ == "__main__":
+    main()
