@@ -5,8 +5,9 @@ Shapes: B rows of a batch, F tables, N ids of all bags, S runs of consecutive id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Generic, Protocol, TypeVar, final
 
@@ -14,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
+BagOf = Callable[[int, Int64s], Int64s]
+"""Of a table and some of its ids (R,): the bag of each (R, its size), the id itself first."""
+_AT_ONCE = 1 << 15  # ids of bags, that stay in a processor's cache
 
 
 class Shaped(Protocol):
@@ -150,6 +154,41 @@ def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
     offsets = table_offsets(bags)
     values_N = runs(bags.values, offsets[:-1][order_L], np.diff(offsets)[order_L])
     return jagged(values_N, lengths_of(bags)[order_L])
+
+
+def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bags[Int64s]:
+    """Bags of some tables with all ids that the one of a row stands for.
+
+    Args:
+        bags: of one id in these tables.
+        sizes: how many ids those of a table have from now on.
+        bag_of: gives them.
+    """
+    if not sizes:
+        return bags
+    offsets, lengths_FB, values_N = table_offsets(bags), lengths_of(bags), bags.values.reshape(-1)
+    found: list[Int64s] = []
+    for table, (first, stop) in enumerate(pairwise(offsets.tolist())):
+        ids_B = values_N[first:stop]
+        if size := sizes.get(table):
+            assert (lengths_FB[table] == 1).all(), "a bag of one id is expanded"
+            lengths_FB[table] = size
+            ids_BS = np.empty((len(ids_B), size), np.int64)
+            rows = max(1, _AT_ONCE // size)
+            for start in range(0, len(ids_B), rows):
+                ids_BS[start : start + rows] = bag_of(table, ids_B[start : start + rows])
+            ids_B = ids_BS.reshape(-1)
+        found.append(ids_B)
+    return jagged(np.concatenate(found), lengths_FB)
+
+
+def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
+    """The bags as they were before those of these tables were expanded."""
+    if bags.offsets is None or not tables:
+        return bags
+    lengths_FB = lengths_of(bags)
+    lengths_FB[list(tables)] = 1
+    return jagged(runs(bags.values, bags.offsets[:-1], lengths_FB), lengths_FB)
 
 
 def runs(values_N: NDArray[Scalar], starts_S: Int64s, lengths_S: Int64s) -> NDArray[Scalar]:

@@ -36,8 +36,28 @@ def splitmix64(seed: int, count: int, first: int = 1) -> NDArray[np.uint64]:
     """
     import numpy as np  # seeds are folded where nothing else needs it
 
-    positions = np.arange(first, first + count, dtype=np.uint64)
+    return hashed(seed, np.arange(first, first + count, dtype=np.uint64))
+
+
+def hashed(seed: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The random numbers of `splitmix64` at any positions, in an array of their shape."""
+    import numpy as np
+
     state = np.uint64(seed) + positions * np.uint64(0x9E3779B97F4A7C15)
     bits = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
+
+
+def drawn(seed: int, positions: NDArray[np.uint64], bound: int) -> NDArray[np.uint64]:
+    """Whole numbers from 0 to `bound` - 1, of which each depends on seed and position alone.
+
+    Args:
+        seed: not negative, below 2**64.
+        positions: of any shape.
+        bound: at most 2**32; no number is likelier than another by more than bound / 2**32.
+    """
+    import numpy as np
+
+    high, half = hashed(seed, positions), np.uint64(32)
+    return ((high >> half) * np.uint64(bound)) >> half

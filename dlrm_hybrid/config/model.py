@@ -12,7 +12,7 @@ from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.schema import builtin, read
 from dlrm_hybrid.types import ConfigError
 
-CRITEO = ("criteo_kaggle", "criteo_1tb")
+CRITEO = ("criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot")
 # What a schema says of a table.
 OF_CRITEO: Mapping[str, str] = {
     "data.days": "a number",

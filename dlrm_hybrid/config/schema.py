@@ -38,7 +38,7 @@ class DataConfig:
     says what `days` to `max_ind_range` say of the others; null elsewhere.
     """
 
-    name: Literal["synthetic", "criteo_kaggle", "criteo_1tb", "table"]
+    name: Literal["synthetic", "criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot", "table"]
     rows: Annotated[int, Field(ge=1000, le=2**40)] | None
     seed: Seed | None
     raw: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None

@@ -348,15 +348,18 @@ class _Records:
         return [records.bags(order_B) for records in self._lists]
 
     def with_lists(self, batch: Batch, parts: Sequence[Lists]) -> Batch:
-        """A batch with the bags of multi-hot columns too, of its parts one after the other."""
-        if not self._multi_hot:
-            return batch
-        ones_FB = np.ones(batch.bags.values.shape, np.int64)
-        tables = [jagged(batch.bags.values.reshape(-1), ones_FB)]
-        tables += [joined(of_column) for of_column in zip(*parts, strict=True)]
-        values_N = np.concatenate([one.values for one in tables])
-        lengths_FB = np.concatenate([lengths_of(one) for one in tables])
-        return replace(batch, bags=in_order(jagged(values_N, lengths_FB), self._order_F))
+        """A batch with the bags of multi-hot columns too, of its parts one after the other.
+
+        Bags of expanded columns have all their ids then.
+        """
+        bags = batch.bags
+        if self._multi_hot:
+            tables = [jagged(bags.values.reshape(-1), np.ones(bags.values.shape, np.int64))]
+            tables += [joined(of_column) for of_column in zip(*parts, strict=True)]
+            values_N = np.concatenate([one.values for one in tables])
+            lengths_FB = np.concatenate([lengths_of(one) for one in tables])
+            bags = in_order(jagged(values_N, lengths_FB), self._order_F)
+        return replace(batch, bags=self._shards.expanded(bags))
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
         """Copy records to a batch, from its row `first` on; whether a model can take them."""

@@ -193,7 +193,8 @@ class Manifest:
     def identity(self) -> list[str]:
         """Checksums of the shards: the same rows in the same order, whatever their folder."""
         borders = "-".join(str(part.rows) for part in self.parts)
-        return [borders, *(array.xxh3 for array in self.arrays)]
+        expanded = [f"{i}: {size}" for i, size in self.schema.expanded.items()]  # as it is read
+        return [borders, *(array.xxh3 for array in self.arrays), *expanded]
 
     @property
     def vocabulary(self) -> dict[str, Any]:
@@ -219,6 +220,7 @@ class Manifest:
             }
             | {
                 f"categorical[{i}]": [one.name, one.kind, one.hash_size, *one.changes]
+                + ([f"expand_to {one.expand_to}"] if one.expand_to > 1 else [])
                 for i, one in enumerate(self.schema.categorical)
             }
         )

@@ -68,6 +68,8 @@ class CategoricalColumn:
         hash_size: categories are hashed into so many before the vocabulary; 0 keeps them.
         max_length: most ids of one row; more than 1 makes the column multi-hot.
         separator: between the categories of one row in text, for a multi-hot column.
+        expand_to: ids that a model gets for the one of a row: itself, and others that a hash draws
+            from its table, for the same id always the same.
         embedding_dim: width of its table; null takes the model's.
     """
 
@@ -81,6 +83,7 @@ class CategoricalColumn:
     hash_size: HashSize = 0
     max_length: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None
+    expand_to: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
 
     @property
@@ -176,6 +179,12 @@ class Schema:
         return tuple(i for i, one in enumerate(self.categorical) if one.max_length > 1)
 
     @property
+    def expanded(self) -> dict[int, int]:
+        """Ids that a row gets, by the index of each column that is expanded."""
+        sizes = enumerate(one.expand_to for one in self.categorical)
+        return {i: size for i, size in sizes if size > 1}
+
+    @property
     def read_columns(self) -> tuple[str, ...]:
         """Names of all columns that are read from a file, the label first."""
         names = [self.label, *(one.name for one in (*self.dense, *self.categorical))]
@@ -211,7 +220,7 @@ def read(path: Path) -> Schema:
 
 @functools.cache
 def builtin(name: str) -> Schema:
-    """A schema that comes with the package: `criteo_kaggle` or `criteo_1tb`.
+    """A schema that comes with the package.
 
     Raises:
         DataError: there is none of this name; the message lists those there are.
@@ -306,24 +315,29 @@ def _faults(schema: Schema) -> Iterator[str]:
             yield f"{key} = {name!r}: is {first[name]} too"
         first.setdefault(name, key)
     for i, column in enumerate(schema.categorical):
-        if column.separator is not None and column.max_length == 1:
-            yield f"categorical[{i}].separator: only with max_length > 1, a multi-hot column"
-        if column.missing != "own" and column.max_length > 1:
-            yield f"categorical[{i}].missing: only with max_length = 1: lists may be empty"
-        if column.kind != "integer":
-            if column.bucket is not None:
-                yield f"categorical[{i}].bucket: only with kind: integer, not {column.kind}"
-            if isinstance(column.missing, int):
-                yield (
-                    f"categorical[{i}].missing = {column.missing}: a number needs kind: integer, "
-                    f"not {column.kind}"
-                )
+        yield from _column_faults(f"categorical[{i}]", column)
     delimiter = schema.delimiter
     if delimiter == '"' or not (
         delimiter == "\t" or delimiter.isascii() and delimiter.isprintable()
     ):
         yield f"delimiter = {delimiter!r}: must be a tab, or a character of ASCII that is no quote"
     yield from _criteo_faults(schema) if schema.format == "criteo" else _split_faults(schema.split)
+
+
+def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
+    if column.separator is not None and column.max_length == 1:
+        yield f"{key}.separator: only with max_length > 1, a multi-hot column"
+    if column.missing != "own" and column.max_length > 1:
+        yield f"{key}.missing: only with max_length = 1: lists may be empty"
+    if column.kind != "integer":
+        if column.bucket is not None:
+            yield f"{key}.bucket: only with kind: integer, not {column.kind}"
+        if isinstance(column.missing, int):
+            yield (
+                f"{key}.missing = {column.missing}: a number needs kind: integer, not {column.kind}"
+            )
+    if column.expand_to > 1 and column.max_length > 1:
+        yield f"{key}.expand_to: only with max_length = 1, a column of one id a row"
 
 
 def _split_faults(split: Split | None) -> Iterator[str]:

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.bags import Bags, jagged, runs
+from dlrm_hybrid.bags import Bags, Int64s, expanded, jagged, runs
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES, Array, block_xxh3, open_array
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
 from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.rng import drawn, fold
 from dlrm_hybrid.types import ConfigError, DataError, ScoredPart
 
 SAMPLED_BLOCKS = 32
@@ -38,10 +39,6 @@ class Lists(NamedTuple):
 
     offsets_E: npt.NDArray[np.int64]
     values_N: npt.NDArray[np.int32]
-
-    def ids(self) -> npt.NDArray[np.int32]:
-        """All ids of the rows, one row after the other."""
-        return self.values_N[self.offsets_E[0] : self.offsets_E[-1]]
 
     def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
         """Whether a row (R,) has more ids than it may, or one that its table has no row for."""
@@ -212,6 +209,24 @@ class Shards:
         if rows.step != 1 or rows.start < 0 or rows.stop > self.manifest.rows:
             raise IndexError(f"{rows} is not a run of the {self.manifest.rows} rows")
         return self.rows.slice(rows.start, rows.stop)
+
+    def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
+        """The bags of rows with all ids of the columns that the schema expands."""
+        return expanded(bags, self.schema.expanded, self.bag_of)
+
+    def bag_of(self, column: int, ids_B: Int64s) -> Int64s:
+        """The bags of ids of an expanded column, in all batches the same; int64 (B, size).
+
+        After the id come others, each of the whole table with the same chance as in MLPerf's DLRM
+        v2, by a hash of column, id and position. An id without a row in the table is repeated.
+        """
+        size, rows = self.schema.categorical[column].expand_to, self.table_rows[column]
+        positions_BS = (ids_B[:, None] << 16) | np.arange(size)
+        found = drawn(fold(0, "bag", column), positions_BS.view(np.uint64), rows).view(np.int64)
+        found[:, 0] = ids_B
+        beyond_B = ids_B >= rows
+        found[beyond_B] = ids_B[beyond_B, None]
+        return found
 
     def bad_lists(self, rows: Rows) -> bool:
         """Whether rows have lists of ids that no model can be trained on."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import expm1, inf, log1p
 from pathlib import Path
 
 import numpy as np
 
+from dlrm_hybrid.bags import table_offsets
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Profile, Staircase
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.spec import ModelSpec, Partition
@@ -143,20 +145,28 @@ class Layout:
         return sum(one.count for one in self.tensors if one.stage == stage)
 
 
-def layout(config: Config, train_rows: int, densities: Densities | None = None) -> Layout:
+def layout(
+    config: Config,
+    train_rows: int,
+    densities: Densities | None = None,
+    ids: TableIds | None = None,
+) -> Layout:
     """The world that a configuration describes.
 
     Args:
         config: of the run.
         train_rows: that the vocabulary was made of.
         densities: as a run has measured them; None for what the configuration says.
+        ids: of the tables, where they are known; then `train_rows` says nothing.
 
     Raises:
         ConfigError: the parts do not fit together.
         DataError: the rows of a table of one's own are not prepared.
     """
     known = densities or Densities()
-    if config.data.name == "table":
+    if ids is not None:
+        pass
+    elif config.data.name in ("table", "criteo_1tb_multi_hot"):
         ids = _counted(prepared_folder(config), config.train.batch_size)
     else:
         ids = TableIds(
@@ -184,21 +194,19 @@ def layout(config: Config, train_rows: int, densities: Densities | None = None) 
 
 @cache
 def _counted(folder: Path, batch_size: int) -> TableIds:
-    """Those of some batches of prepared rows: of other tables than Criteo's nothing is known."""
+    """Those of some batches of prepared rows: the profile is of Criteo's rows alone."""
     shards = open_shards(folder, expected=None)
     schema, batch_rows = shards.schema, min(batch_size, len(shards.train_rows))
     firsts = np.linspace(0, len(shards.train_rows) - batch_rows, COUNTED_BATCHES, dtype=np.int64)
     distinct, num_ids = np.zeros((COUNTED_BATCHES, len(schema.categorical))), 0
     for number, first in enumerate(firsts.tolist()):
-        rows = shards.read(range(first, first + batch_rows))
-        by_table = [
-            *zip(schema.single, rows.ids_RF.T, strict=True),
-            *((at, one.ids()) for at, one in zip(schema.multi_hot, rows.lists, strict=True)),
-        ]
-        for table, ids_N in by_table:
-            distinct[number, table] = len(np.unique(ids_N))
-            num_ids += len(ids_N)
-    per_row = num_ids / (COUNTED_BATCHES * batch_rows) if schema.multi_hot else None
+        (batch,) = sequential_batches(shards, range(first, first + batch_rows), batch_rows)
+        values_N, offsets = batch.bags.values.reshape(-1), table_offsets(batch.bags).tolist()
+        for table, (start, stop) in enumerate(pairwise(offsets)):
+            distinct[number, table] = len(np.unique(values_N[start:stop]))
+        num_ids += len(values_N)
+    has_bags = schema.multi_hot or schema.expanded
+    per_row = num_ids / (COUNTED_BATCHES * batch_rows) if has_bags else None
     return TableIds(
         rows=shards.table_rows, distinct=tuple(distinct.mean(0).tolist()), per_row=per_row
     )

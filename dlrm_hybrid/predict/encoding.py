@@ -55,6 +55,7 @@ class Encoder:
 
     def __init__(self, shards: Shards, unknown: Unknown) -> None:
         found = vocabularies.read(shards)
+        self._shards = shards
         self._scales = shards.manifest.scales
         self._unknown = unknown
         self._sizes = shards.table_rows
@@ -82,7 +83,8 @@ class Encoder:
             ids = [lookup(one) for lookup, one in zip(self._lookups, keys, strict=True)]
             self._settle(ids, keys, None)
             dense_RI = np.ascontiguousarray(values.dense_RI)
-            return Batch(dense_RI, Bags(np.stack(ids)), np.zeros(len(dense_RI), np.float32))
+            bags = self._shards.expanded(Bags(np.stack(ids)))
+            return Batch(dense_RI, bags, np.zeros(len(dense_RI), np.float32))
         coded = values.categories
         ids = [
             lookup(one.keys)[one.index_M] for lookup, one in zip(self._lookups, coded, strict=True)
@@ -95,7 +97,7 @@ class Encoder:
             lengths_FR = np.stack([one_R if one is None else one for one in lengths])
             bags = jagged(np.concatenate(ids), lengths_FR.astype(np.int64))
         dense_RI = standardised(values.dense_NI, self._scales)
-        return Batch(dense_RI, bags, np.zeros(rows, np.float32))
+        return Batch(dense_RI, self._shards.expanded(bags), np.zeros(rows, np.float32))
 
     def _settle(
         self,

@@ -110,6 +110,7 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
                 "first_id": one.first_id,
                 "rows": one.table_rows,
             }
+            | ({"expand_to": one.column.expand_to} if one.column.expand_to > 1 else {})
         )
     return columns
 

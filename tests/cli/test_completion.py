@@ -14,7 +14,7 @@ from dlrm_hybrid.cli.main import run
 ROOT = Path(__file__).parent.parent.parent
 
 
-DATA = ("criteo_1tb", "criteo_kaggle", "synthetic", "table")
+DATA = ("criteo_1tb", "criteo_1tb_multi_hot", "criteo_kaggle", "synthetic", "table")
 
 
 @pytest.mark.parametrize(

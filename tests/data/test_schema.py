@@ -30,7 +30,7 @@ split: {by: time, column: when, validation_from: 2024-02-01, test_from: "2024-03
 
 
 def test_the_package_knows_criteo() -> None:
-    for name in ("criteo_kaggle", "criteo_1tb"):
+    for name in ("criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot"):
         found = schema.builtin(name)
         assert found.format == "criteo"
         assert [one.name for one in found.dense] == [f"I{i}" for i in range(1, 14)]
@@ -38,7 +38,7 @@ def test_the_package_knows_criteo() -> None:
         assert [one.name for one in found.categorical] == [f"C{i}" for i in range(1, 27)]
         assert {one.kind for one in found.categorical} == {"hash8"}
         assert found.multi_hot == ()
-    with pytest.raises(DataError, match="'avazu' is not one of: criteo_1tb, criteo_kaggle"):
+    with pytest.raises(DataError, match="'avazu' is not one of: criteo_1tb, criteo_1tb_m"):
         schema.builtin("avazu")
 
 
@@ -86,6 +86,11 @@ FAULTS = [
     (GOOD.replace("c}", "c, kind: float}"), r"categorical\[0\].kind = 'float': must be"),
     (GOOD.replace("c}", "c, min_count: -1}"), r"categorical\[0\].min_count = -1: must be greater"),
     (GOOD.replace("c}", "c, separator: ';'}"), r"categorical\[0\].separator: only with max_len"),
+    (GOOD.replace("c}", "c, expand_to: 0}"), r"categorical\[0\].expand_to = 0: must be greater"),
+    (
+        GOOD.replace("c}", "c, expand_to: 2, max_length: 3}"),
+        r"categorical\[0\].expand_to: only with max_length = 1",
+    ),
     (GOOD.replace("[]", "[{name: d, transform: log}]"), r"dense\[0\].transform = 'log': must be"),
     (GOOD.replace("[]", "[{name: d, missing: .nan}]"), r"dense\[0\].missing"),
     (GOOD + "format: criteo\nsplit: {by: fraction, test: 0.1}", "split: not with format: criteo"),

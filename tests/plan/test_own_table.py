@@ -22,7 +22,7 @@ ROWS, STEPS = 2_000, 30
 SCHEMA = """
 label: y
 dense: [{name: x}]
-categorical: [{name: tags, kind: integer, max_length: 9}, {name: shop, kind: integer}]
+categorical: [{name: tags, kind: integer, max_length: 9}, {name: shop, kind: integer, expand_to: 3}]
 split: {by: fraction, test: 0.1}
 """
 WORLD = (
@@ -55,7 +55,7 @@ def test_bytes_of_lists_are_as_calculated(
     assert run(["dlrm_hybrid", "train", *options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     config = validate(values_of(list(options)))
     world = layout(config, ROWS)
-    assert world.ids.per_row == pytest.approx(5.5, rel=0.05)
+    assert world.ids.per_row == pytest.approx(4.5 + 3, rel=0.05)
     assert world.ids.rows == (301, 51)
     trained = read_run(tmp_path / "run")
     timed = max(one.values["timed_steps"] for one in trained.events if one.kind is Kind.RANK)

@@ -57,7 +57,7 @@ def schema(config: Config) -> Schema:
     """
     data = config.data
     if data.name != "table":
-        return schemas.builtin("criteo_1tb" if data.name == "criteo_1tb" else "criteo_kaggle")
+        return schemas.builtin("criteo_kaggle" if data.name == "synthetic" else data.name)
     if data.schema is not None:
         return schemas.read(Path(data.schema))
     return read_manifest(prepared_folder(config)).schema
