@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dlrm_hybrid import __version__
+from dlrm_hybrid.bags import with_first_ids
 from dlrm_hybrid.config.schema import ExportConfig
 from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.loader import sequential_batches
@@ -19,6 +22,7 @@ from dlrm_hybrid.export.comparison import (
     Comparison,
     compare,
 )
+from dlrm_hybrid.export.expansion import with_sums
 from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.formats import ModelFile, Scorer, require
 from dlrm_hybrid.export.names import names_of, shapes_of
@@ -84,20 +88,23 @@ def export(request: Request, display: Display) -> Exported:
         evaluation = prepare_evaluation(request, Path(options.checkpoint), display, "export")
         build_model.prepare_torch(evaluation.config)
         saved = _load(evaluation, display)
+        summed = _summed(evaluation, options)
+        lists = set(evaluation.shards.schema.multi_hot) | set(evaluation.shards.schema.expanded)
+        tensors = with_sums(saved.tensors, saved.spec, evaluation.shards, summed)
         file = ModelFile(
             format=options.format,
             naming=options.names,
             spec=saved.spec,
             int8=options.int8,
-            multi_hot=evaluation.shards.schema.multi_hot,
+            multi_hot=tuple(sorted(lists - set(summed))),
             masks=saved.masks,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # or there is none
         with writing(folder, OUTPUT_KEY):
-            file.write(folder, saved.tensors)
+            file.write(folder, tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
             columns = vocabularies.write(folder, vocabularies.read(evaluation.shards))
-        comparison = _compare(evaluation, options, saved, file, folder, display)
+        comparison = _compare(evaluation, options, saved, file, tensors, folder, display)
         with writing(folder, OUTPUT_KEY):
             text = json.dumps(_description(evaluation, file, columns, comparison), indent=1)
             (folder / MODEL_FILE).write_text(text + "\n", encoding="utf-8")
@@ -110,6 +117,11 @@ def export(request: Request, display: Display) -> Exported:
         comparison=comparison,
         remarks=tuple(_remarks(evaluation, file)),
     )
+
+
+def _summed(evaluation: Evaluation, options: ExportConfig) -> Collection[int]:
+    """The expanded tables of which the file has sums of bags: those of a graph."""
+    return () if options.format == "safetensors" else evaluation.shards.schema.expanded
 
 
 def _load(evaluation: Evaluation, display: Display) -> SavedModel:
@@ -129,6 +141,7 @@ def _compare(
     options: ExportConfig,
     saved: SavedModel,
     file: ModelFile,
+    tensors: Mapping[str, Tensor],
     folder: Path,
     display: Display,
 ) -> Comparison:
@@ -137,9 +150,13 @@ def _compare(
     Raises:
         DataError: the file is not the checkpoint's model, or its 8-bit tables not this one's.
     """
-    shards = evaluation.shards
+    shards, summed = evaluation.shards, _summed(evaluation, options)
     rows = shards.test_rows(evaluation.config.data.test_part)[: options.check_rows]
-    written = file.scorer(folder)
+
+    def of_file(scorer: Scorer) -> Scorer:
+        return lambda batch: scorer(replace(batch, bags=with_first_ids(batch.bags, summed)))
+
+    written = of_file(file.scorer(folder))
 
     def against(before: Scorer) -> Comparison:
         batches = sequential_batches(shards, rows, evaluation.config.evaluate.batch_size)
@@ -147,7 +164,7 @@ def _compare(
             return compare(before, written, batches, lambda done: show(done, len(rows)))
 
     found = against(saved.score)
-    same = against(file.expected(saved.tensors)) if options.int8 else found
+    same = against(of_file(file.expected(tensors))) if options.int8 else found
     if not same.is_equal(masked=bool(file.masks)):
         raise DataError(
             f"{file.file}: differs from {evaluation.checkpoint} on {same.rows_apart:,} of "
@@ -167,6 +184,10 @@ def _remarks(evaluation: Evaluation, file: ModelFile) -> Iterator[str]:
         yield f"evaluations mask what leaves {layers}; who reads weights has to do so, too"
     elif config.activation.name == "sketch" and config.activation.evaluate_masked:
         yield "evaluations sketch activations, the file does not"
+    expanded = evaluation.shards.schema.expanded
+    if expanded and file.format == "safetensors":
+        names = ", ".join(evaluation.shards.schema.categorical[one].name for one in expanded)
+        yield f"the ids of {names} stand for bags (expand_to); who reads weights makes them, too"
 
 
 def _description(
