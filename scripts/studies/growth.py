@@ -1,0 +1,117 @@
+"""Bytes per sample over the number of trainers, of worlds in one process.
+
+    python scripts/studies/growth.py RUNS...
+
+Runs are told apart by their name. Worlds in one process share their tables and count no embedding
+traffic: it is taken from a run of processes with the same batch size and `embedding`, which must
+be among them. A trainer holds a T-th part of the tables, so (T - 1) / T of its lookups travel. The
+first name is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.types import ConfigError
+
+CLASSES = {
+    "gradient push": ("gradient_push",),
+    "parameter pull": ("parameter_pull",),
+    "activations, both ways": ("activation", "activation_gradient"),
+    "embedding": ("embedding",),
+}
+ALL = "all"
+
+Sent = Mapping[str, float]
+"""Bytes per sample by the names of CLASSES, and of all."""
+
+
+def sent_by_world(runs: Sequence[Run]) -> dict[str, dict[int, Sent]]:
+    """By name and number of trainers, of the runs in one process.
+
+    Raises:
+        ConfigError: there is none, or no run of processes says what its embeddings would send.
+    """
+    found: dict[str, dict[int, Sent]] = {}
+    for run in runs:
+        if run.config["parallel"]["world"] == "in_process":
+            trainers = run.config["parallel"]["trainers"]
+            found.setdefault(run.config["name"], {})[trainers] = _sent(run, _embedding(run, runs))
+    if not found:
+        raise ConfigError("none of these runs is a world in one process")
+    return found
+
+
+def table(found: Mapping[str, Mapping[int, Sent]]) -> Table:
+    """A row for each name and class; under it all, and how many times less than the first name."""
+    trainers = sorted({number for worlds in found.values() for number in worlds})
+    first = found[next(iter(found))]
+    rows: list[tuple[str, ...]] = []
+    for name, worlds in found.items():
+        for what in (*CLASSES, ALL):
+            cells = [
+                f"{worlds[number][what]:,.1f}" if number in worlds else MISSING
+                for number in trainers
+            ]
+            rows.append((name, what, *cells))
+        if worlds is not first:
+            times = [
+                f"{first[number][ALL] / worlds[number][ALL]:.1f}"
+                if number in worlds and number in first
+                else MISSING
+                for number in trainers
+            ]
+            rows.append((name, "times less", *times))
+    return Table(("bytes per sample", "", *(f"T = {one}" for one in trainers)), tuple(rows))
+
+
+def _sent(run: Run, embedding: float) -> Sent:
+    per_sample = _per_sample(run) | {"embedding": embedding}
+    sent = {
+        name: sum(per_sample.get(one, 0.0) for one in classes) for name, classes in CLASSES.items()
+    }
+    return {**sent, ALL: sum(sent.values())}
+
+
+def _embedding(run: Run, runs: Sequence[Run]) -> float:
+    """Of as many trainers as `run` has."""
+    for other in runs:
+        trainers = other.config["parallel"]["trainers"]
+        if other.config["parallel"]["world"] == "processes" and _tables(other) == _tables(run):
+            whole = _per_sample(other)["embedding"] * trainers / (trainers - 1)
+            own = run.config["parallel"]["trainers"]
+            return whole * (own - 1) / own
+    raise ConfigError(
+        f"{run.folder}: in one process no embedding traffic is counted; give a run of processes "
+        "with the same train.batch_size and embedding, too"
+    )
+
+
+def _tables(run: Run) -> Any:
+    """What embedding traffic depends on, but for the number of trainers."""
+    return run.config["train"]["batch_size"], run.config["embedding"]
+
+
+def _per_sample(run: Run) -> dict[str, float]:
+    samples = run.summary["samples_per_second"] * run.summary["seconds"]
+    counted = run.summary["network"]["by_class"]
+    return {name: one["bytes"] / samples for name, one in counted.items()}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
+    found = sent_by_world(read_runs(parser.parse_args().folders))
+    print(table(found).markdown(), end="")
+
+
+if __name__ == "__main__":
+    main()
