@@ -9,8 +9,8 @@ by torch's `bf16_compress_hook`; pooled rows and their gradients travel all to a
 
 `bytes` counts what the kernel counts in a network of its own, beside the formula of a ring. `speed`
 trains by turns on links of given rates, each trainer on a host of its own, and beside it the world
-of `+experiment=dct_hybrid`, each of its seven ranks on a host of its own; runs that are complete in
-RUNS are not made again. Needs what `network=emulated` needs.
+of `+experiment=dct_hybrid` with the first of `--trainers`, each of its ranks on a host of its own;
+what is complete in RUNS is not run again. Needs what `network=emulated` needs.
 
 Shapes: B rows of a trainer, I integer features, F tables, D embedding dimension, T trainers.
 """
@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -64,8 +65,7 @@ LR, SEED = 0.1, 0
 BATCHES = 50  # drawn before, used again and again
 LOOPBACK = "loopback"
 DEADLINE_SECONDS = 300.0
-MOST_STEPS = 300
-LINE_SECONDS = 30.0
+MOST_STEPS, LINE_SECONDS = 150, 12.0
 ID_BYTES = 4
 WORLD = (
     *("+experiment=dct_hybrid", "data.rows=300000", "train.evaluate_every=0"),
@@ -308,17 +308,19 @@ def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row
     return rows
 
 
-def speed_rows(runs: Path, link: str, trainers: int, repeats: int, batch_size: int) -> list[Row]:
-    """What is reached at a rate: `dct_hybrid` first, the others beside it, turn by turn."""
+def speed_rows(
+    runs: Path, link: str, numbers: Sequence[int], repeats: int, batch_size: int
+) -> list[Row]:
+    """What is reached at a rate, turn by turn; `dct_hybrid` has the first number of trainers."""
     rate = () if link == LOOPBACK else ("network=emulated", f"network.rate={link}")
-    size = (f"parallel.trainers={trainers}", f"train.batch_size={batch_size}")
+    size = (f"parallel.trainers={numbers[0]}", f"train.batch_size={batch_size}")
     turns: dict[str, list[Measured]] = {}
     for turn in range(repeats):
-        for name in WIRES:
+        for trainers, name in product(numbers, WIRES):
             file = runs / link / f"{slug(name)}-{trainers}-{turn}.json"
-            turns.setdefault(name, []).append(_kept(file, link, trainers, name, batch_size))
-        folder = runs / link / f"dct_hybrid-{trainers}-{turn}"
-        summary = train_once(folder, *WORLD, *size, *rate).summary
+            found = _kept(file, link, trainers, name, batch_size)
+            turns.setdefault(f"{name}, T = {trainers}", []).append(found)
+        summary = train_once(runs / link / f"dct_hybrid-{turn}", *WORLD, *size, *rate).summary
         samples = summary["samples_per_second"] * summary["seconds"]
         world = Measured(
             samples_per_second=summary["samples_per_second"],
@@ -377,7 +379,7 @@ def main() -> None:
     of_speed = what.add_parser("speed", help="samples per second beside dct_hybrid")
     of_speed.add_argument("runs", type=Path, help="folder of the runs")
     of_speed.add_argument("--links", nargs="+", default=[LOOPBACK, "10mbit", "100mbit", "1gbit"])
-    of_speed.add_argument("--trainers", type=int, default=2)
+    of_speed.add_argument("--trainers", type=int, nargs="+", default=[2])
     of_speed.add_argument("--repeats", type=int, default=3, help="turns; default 3")
     options = parser.parse_args()
     machine, title = describe(), "A practitioner's baseline"
