@@ -109,8 +109,11 @@ def interaction_rules(config: Config) -> Iterator[str]:
 def dense_tensors(model: ModelConfig) -> int:
     """How many dense parameters a model has."""
     of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
-    of_cross = 0 if model.cross is None else 3 * model.cross.layers
-    return of_mlps + of_cross + (0 if model.fm is None else 2 * len(model.fm.deep))
+    of_fm = 0 if model.fm is None else 2 * len(model.fm.deep)
+    if model.cross is None:
+        return of_mlps + of_fm
+    of_layer = 2 if model.cross.rank is None else 3
+    return of_mlps + of_layer * model.cross.layers + 2 * len(model.cross.deep)
 
 
 def raw_files(config: Config) -> tuple[str, ...]:

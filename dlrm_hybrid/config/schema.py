@@ -62,10 +62,11 @@ class DataConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class CrossConfig:
-    """Cross layers of low rank; of `model.interaction=cross` alone."""
+    """Cross layers, of low rank or full, and what is beside; of `model.interaction=cross` alone."""
 
     layers: Annotated[int, Field(ge=1, le=64)]
-    rank: Annotated[int, Field(ge=1, le=65_536)]
+    rank: Annotated[int, Field(ge=1, le=65_536)] | None
+    deep: tuple[Positive, ...]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -73,6 +74,9 @@ class FmConfig:
     """The deep network beside a factorization machine; of `model.interaction=fm` alone."""
 
     deep: Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+
+Dropout = Annotated[float, Field(ge=0, le=0.99)]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -90,7 +94,8 @@ class ModelConfig:
     interaction: Literal["dot", "cross", "fm"]
     cross: CrossConfig | None
     fm: FmConfig | None
-    dropout: Annotated[float, Field(ge=0, le=0.99)]
+    dropout: Dropout
+    bottom_dropout: Dropout | None
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -27,7 +27,10 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
         **{"storage": "memory", "folder": None},
     },
-    "model": {"interaction": "dot", "cross": None, "fm": None, "dropout": 0.0},
+    "model": {
+        **{"interaction": "dot", "cross": None, "fm": None},
+        **{"dropout": 0.0, "bottom_dropout": None},
+    },
     "network": {"colocate_tables": False},
     "optimizer": {
         **{"staleness_warmup_steps": None, "betas": None},
@@ -164,6 +167,9 @@ def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
         for name, keys in ADDED_LATER.items()
         if isinstance(section := values.get(name), dict)
     }
+    model: Any = added.get("model", {})
+    if isinstance(model.get("cross"), dict):
+        model["cross"] = {"deep": [], **model["cross"]}
     return {**values, **added}
 
 

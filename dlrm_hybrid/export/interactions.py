@@ -5,7 +5,7 @@ Shapes: B batch, V vectors of a row that meet, D their width, P = V(V-1)/2 pairs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
@@ -27,8 +27,10 @@ def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Modu
     match spec.interaction:
         case Dot():
             return _Dots(spec.num_vectors, has_bottom)
-        case Cross(layers=layers):
-            return _CrossLayers(layers, tensors)
+        case Cross(layers=layers, rank=rank, deep=deep):
+            kinds = ("w", "bias") if rank is None else ("v", "w", "bias")
+            hidden = plain_mlp("interaction.deep", len(deep), tensors, relu_last=True)
+            return _CrossLayers(layers, kinds, hidden if deep else None, tensors)
         case Fm(deep=deep):
             hidden = plain_mlp("interaction.deep", len(deep), tensors, relu_last=True)
             return _Machine(hidden, has_bottom)
@@ -74,9 +76,17 @@ class _Dots(nn.Module):
 
 @final
 class _CrossLayers(nn.Module):
-    def __init__(self, layers: int, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        layers: int,
+        kinds: Sequence[str],
+        deep: nn.Sequential | None,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
         super().__init__()
-        for kind in ("v", "w", "bias"):
+        self.deep = deep
+        self._kinds = kinds
+        for kind in kinds:
             held = [
                 nn.Parameter(tensors[f"interaction.{layer}.{kind}"].detach())
                 for layer in range(1, layers + 1)
@@ -85,10 +95,11 @@ class _CrossLayers(nn.Module):
 
     def forward(self, z_BVD: Tensor) -> Tensor:
         x0_BW = x_BW = z_BVD.flatten(1)
-        kinds = (self.get_submodule(kind).parameters() for kind in ("v", "w", "bias"))
-        for v_RW, w_WR, bias_W in zip(*kinds, strict=True):
-            x_BW = x_BW + x0_BW * functional.linear(functional.linear(x_BW, v_RW), w_WR, bias_W)
-        return x_BW
+        of_layers = (self.get_submodule(kind).parameters() for kind in self._kinds)
+        for *v, w_WR, bias_W in zip(*of_layers, strict=True):
+            u_BR = functional.linear(x_BW, v[0]) if v else x_BW
+            x_BW = x_BW + x0_BW * functional.linear(u_BR, w_WR, bias_W)
+        return x_BW if self.deep is None else torch.cat([x_BW, self.deep(x0_BW)], 1)
 
 
 @final

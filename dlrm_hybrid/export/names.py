@@ -56,7 +56,9 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
     if naming == "ours":
         return {name: name for name in names}
     has_model = {"dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
-    if not isinstance(spec.interaction, has_model):
+    chosen = spec.interaction
+    is_other = isinstance(chosen, Cross) and (chosen.rank is None or chosen.deep)
+    if is_other or not isinstance(chosen, has_model):
         raise ConfigError(
             f"{naming!r} (export.names, import.names): has no model with the interaction of this "
             f"one, {spec.interaction}; use ours"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
-from dlrm_hybrid.model.layers.interactions import FactorizationMachine, Interacting, interaction
+from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, interaction
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
@@ -108,7 +108,8 @@ class StageModel(nn.Module):
 
 
 def _bottom(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp:
-    hidden = hidden_dropout("bottom", range(1, len(spec.bottom) - 1), spec.dropout, seed)
+    share = spec.dropout if spec.bottom_dropout is None else spec.bottom_dropout
+    hidden = hidden_dropout("bottom", range(1, len(spec.bottom) - 1), share, seed)
     return Mlp(spec.bottom, relu_last=True, precision=precision, layers=layers, dropout=hidden)
 
 
@@ -120,6 +121,6 @@ def _top(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp
 def _interacted(
     module: Interacting, x_BD: Tensor, pooled_BFD: Tensor, rows: range | None
 ) -> Tensor:
-    if isinstance(module, FactorizationMachine):
-        return module(x_BD, pooled_BFD, rows)
-    return module(x_BD, pooled_BFD)
+    if isinstance(module, DotInteraction):
+        return module(x_BD, pooled_BFD)
+    return module(x_BD, pooled_BFD, rows)

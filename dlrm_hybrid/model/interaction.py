@@ -7,7 +7,7 @@ vectors are the tables' alone, and what `Dot` and `Fm` give has no first vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,29 +29,34 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cross:
-    """Cross layers of low rank: x' = x0 * (w (v x) + bias) + x (see `layers.interactions`).
+    """Cross layers: x' = x0 * (w (v x) + bias) + x (see `layers.interactions`).
 
     Attributes:
         layers: how many follow each other.
-        rank: R, columns of w and rows of v.
+        rank: R, columns of w and rows of v; None: w is a full matrix, and there is no v.
+        deep: widths of a deep network beside them, each with ReLU; empty for none.
     """
 
     layers: int
-    rank: int
+    rank: int | None
+    deep: tuple[int, ...] = ()
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
-        """Of its output: W, as of its input."""
-        return vectors * dim
+        """Of its output: W, as of its input, and that of the deep network."""
+        return vectors * dim + sum(self.deep[-1:])
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
         """Of its parameters, by their names below `interaction`."""
         width = vectors * dim
-        of_layer = {"v": (self.rank, width), "w": (width, self.rank), "bias": (width,)}
-        return {
+        of_layer: dict[str, tuple[int, ...]] = {"w": (width, self.rank or width), "bias": (width,)}
+        if self.rank is not None:
+            of_layer = {"v": (self.rank, width), **of_layer}
+        of_layers = {
             f"{layer}.{name}": shape
             for layer in range(1, self.layers + 1)
             for name, shape in of_layer.items()
         }
+        return {**of_layers, **_deep_shapes(width, self.deep)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +75,15 @@ class Fm:
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
         """Of its parameters, by their names below `interaction`."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for layer, (fan_in, fan_out) in enumerate(pairwise((vectors * dim, *self.deep)), 1):
-            shapes[f"deep.{layer}.weight"] = (fan_out, fan_in)
-            shapes[f"deep.{layer}.bias"] = (fan_out,)
-        return shapes
+        return _deep_shapes(vectors * dim, self.deep)
+
+
+def _deep_shapes(width: int, deep: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (fan_in, fan_out) in enumerate(pairwise((width, *deep)), 1):
+        shapes[f"deep.{layer}.weight"] = (fan_out, fan_in)
+        shapes[f"deep.{layer}.bias"] = (fan_out,)
+    return shapes
 
 
 Interaction = Dot | Cross | Fm

@@ -29,6 +29,7 @@ class ModelSpec:
         table_rows: rows of every embedding table.
         interaction: how the bottom MLP's output and the rows of the tables meet.
         dropout: share of the activations of hidden layers that is dropped in training.
+        bottom_dropout: the same of the bottom MLP's; None takes that.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -40,6 +41,7 @@ class ModelSpec:
     table_rows: tuple[int, ...]
     interaction: Interaction = Dot()
     dropout: float = 0.0
+    bottom_dropout: float | None = None
 
     def __post_init__(self) -> None:
         faults: list[str] = []

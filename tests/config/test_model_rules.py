@@ -46,9 +46,21 @@ def test_faults_name_their_keys(overrides: str, message: str):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("model", ["dlrm_paper", "dlrm_small", "dcnv2", "deepfm"])
-def test_the_tensors_of_a_model_are_counted_without_building_it(model: str):
-    config = validate(values_of([f"model={model}"]))
+def test_a_checkpoint_of_an_earlier_version_has_no_deep_network_beside_its_cross_layers():
+    values = values_of(["model=dcnv2"])
+    cross = {key: one for key, one in values["model"]["cross"].items() if key != "deep"}
+    assert saved_values({**values, "model": {**values["model"], "cross": cross}}) == values
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *(["model=dlrm_paper"], ["model=dlrm_small"], ["model=dcnv2"], ["model=deepfm"]),
+        ["model=dcnv2", "model.cross.rank=null", "model.cross.deep=[9,8]"],
+    ],
+)
+def test_the_tensors_of_a_model_are_counted_without_building_it(overrides: list[str]):
+    config = validate(values_of(overrides))
     assert dense_tensors(config.model) == len(model_spec(config, (9,) * 26).dense_shapes())
 
 
@@ -60,7 +72,7 @@ def test_an_interaction_alone_takes_settings_of_its_own():
 
 def test_a_checkpoint_of_an_earlier_version_has_the_dot_interaction():
     values = values_of(["model=dlrm_small"])
-    added = ("interaction", "cross", "fm", "dropout")
+    added = ("interaction", "cross", "fm", "dropout", "bottom_dropout")
     before = {key: one for key, one in values["model"].items() if key not in added}
     assert len(before) == len(values["model"]) - len(added)
     assert saved_values({**values, "model": before}) == values

@@ -19,6 +19,7 @@ from dlrm_hybrid.types import ConfigError
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(6, 5, 1), table_rows=(7, 8, 9))
 CROSS, MACHINE = Cross(layers=2, rank=3), Fm(deep=(8, 5))
+PARALLEL = Cross(layers=2, rank=None, deep=(8, 5))
 ROWS = 64
 
 
@@ -42,7 +43,7 @@ def _logits(model: Dlrm, dense_BI: Tensor, ids_FB: Tensor) -> Tensor:
         return model.logits(dense_BI, torch.stack(rows, 1))
 
 
-@pytest.mark.parametrize("chosen", [Dot(), CROSS, MACHINE])
+@pytest.mark.parametrize("chosen", [Dot(), CROSS, PARALLEL, MACHINE])
 def test_standard_operators_give_the_same_logits(chosen: Interaction) -> None:
     model, tensors = _model(chosen)
     dense_BI, ids_FB = _rows()
@@ -80,7 +81,8 @@ def test_cross_layers_fit_into_torchrecs_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("naming", "chosen"), [("dlrm", CROSS), ("dlrm", MACHINE), ("torchrec", MACHINE)]
+    ("naming", "chosen"),
+    [("dlrm", CROSS), ("dlrm", MACHINE), ("torchrec", MACHINE), ("torchrec", PARALLEL)],
 )
 def test_names_of_models_that_others_lack_are_refused(naming, chosen: Interaction) -> None:
     with pytest.raises(

@@ -123,3 +123,14 @@ def test_nothing_is_dropped_where_rows_have_no_numbers():
     assert not torch.equal(
         model.logits(dense_BI, e_BED, range(ROWS)), whole.logits(dense_BI, e_BED)
     )
+
+
+@pytest.mark.parametrize(("bottom", "share"), [(0.0, 0.3), (0.3, 0.0), (None, 0.3)])
+def test_the_bottom_mlp_may_drop_another_share(bottom: float | None, share: float):
+    model = _model(replace(SPEC, dropout=share, bottom_dropout=bottom))
+    assert model.bottom is not None
+    rows, x_BI = range(ROWS), torch.rand(ROWS, 6)
+    same_bottom = torch.equal(model.bottom(x_BI, rows), model.bottom(x_BI, None))
+    assert same_bottom == (bottom == 0)
+    y_BW = torch.randn(ROWS, model.spec.interaction_width)
+    assert torch.equal(model.top(y_BW, rows), model.top(y_BW, None)) == (share == 0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchrec.models.deepfm import FMInteractionArch
-from torchrec.modules.crossnet import LowRankCrossNet
+from torchrec.modules.crossnet import CrossNet, LowRankCrossNet
 from torchrec.modules.deepfm import FactorizationMachine as FlatMachine
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
@@ -117,7 +117,36 @@ def test_the_last_number_of_a_machine_is_the_sum_of_all_dots():
         torch.testing.assert_close(out_BW[row, -1], torch.stack(dots).sum(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("chosen", [Cross(layers=2, rank=64), Fm(deep=(64, 32))])
+def test_full_cross_layers_beside_a_deep_network_are_those_of_torchrec():
+    module = _drawn(Cross(layers=3, rank=None, deep=(32, 8)))
+    theirs = CrossNet(WIDTH, num_layers=3)
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for layer in range(3):
+            theirs.kernels[layer].copy_(named[f"{layer + 1}.w"])
+            theirs.bias[layer].copy_(named[f"{layer + 1}.bias"].view_as(theirs.bias[layer]))
+    x_BD, e_BED = _inputs()
+    out_BW = module(x_BD, e_BED)
+    x0_BW = torch.cat((x_BD, e_BED.flatten(1)), 1)
+    deep_BM = x0_BW
+    for layer in (1, 2):
+        weight, bias = named[f"deep.{layer}.weight"], named[f"deep.{layer}.bias"]
+        deep_BM = nn.functional.linear(deep_BM, weight, bias).relu()
+    expected_BW = torch.cat((theirs(x0_BW), deep_BM), 1)
+    assert out_BW.shape == (ROWS, WIDTH + 8)
+    torch.testing.assert_close(out_BW, expected_BW, rtol=1e-6, atol=1e-5)
+    ordered = [one for pair in zip(theirs.kernels, theirs.bias, strict=True) for one in pair]
+    leaves = [named[f"deep.{layer}.{kind}"] for layer in (1, 2) for kind in ("weight", "bias")]
+    mine = _gradients(out_BW, [x_BD, e_BED, *named.values()])
+    wanted = _gradients(expected_BW, [x_BD, e_BED, *ordered, *leaves])
+    for one, other in zip(mine, wanted, strict=True):
+        assert other.abs().max() > 1e-3
+        torch.testing.assert_close(one, other.view_as(one), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "chosen", [Cross(layers=2, rank=64), Cross(layers=2, rank=None, deep=(8,)), Fm(deep=(64, 32))]
+)
 def test_bfloat16_is_near_and_gradients_stay_float32(chosen: Interaction):
     x_BD, e_BED = _inputs()
     exact, rounded = (_drawn(chosen, one) for one in Precision)
@@ -140,7 +169,12 @@ def test_bfloat16_is_near_and_gradients_stay_float32(chosen: Interaction):
     dim=st.integers(1, 8),
     chosen=st.one_of(
         st.just(Dot()),
-        st.builds(Cross, layers=st.integers(1, 4), rank=st.integers(1, 9)),
+        st.builds(
+            Cross,
+            layers=st.integers(1, 4),
+            rank=st.none() | st.integers(1, 9),
+            deep=st.lists(st.integers(1, 9), max_size=3).map(tuple),
+        ),
         st.builds(Fm, deep=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)),
     ),
 )
@@ -163,6 +197,7 @@ def test_a_spec_knows_width_and_parameters(tables: int, dim: int, chosen: Intera
 
 
 def test_cross_layers_that_add_nothing_leave_the_vectors():
-    module = CrossNetwork(Cross(layers=2, rank=3), TABLES + 1, DIM, Precision.FLOAT32)
+    cross = Cross(layers=2, rank=3)
+    module = CrossNetwork(_spec(cross), cross, Precision.FLOAT32, seed=0)
     x_BD, e_BED = _inputs()
     assert torch.equal(module(x_BD, e_BED), torch.cat((x_BD, e_BED.flatten(1)), 1))

@@ -8,6 +8,7 @@ from world_runs import PlainRuns, Train, assert_same, largest_difference, summar
 
 WORLD = ("parallel=hybrid", "parallel.world=in_process")
 CROSS = ("model.interaction=cross", "model.cross.rank=8", "model.cross.layers=2")
+PARALLEL = ("model.interaction=cross", "model.cross.rank=null", "model.cross.deep=[16,8]")
 MACHINE = ("model.interaction=fm", "model.fm.deep=[16,8]")
 SPARSE = ("gradient=dct", "gradient.sparsity=0.9", "gradient.lifespan=3")
 
@@ -17,7 +18,7 @@ def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pl
     return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("model", [CROSS, MACHINE], ids=["cross", "machine"])
+@pytest.mark.parametrize("model", [CROSS, PARALLEL, MACHINE], ids=["cross", "parallel", "machine"])
 @pytest.mark.parametrize(
     ("cuts", "servers"), [((), 0), (("bottom.2", "top.1"), 3), (("bottom.4",), 1)]
 )

@@ -85,22 +85,30 @@ class DotInteraction(nn.Module):
 
 @final
 class _CrossChain(torch.autograd.Function):
-    """All cross layers as one node: two products each, and what is elementwise in float32."""
+    """All cross layers as one node: two products each, and what is elementwise in float32.
+
+    Without v, a full matrix w and one product each.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, x_BD: Tensor, e_BED: Tensor, *parameters: Tensor
+        ctx: Any, has_v: bool, dtype: torch.dtype, x_BD: Tensor, e_BED: Tensor, *parameters: Tensor
     ) -> Tensor:
         x0_BW = torch.cat((x_BD, e_BED.flatten(1)), 1)
         saved: list[Tensor] = [x0_BW]
         x_BW = x0_BW
-        for v_RW, w_WR, bias_W in zip(*(parameters[k::3] for k in range(3)), strict=True):
-            entered_BW, v_RW, w_WR = (as_type(one, dtype) for one in (x_BW, v_RW, w_WR))
-            u_BR = affine(entered_BW, v_RW, None, relu=False)
+        every = 2 + has_v
+        for *v, w_WR, bias_W in zip(*(parameters[k::every] for k in range(every)), strict=True):
+            v = [as_type(v_RW, dtype) for v_RW in v]
+            w_WR, u_BR = as_type(w_WR, dtype), as_type(x_BW, dtype)
+            saved.append(u_BR)
+            for v_RW in v:
+                u_BR = affine(u_BR, v_RW, None, relu=False)
+                saved += (v_RW, u_BR)
             y_BW = as_type(affine(u_BR, w_WR, as_type(bias_W, dtype), relu=False), torch.float32)
-            saved += (entered_BW, v_RW, u_BR, w_WR, y_BW)
+            saved += (w_WR, y_BW)
             x_BW = torch.addcmul(x_BW, x0_BW, y_BW)
-        ctx.dtype, ctx.shape, ctx.first = dtype, e_BED.shape, x_BD.shape[1]
+        ctx.has_v, ctx.dtype, ctx.shape, ctx.first = has_v, dtype, e_BED.shape, x_BD.shape[1]
         ctx.save_for_backward(*saved)
         return x_BW
 
@@ -110,32 +118,39 @@ class _CrossChain(torch.autograd.Function):
         x0_BW, *saved = ctx.saved_tensors
         of_x0_BW = torch.zeros_like(x0_BW)
         of_parameters: list[Tensor] = []
-        for last in range(len(saved), 0, -5):
-            entered_BW, v_RW, u_BR, w_WR, y_BW = saved[last - 5 : last]
+        each = 5 if ctx.has_v else 3
+        for last in range(len(saved), 0, -each):
+            entered_BW, *v, w_WR, y_BW = saved[last - each : last]
+            u_BR = v[1] if v else entered_BW
             of_x0_BW.addcmul_(g_BW, y_BW)
             of_y_BW = g_BW * x0_BW
             rounded_BW = as_type(of_y_BW, ctx.dtype)
             of_u_BR = gradient_of_input(rounded_BW, w_WR)
-            of_w_WR = gradient_of_weight(rounded_BW, u_BR, w_WR)
-            of_v_RW = gradient_of_weight(of_u_BR, entered_BW, v_RW)
-            found = (of_y_BW.sum(0), of_w_WR, of_v_RW)
+            found = [of_y_BW.sum(0), gradient_of_weight(rounded_BW, u_BR, w_WR)]
+            if v:
+                found.append(gradient_of_weight(of_u_BR, entered_BW, v[0]))
+                of_u_BR = gradient_of_input(of_u_BR, v[0])
             of_parameters += (as_type(one, torch.float32) for one in found)
-            g_BW = g_BW + as_type(gradient_of_input(of_u_BR, v_RW), torch.float32)
+            g_BW = g_BW + as_type(of_u_BR, torch.float32)
         of_x0_BW += g_BW
         first: int = ctx.first
         # What leaves for the stage before is contiguous.
         of_x_BD, of_e_BED = of_x0_BW[:, :first].contiguous(), of_x0_BW[:, first:].view(ctx.shape)
-        return (None, of_x_BD, of_e_BED, *reversed(of_parameters))
+        return (None, None, of_x_BD, of_e_BED, *reversed(of_parameters))
 
 
 @final
 class CrossLayer(nn.Module):
-    """Parameters of one cross layer: `v` (R, W), `w` (W, R), `bias` (W,); zero until drawn."""
+    """Parameters of one cross layer: `v` (R, W), `w` (W, R), `bias` (W,); zero until drawn.
 
-    def __init__(self, width: int, rank: int) -> None:
+    Without a rank `w` is (W, W), and there is no `v`.
+    """
+
+    def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
-        self.v = nn.Parameter(torch.zeros(rank, width))
-        self.w = nn.Parameter(torch.zeros(width, rank))
+        if rank is not None:
+            self.v = nn.Parameter(torch.zeros(rank, width))
+        self.w = nn.Parameter(torch.zeros(width, rank or width))
         self.bias = nn.Parameter(torch.zeros(width))
 
 
@@ -145,19 +160,29 @@ class CrossNetwork(nn.Module):
 
     DCN-V2 (Wang et al., 2021, arXiv 2008.13535), section 3.5 eq. 2 with one expert and without
     inner nonlinearity; stacked below the top MLP (section 3.3) as in MLPerf's DLRM-DCNv2 and
-    TorchRec's `DLRM_DCN`, whose `LowRankCrossNet` this is.
+    TorchRec's `DLRM_DCN`, whose `LowRankCrossNet` this is. Without a rank eq. 1, with full
+    matrices. A deep network over x0 beside the cross layers is the parallel form of section 3.3,
+    whose output (B, M) comes after theirs, as in FuxiCTR's DCNv2.
     """
 
-    def __init__(self, cross: Cross, num_vectors: int, dim: int, precision: Precision) -> None:
+    def __init__(self, spec: ModelSpec, cross: Cross, precision: Precision, seed: int) -> None:
         super().__init__()
+        width = spec.num_vectors * spec.embedding_dim
         for layer in range(1, cross.layers + 1):
-            self.add_module(str(layer), CrossLayer(num_vectors * dim, cross.rank))
+            self.add_module(str(layer), CrossLayer(width, cross.rank))
+        self._has_v = cross.rank is not None
         self._dtype = hidden_type(precision)
         self._flat = tuple(self.parameters())
+        self.deep = _deep(spec, cross.deep, precision, seed) if cross.deep else None
 
-    def forward(self, x_BD: Tensor, e_BED: Tensor) -> Tensor:
-        """The input of the top MLP, float32 (B, W)."""
-        return cast(Tensor, _CrossChain.apply(self._dtype, x_BD, e_BED, *self._flat))
+    def forward(self, x_BD: Tensor, e_BED: Tensor, rows: range | None = None) -> Tensor:
+        """The input of the top MLP, float32 (B, W + M); `rows` as those of `Mlp`."""
+        kind = (self._has_v, self._dtype)
+        crossed_BW = cast(Tensor, _CrossChain.apply(*kind, x_BD, e_BED, *self._flat))
+        if self.deep is None:
+            return crossed_BW
+        x0_BW = torch.cat((x_BD, e_BED.flatten(1)), 1)
+        return torch.cat((crossed_BW, self.deep(x0_BW, rows)), 1)
 
 
 @final
@@ -173,14 +198,7 @@ class FactorizationMachine(nn.Module):
 
     def __init__(self, spec: ModelSpec, fm: Fm, precision: Precision, seed: int) -> None:
         super().__init__()
-        widths = (spec.num_vectors * spec.embedding_dim, *fm.deep)
-        every = range(1, len(widths))
-        self.deep = Mlp(
-            widths,
-            relu_last=True,
-            precision=precision,
-            dropout=hidden_dropout("interaction.deep", every, spec.dropout, seed),
-        )
+        self.deep = _deep(spec, fm.deep, precision, seed)
 
     def forward(self, x_BD: Tensor, e_BED: Tensor, rows: range | None = None) -> Tensor:
         """The input of the top MLP, float32 (B, D + deep + 1); `rows` as those of `Mlp`."""
@@ -188,6 +206,17 @@ class FactorizationMachine(nn.Module):
         deep_BM = self.deep(z_BFD.flatten(1), rows)
         pairs_BD = z_BFD.sum(1).square() - z_BFD.square().sum(1)
         return torch.cat((x_BD, deep_BM, pairs_BD.sum(1, keepdim=True) / 2), 1)
+
+
+def _deep(spec: ModelSpec, deep: tuple[int, ...], precision: Precision, seed: int) -> Mlp:
+    """A deep network over all vectors one after the other."""
+    every = range(1, len(deep) + 1)
+    return Mlp(
+        (spec.num_vectors * spec.embedding_dim, *deep),
+        relu_last=True,
+        precision=precision,
+        dropout=hidden_dropout("interaction.deep", every, spec.dropout, seed),
+    )
 
 
 def _vectors(x_BD: Tensor, e_BED: Tensor) -> Tensor:
@@ -206,11 +235,11 @@ def interaction(spec: ModelSpec, precision: Precision, seed: int) -> Interacting
         precision: of the products of cross layers and of deep networks.
         seed: of the run, for dropout.
     """
-    chosen, shape = spec.interaction, (spec.num_vectors, spec.embedding_dim)
+    chosen = spec.interaction
     match chosen:
         case Dot():
             return DotInteraction(spec.num_vectors, spec.embedding_dim if spec.bottom else 0)
         case Cross():
-            return CrossNetwork(chosen, *shape, precision)
+            return CrossNetwork(spec, chosen, precision, seed)
         case Fm():
             return FactorizationMachine(spec, chosen, precision, seed)

@@ -168,13 +168,15 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
         table_rows=table_rows,
         interaction=_interaction(model),
         dropout=model.dropout,
+        bottom_dropout=model.bottom_dropout,
     )
 
 
 def _interaction(model: ModelConfig) -> Interaction:
     if model.interaction == "cross":
         assert model.cross is not None, "validate() refuses it"
-        return Cross(layers=model.cross.layers, rank=model.cross.rank)
+        cross = model.cross
+        return Cross(layers=cross.layers, rank=cross.rank, deep=cross.deep)
     if model.interaction == "fm":
         assert model.fm is not None, "validate() refuses it"
         return Fm(deep=model.fm.deep)
