@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Tensor]:
     Raises:
         DataError: it is no such file, or damaged; names it.
     """
-    plain_file(path.parent, path.name)
+    plain_file(path.parent, path.name, f" ({KEY})")
     try:
         found = _loaded(path)
     except Exception as error:  # whatever anybody's bytes make a library raise

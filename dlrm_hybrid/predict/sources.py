@@ -146,7 +146,7 @@ def _criteo(
     names = [column_name(column) for column in range(1, NUM_COLUMNS + 1)]
     _check_columns(path, keep, names)
     has_label: bool | None = None
-    for block in text_blocks([path], block_bytes, [xxhash.xxh3_128()]):
+    for block in text_blocks([path], block_bytes, [xxhash.xxh3_128()], ROWS_KEY):
         text = block.text.tobytes()
         if has_label is None:
             has_label = text.partition(b"\n")[0].count(b"\t") != NUM_COLUMNS - 2

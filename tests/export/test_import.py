@@ -235,7 +235,7 @@ class Evil:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "No such file or directory"),
+        (None, r"dlrm.pt: No such file or directory \(import.file\)"),
         (b"", "cannot be read as weights: "),
         (b"no weights", "cannot be read as weights: "),
         (pickle.dumps(Evil()), "cannot be read as weights: "),

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.loader import sequential_batches
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schema import Schema, builtin, loads
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.predict import Predictor
-from dlrm_hybrid.predict.sources import frame_block
+from dlrm_hybrid.predict.sources import frame_block, read_blocks
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DataError
 
@@ -378,3 +378,30 @@ def test_a_batch_is_no_part_of_the_result(predictor: Predictor, frame: pd.DataFr
     whole = predictor.predict(frame)
     rows = [predictor.predict(frame.iloc[at : at + 1])[0] for at in (0, 1, 6999)]
     np.testing.assert_allclose(rows, whole[[0, 1, 6999]], rtol=0, atol=1e-6)
+
+
+OF_A_TABLE = loads(
+    "label: y\ndense: [{name: x}]\ncategorical: [{name: c}]\nsplit: {by: fraction, test: 0.5}",
+    "mine.yaml",
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [(SCHEMA, f"{GOOD}\n" * 9000), (OF_A_TABLE, "y,x,c\n" + "1,0.5,a\n" * 99_000)],
+)
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda data: data[:-9], "truncated after"),
+        (lambda data: data[:90] + b"\xff" * 90 + data[180:], "damaged compressed data near byte"),
+        (lambda data: b"plain" + data, "not a .gz file"),
+    ],
+)
+def test_faults_of_compressed_rows_name_the_key_of_new_rows(
+    schema: Schema, text: str, damage: Callable[[bytes], bytes], told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.gz"
+    path.write_bytes(damage(gzip.compress(text.encode())))
+    with pytest.raises(DataError, match=rf"rows.gz: .*{told}.*predict\.rows\)$"):
+        list(read_blocks([path], schema, (), 1 << 20, lambda done: None))

@@ -72,6 +72,11 @@ class Source(Protocol):
         """All its columns."""
         ...
 
+    @property
+    def is_text(self) -> bool:
+        """Whether all its bytes are shown as they are read; others are read here and there."""
+        ...
+
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         """Some of its columns, block after block.
 
@@ -86,7 +91,7 @@ def open_source(
     delimiter: str,
     block_bytes: int,
     seen: Callable[[bytes], object],
-    key: str = "data.raw",
+    key: str = text.RAW_KEY,
 ) -> Source:
     """A file by its first bytes, or as CSV.
 
@@ -94,7 +99,7 @@ def open_source(
         path: of the file; text may be compressed by gzip or zstd.
         delimiter: between the columns of CSV.
         block_bytes: of text, read at a time.
-        seen: called with the bytes of a text file as they are read, as stored.
+        seen: called with the bytes of a file of text as they are read, as stored.
         key: of the configuration that names the file, for messages.
 
     Raises:
@@ -223,7 +228,7 @@ class _Csv:
         self._seen = seen
         head = bytearray()
         with path.open("rb") as file:
-            for chunk in text.read_text(file, path, _HEAD_BYTES, lambda piece: None):
+            for chunk in text.read_text(file, path, _HEAD_BYTES, lambda piece: None, key):
                 head += chunk
                 if len(head) >= _HEAD_BYTES:
                     break
@@ -239,6 +244,10 @@ class _Csv:
     @property
     def names(self) -> Sequence[str]:
         return self._names
+
+    @property
+    def is_text(self) -> bool:
+        return True
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         odd: list[OddRow] = []
@@ -265,7 +274,8 @@ class _Csv:
         }
         last = 0
         with self._path.open("rb") as file, _damage(self._path, self._key):
-            chunks = text.read_text(file, self._path, _HEAD_BYTES // 8, self._seen)
+            piece_bytes = _HEAD_BYTES // 8
+            chunks = text.read_text(file, self._path, piece_bytes, self._seen, self._key)
             with _no_report():
                 opened = pa_csv.open_csv(pa.PythonFile(_Text(chunks), "r"), **options)
             with opened as reader:
@@ -299,6 +309,10 @@ class _Parquet:
     def names(self) -> Sequence[str]:
         return self._names
 
+    @property
+    def is_text(self) -> bool:
+        return False
+
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         first = 1
         with _damage(self._path, self._key):
@@ -326,6 +340,10 @@ class _Npy:
     @property
     def names(self) -> Sequence[str]:
         return self._rows.dtype.names
+
+    @property
+    def is_text(self) -> bool:
+        return False
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         for first in range(0, len(self._rows), BLOCK_ROWS):

@@ -32,7 +32,7 @@ from dlrm_hybrid.data.manifest import (
 )
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, Schema
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
-from dlrm_hybrid.data.sources.files import check_names, open_source
+from dlrm_hybrid.data.sources.files import Source, check_names, open_source
 from dlrm_hybrid.data.sources.keys import missing_key
 from dlrm_hybrid.data.sources.values import BadRow, Values, moment, read_values
 from dlrm_hybrid.rng import fold, splitmix64
@@ -149,7 +149,8 @@ def read_tables(
         for path in raw:
             digest = xxhash.xxh3_128()
             last = 0
-            for values, bad in _blocks(path, schema, block_bytes, digest.update):
+            source = open_source(path, schema.delimiter, block_bytes, digest.update)
+            for values, bad in _blocks(source, path, schema):
                 _set_aside(bad, path, policy, bad_rows, quarantine)
                 bad_rows += len(bad)
                 part_N = parts(values, schema, path, before)
@@ -159,8 +160,7 @@ def read_tables(
                 last = max(last, *values.row_N[-1:].tolist(), *(one.row for one in bad), 0)
                 report(len(values.row_N) + len(bad))
             before += last
-            is_text = digest.digest() != xxhash.xxh3_128().digest()
-            digests.append(digest.hexdigest() if is_text else file_xxh3(path))
+            digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
         if quarantine:
             quarantine.flush()
             os.fsync(quarantine.fileno())
@@ -174,10 +174,7 @@ def read_tables(
     )
 
 
-def _blocks(
-    path: Path, schema: Schema, block_bytes: int, seen: Callable[[bytes], object]
-) -> Iterator[tuple[Values, list[BadRow]]]:
-    source = open_source(path, schema.delimiter, block_bytes, seen)
+def _blocks(source: Source, path: Path, schema: Schema) -> Iterator[tuple[Values, list[BadRow]]]:
     wanted = schema.read_columns
     check_names(path, source.names, wanted, {*wanted, *schema.ignore})
     for block in source.blocks(wanted):

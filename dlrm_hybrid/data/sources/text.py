@@ -20,6 +20,7 @@ from dlrm_hybrid.kernels.criteo import count_lines
 from dlrm_hybrid.types import DataError
 
 MAX_LINE_BYTES = 1 << 20
+RAW_KEY = "data.raw"
 _CHUNK_BYTES = 1 << 17
 _SAMPLE_BYTES = 1 << 20
 _MAGIC = {
@@ -101,12 +102,12 @@ class _ZstdDecoder:
 _DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _GzipDecoder, ".zst": _ZstdDecoder}
 
 
-def _compression(file: BufferedReader, path: Path) -> str | None:
+def _compression(file: BufferedReader, path: Path, key: str) -> str | None:
     """`.gz`, `.zst` or None for plain text, by the first bytes."""
     head = file.peek(4)[:4]
     kind = next((suffix for suffix, magic in _MAGIC.items() if magic.match(head)), None)
     if path.suffix in _MAGIC and kind != path.suffix:
-        raise DataError(f"{path}: not a {path.suffix} file, it begins with {head!r} (data.raw)")
+        raise DataError(f"{path}: not a {path.suffix} file, it begins with {head!r} ({key})")
     return kind
 
 
@@ -114,6 +115,7 @@ def _decompress(
     pieces: Iterator[bytes],
     tell: Callable[[], int],
     path: Path,
+    key: str,
     new_decoder: Callable[[], _Decoder],
 ) -> Iterator[bytes]:
     """Text of one or several members; zero bytes between and after gzip members are padding."""
@@ -132,7 +134,7 @@ def _decompress(
         except _DAMAGED as error:
             raise DataError(
                 f"{path}: damaged compressed data near byte {tell()}, "
-                f"after {text_bytes} bytes of text: {_reason(error)}"
+                f"after {text_bytes} bytes of text: {_reason(error)} ({key})"
             ) from error
         has_more = len(text) >= _MAX_TEXT_BYTES and not decoder.eof
         if decoder.eof:
@@ -142,7 +144,7 @@ def _decompress(
     if decoder is not None:
         raise DataError(
             f"{path}: the compressed file is truncated after {tell()} bytes "
-            f"({text_bytes} bytes of text)"
+            f"({text_bytes} bytes of text; {key})"
         )
 
 
@@ -156,7 +158,11 @@ def _reason(error: Exception) -> str:
 
 
 def read_text(
-    file: BufferedReader, path: Path, chunk_bytes: int, seen: Callable[[bytes], object]
+    file: BufferedReader,
+    path: Path,
+    chunk_bytes: int,
+    seen: Callable[[bytes], object],
+    key: str = RAW_KEY,
 ) -> Iterator[bytes]:
     """The text of an open file in pieces, reading `chunk_bytes` at a time.
 
@@ -165,6 +171,7 @@ def read_text(
         path: for messages.
         chunk_bytes: of the file, read at a time.
         seen: called with each piece as stored.
+        key: of the configuration that names the file, for messages.
 
     Raises:
         DataError: it cannot be read, is damaged, or ends before its compressed stream does.
@@ -176,13 +183,13 @@ def read_text(
             yield piece
 
     try:
-        kind = _compression(file, path)
+        kind = _compression(file, path, key)
         if kind is not None:
-            yield from _decompress(pieces(), file.tell, path, _DECODERS[kind])
+            yield from _decompress(pieces(), file.tell, path, key, _DECODERS[kind])
         else:
             yield from pieces()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
+        raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 
 
 def long_line(path: Path, line: int) -> DataError:
@@ -205,7 +212,10 @@ def estimated_rows(path: Path) -> float:
 
 
 def blocks(
-    paths: Sequence[Path], block_bytes: int, digests: Sequence[xxhash.xxh3_128]
+    paths: Sequence[Path],
+    block_bytes: int,
+    digests: Sequence[xxhash.xxh3_128],
+    key: str = RAW_KEY,
 ) -> Iterator[Block]:
     """All lines of all files in order, in blocks of about `block_bytes`; none spans two files.
 
@@ -213,6 +223,7 @@ def blocks(
         paths: the files.
         block_bytes: of text.
         digests: one for each file; gets all its bytes as stored.
+        key: of the configuration that names the files, for messages.
 
     Raises:
         DataError: a file cannot be read or is damaged, or a line is longer than `MAX_LINE_BYTES`.
@@ -220,7 +231,7 @@ def blocks(
     done = 0
     for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
         with path.open("rb") as file:
-            chunks = read_text(file, path, min(_CHUNK_BYTES, block_bytes), digest.update)
+            chunks = read_text(file, path, min(_CHUNK_BYTES, block_bytes), digest.update, key)
             for first_line, lines, text in _lines(chunks, path, block_bytes):
                 yield Block(index, first_line, lines, text, done + file.tell())
             done += file.tell()
