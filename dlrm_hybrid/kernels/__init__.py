@@ -8,14 +8,20 @@ from __future__ import annotations
 
 # The largest first: what takes longest to compile must not begin last.
 ALL = (
-    *("sections", "synthesize", "magnitudes", "scatter", "criteo", "gaps", "ops", "ternary"),
-    "levels.rounding",
+    *("sections", "levels.activations", "synthesize", "magnitudes", "scatter", "criteo", "gaps"),
+    *("ops", "ternary", "levels.steps", "levels.rounding"),
 )
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
 
 def needed(
-    *, prepares: bool, is_synthetic: bool, world: str | None, selects: bool, levels: bool
+    *,
+    prepares: bool,
+    is_synthetic: bool,
+    world: str | None,
+    selects: bool,
+    levels: bool,
+    activation_levels: bool = False,
 ) -> frozenset[str]:
     """The files whose kernels a verb calls; one too many costs seconds at the first run.
 
@@ -26,6 +32,7 @@ def needed(
             process; None where nothing is trained or evaluated.
         selects: servers select what they publish, whatever the method.
         levels: pushes or pulls are levels.
+        activation_levels: activations are.
     """
     names: set[str] = set()
     if prepares or world is not None:
@@ -42,4 +49,6 @@ def needed(
         names.add("ops")
     if levels:
         names.update(("ops", "levels.rounding"))
+    if activation_levels:
+        names.update(("levels.activations", "levels.steps"))
     return frozenset(names)

@@ -121,9 +121,14 @@ class TableSender:
     def __post_init__(self) -> None:
         self.counts = Counts.of(self.shape)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next message brings tables."""
+        return self._sent == self._due
+
     def begin(self) -> bytes:
         """The first bytes of the next message, which `counts` has; it is coded with `tables`."""
-        is_due = self._sent == self._due
+        is_due = self.is_due
         if is_due:
             self._due += min(self.lifespan, max(self._sent, 1))
         self._sent += 1
@@ -149,9 +154,11 @@ class TableReceiver:
 
     Attributes:
         shape: of the tables.
+        brought: whether the last message brought tables.
     """
 
     shape: Shape
+    brought: bool = field(default=False, init=False)
     _number: int = field(default=-1, init=False)
     _tables: Tables | None = field(default=None, init=False)
 
@@ -174,6 +181,7 @@ class TableReceiver:
             self._tables = self._read(np.frombuffer(payload[:size], "<u2"), section)
             self._number = number
             payload = payload[size:]
+        self.brought = bool(follow)
         if self._tables is None or number != self._number:
             held = "none" if self._tables is None else f"number {self._number}"
             raise section.error(f"it was coded with tables {number}; this rank has {held}")

@@ -25,6 +25,7 @@ from dlrm_hybrid.kernels.gaps import (
     sum_rows,
     unique_ids,
 )
+from dlrm_hybrid.kernels.levels.steps import quantise, restore
 from dlrm_hybrid.kernels.magnitudes import compact, kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import accumulate_select, return_rounding_error
 from dlrm_hybrid.kernels.scatter import (
@@ -215,6 +216,19 @@ def updated() -> Outputs:
     return [*weights, *states]
 
 
+def levels_of_rows() -> Outputs:
+    outputs: Outputs = []
+    indices_K = np.flatnonzero(floats(2000, 11) > 1).astype(np.int32)
+    for bits in (3, 4, 8):
+        values_K = np.exp(8 * floats(indices_K.size, bits))
+        levels_K, codes_B = np.empty(indices_K.size, np.int16), np.empty(20, np.int16)
+        quantise(indices_K, values_K, 100, bits, 1, levels_K, codes_B)
+        back_K = np.empty_like(values_K)
+        restore(indices_K, levels_K, codes_B, 100, back_K)
+        outputs += [levels_K, codes_B, back_K]
+    return outputs
+
+
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
@@ -228,6 +242,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "distinct": distinct,
     "cached": cached,
     "updates": updated,
+    "levels": levels_of_rows,
 }
 
 

@@ -1,0 +1,139 @@
+"""Values of rows as integer levels of their row's step, and back.
+
+A row has one step, a float32 of three significant bits; its largest magnitude is about 7/8 * 2**b
+steps, where levels have b bits. So level times step is exact, and plain float operations find the
+same step anywhere: to add and to take away what is 2**21 times as large leaves three bits (T. J.
+Dekker, Numer. Math. 18, 1971). An exponent and two bits name a step: its code, the upper bits of a
+float's.
+
+Shapes: K values of B rows of N units; S symbols.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.kernels.compiler.jit import kernel
+
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+Int32s = npt.NDArray[np.int32]
+Int16s = npt.NDArray[np.int16]
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+# Of a row's largest magnitude; beyond them it is as if it were one of them.
+SMALLEST_TOP, LARGEST_TOP = np.float32(2.0**-100), np.float32(2.0**100)
+LOWEST_CODE, HIGHEST_CODE = 64, 920  # of their steps, and a little more
+SPLITTER = 2.0**21 + 1
+_SEVENTH = np.float32(1 / 7)
+_CODE_SHIFT = np.uint32(21)
+_SPLITTER = np.float32(SPLITTER)
+
+
+def inverse_aim(bits: int) -> float:
+    """What a row's largest magnitude is multiplied with; a product with it is the same anywhere."""
+    return float(_SEVENTH) / 2 ** (bits - 3)
+
+
+@kernel
+def quantise(
+    indices_K: Int32s,
+    values_K: Float32s,
+    width: int,
+    bits: int,
+    least: int,
+    levels_K: Int16s,
+    codes_B: Int16s,
+) -> bool:
+    """Find the step of every row and the nearest level of every value; False if one is not finite.
+
+    Args:
+        indices_K: flat, increasing.
+        values_K: of them.
+        width: N.
+        bits: of a magnitude.
+        least: magnitude of a level.
+        levels_K: receives them.
+        codes_B: receives the codes of steps, 0 where no value of a row is other than 0.
+    """
+    most = np.float32((1 << bits) - 1)
+    inverse = _SEVENTH * np.float32(8) / np.float32(1 << bits)
+    step_1 = np.empty(1, np.float32)
+    k = 0
+    for row in range(codes_B.size):
+        first, end = k, (row + 1) * width
+        top = np.float32(0)
+        finite = True
+        while k < indices_K.size and indices_K[k] < end:
+            size = abs(values_K[k])
+            finite &= np.isfinite(size)
+            top = max(top, size)
+            k += 1
+        if not finite:
+            return False
+        codes_B[row] = 0
+        if top == 0:
+            for at in range(first, k):
+                levels_K[at] = 0
+            continue
+        exact = min(max(top, SMALLEST_TOP), LARGEST_TOP) * inverse
+        split = exact * _SPLITTER
+        step = step_1[0] = split - (split - exact)
+        codes_B[row] = np.int16(step_1.view(np.uint32)[0] >> _CODE_SHIFT)
+        for at in range(first, k):
+            size = max(min(np.rint(abs(values_K[at]) / step), most), np.float32(least))
+            levels_K[at] = np.int16(size) if values_K[at] >= 0 else -np.int16(size)
+    return True
+
+
+@kernel
+def restore(
+    indices_K: Int32s, levels_K: Int16s, codes_B: Int16s, width: int, values_K: Float32s
+) -> None:
+    """Level times step of every element."""
+    step_1 = np.empty(1, np.uint32)
+    end = np.int64(0)
+    for k in range(indices_K.size):
+        if indices_K[k] >= end:
+            row = np.int64(indices_K[k]) // width
+            end = (row + 1) * width
+            step_1[0] = np.uint32(codes_B[row]) << _CODE_SHIFT
+        values_K[k] = np.float32(levels_K[k]) * step_1.view(np.float32)[0]
+
+
+@kernel
+def flip(indices_K: Int32s, levels_K: Int16s, width: int, mean_N: Float64s, flips_B: Bytes) -> None:
+    """Turn every row to where those before it were; say which were turned.
+
+    Args:
+        indices_K: flat, increasing.
+        levels_K: of them; those of turned rows change their sign.
+        width: N.
+        mean_N: sum of all levels so far, turned; grows.
+        flips_B: receives 1 for a row that was turned.
+    """
+    k = 0
+    for row in range(flips_B.size):
+        first, start = k, row * width
+        dot = 0.0
+        while k < indices_K.size and indices_K[k] < start + width:
+            dot += mean_N[indices_K[k] - start] * levels_K[k]
+            k += 1
+        flips_B[row] = dot < 0
+        for at in range(first, k):
+            if dot < 0:
+                levels_K[at] = -levels_K[at]
+            mean_N[indices_K[at] - start] += levels_K[at]
+
+
+@kernel
+def count_symbols(
+    indices_K: Int32s, levels_K: Int16s, width: int, added: int, low_bits: int, counts_NS: Int64s
+) -> None:
+    """Count the symbol of every level, (|level| or level + `added`) >> low_bits, by unit."""
+    for k in range(indices_K.size):
+        level = np.int64(levels_K[k])
+        value = level + added if added else abs(level)
+        counts_NS[np.int64(indices_K[k]) % width, value >> low_bits] += 1
