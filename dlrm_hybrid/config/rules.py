@@ -56,7 +56,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         "network.colocate_tables": False,
     },
     "network=host": {"network.bind": None},
-    "activation=dct": {"activation.allow_rice": None},
+    "activation=dct": {"activation.allow_rice": None, "activation.bits": None},
     "activation=none": {"activation.observe": None},
     "export.format=safetensors": {"export.names": "ours"},
 }
@@ -353,6 +353,11 @@ def _activation(config: Config) -> Iterator[str]:
         yield f"activation.sparsity = {keys.sparsity}: only applies to activation=dct"
     if keys.precision not in (("float32",) if method is None else method.precisions):
         yield (f"activation.precision = {keys.precision!r}: activation={keys.name} sends float32")
+    if keys.bits is not None and config.parallel.threads > 1:
+        yield (
+            f"activation.bits = {keys.bits}: threads of one worker (parallel.threads = "
+            f"{config.parallel.threads}) send in no order, and tables come with what they code"
+        )
     if keys.observe is not None and method is None and not cuts:
         yield f"activation.observe = {keys.observe}: needs parallel.cuts"
     if method is not None and not cuts:

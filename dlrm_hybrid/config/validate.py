@@ -21,6 +21,7 @@ from dlrm_hybrid.types import ConfigError, printable
 
 # Keys of later versions, by section, with what runs before them did.
 ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
+    "activation": {"bits": None},
     "checkpoint": {"minutes": 0.0},
     "data": {"schema": None, "guess": None},
     "embedding": {

@@ -267,7 +267,8 @@ def alike(counts_NS: Int64s, groups: int) -> Bytes:
     each goes where its symbols take the fewest bits, some times.
     """
     weight_NS: Float64s = counts_NS.astype(np.float64)
-    total_N, symbols = weight_NS.sum(axis=1), counts_NS.shape[1]
+    total_N: Float64s = weight_NS.sum(axis=1)
+    symbols = counts_NS.shape[1]
     prior_S = (weight_NS.sum(axis=0) + 1 / symbols) / (total_N.sum() + 1)
     share_NS = (weight_NS + 1e-9) / (total_N + symbols * 1e-9)[:, None]
     order_N = np.argsort(share_NS @ np.arange(symbols, dtype=np.float64), kind="stable")

@@ -307,6 +307,10 @@ def test_the_configuration_is_shown() -> None:
         ),
         ([*ASYNC, "sync.in_flight=65"], "sync.in_flight = 65: must be less than or equal to 64"),
         (
+            [*ASYNC, "parallel.threads=2", "activation=dct", "activation.bits=4"],
+            "activation.bits = 4: threads of one worker (parallel.threads = 2) send in no order",
+        ),
+        (
             [*ASYNC, "parallel.threads=2", "sync.in_flight=2"],
             "parallel.threads = 2: others compute while one waits already; needs sync.in_flight=1",
         ),

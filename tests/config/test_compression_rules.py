@@ -49,6 +49,14 @@ HYBRID = "parallel=hybrid"
         ),
         (["activation.observe=0.9"], "activation.observe = 0.9: needs parallel.cuts"),
         (
+            [HYBRID, "activation=sketch", "activation.bits=4"],
+            "activation.bits = 4: only applies to activation=dct, not sketch",
+        ),
+        (
+            [HYBRID, "activation=dct", "activation.bits=2"],
+            "activation.bits = 2: must be greater than or equal to 3",
+        ),
+        (
             [HYBRID, "activation=sketch", "activation.precision=float16"],
             "activation.precision = 'float16': activation=sketch sends float32",
         ),

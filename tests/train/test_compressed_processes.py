@@ -2,7 +2,15 @@
 
 import pytest
 from saved_tensors import saved_groups
-from world_runs import Train, assert_moved, assert_same_state, checkpoint, curve, summary
+from world_runs import (
+    Train,
+    assert_compiled_ahead,
+    assert_moved,
+    assert_same_state,
+    checkpoint,
+    curve,
+    summary,
+)
 
 WORLD = ("+experiment=dct_hybrid", "network.patience_seconds=60", "train.batch_size=16")
 SPARSE_PULLS = ("pull.sparsity=0.95", "gradient.sparsity=0.9")
@@ -22,6 +30,10 @@ OTHER = (
     ("steps", "options"),
     [
         pytest.param(30, LATE, id="late-short"),
+        pytest.param(30, ("activation.bits=4",), id="levels-short"),
+        pytest.param(
+            *(120, (*LATE, "activation.bits=3")), id="late-levels", marks=pytest.mark.slow
+        ),
         pytest.param(30, (*LATE, *SPARSE_PULLS), id="sparse-pulls-short"),
         pytest.param(200, (), id="hybrid", marks=pytest.mark.slow),
         pytest.param(200, LATE, id="late", marks=pytest.mark.slow),
@@ -47,6 +59,7 @@ def test_processes_keep_what_one_process_keeps(
         *("dense", "embeddings", "versions", "compressor")
     }
     assert_moved(processes, half, steps)
+    assert_compiled_ahead(processes)
     assert curve(processes) == curve(in_process)
     for part in ("test", "compression"):
         assert summary(processes)[part] == summary(in_process)[part]

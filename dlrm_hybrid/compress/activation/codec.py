@@ -102,7 +102,7 @@ def only_section(
         if is_fitting and (section.encoding is Encoding.DENSE or not dense):
             return section
     expected = f"{'DENSE ' if dense else ''}{dtype.name} of {' x '.join(map(str, shape))} elements"
-    raise DlrmError(f"{key}: {_shown(sections)}, expected {expected}")
+    raise DlrmError(f"{key}: {listed(sections)}, expected {expected}")
 
 
 def dense_sections(tensor: Tensor, what: str, key: Key) -> Sections:
@@ -144,6 +144,7 @@ def scattered_section(indices_K: NDArray[np.int32], section: Section, shape: tor
     return tensor
 
 
-def _shown(sections: Sections) -> str:
+def listed(sections: Sections) -> str:
+    """What a message holds, for messages of errors."""
     shown = (f"{one.encoding.name} {one.dtype.name} of {one.count}" for one in sections)
     return ", ".join(shown) or "nothing"

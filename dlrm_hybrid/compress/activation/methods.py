@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic.dataclasses import dataclass as checked
 
-from dlrm_hybrid.bounds import STRICT, BelowOne, Precision
+from dlrm_hybrid.bounds import STRICT, BelowOne, LevelBits, Precision
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.activation.codec import ActivationCodec
@@ -21,6 +21,7 @@ class ActivationKeys:
     name: Literal["none", "dct", "sketch", "gradient_topk"]
     sparsity: BelowOne | tuple[BelowOne, ...]
     precision: Precision
+    bits: LevelBits | None
     allow_rice: bool | None
     evaluate_masked: bool
     observe: BelowOne | None
@@ -65,6 +66,10 @@ class Method:
 
 
 def _dct(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
+    if keys.bits is not None:
+        from dlrm_hybrid.compress.activation.levels import LevelCodec
+
+        return LevelCodec(sparsity=context.sparsity, bits=keys.bits)
     from dlrm_hybrid.compress.activation.dct import ThresholdCodec
     from dlrm_hybrid.wire.section import Dtype
 

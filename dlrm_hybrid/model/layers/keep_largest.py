@@ -10,6 +10,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from dlrm_hybrid.kernels.levels.steps import LARGEST_TOP, SMALLEST_TOP, SPLITTER, inverse_aim
+
 
 @final
 class KeepLargest(nn.Module):
@@ -21,16 +23,30 @@ class KeepLargest(nn.Module):
     Args:
         k: 1 to N.
         dtype: that what is kept is rounded to; None leaves it as it is.
+        bits: of the levels of each row's step that it is rounded to; None for `dtype`.
     """
 
-    def __init__(self, k: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, k: int, dtype: torch.dtype | None = None, bits: int | None = None) -> None:
         super().__init__()
         self.k = k
         self.dtype = dtype
+        self.bits = bits
 
     def forward(self, x_BN: Tensor) -> Tensor:
         """Of float32 (B, N), float32."""
         size_BN = x_BN.abs()
         least_B1 = size_BN.topk(self.k, dim=1).values[:, -1:]
+        if self.bits is not None:
+            level_BN, step_B1 = levels(size_BN, self.bits)
+            return torch.where(size_BN >= least_B1, x_BN.sign() * level_BN * step_B1, 0.0)
         kept_BN = torch.where(size_BN >= least_B1, x_BN, 0.0)
         return kept_BN if self.dtype is None else kept_BN.to(self.dtype).to(torch.float32)
+
+
+def levels(size_BN: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Levels of magnitudes, from 1 on, and steps (B, 1) of rows; see `kernels.levels.steps`."""
+    top_B1 = size_BN.amax(dim=1, keepdim=True).clamp(float(SMALLEST_TOP), float(LARGEST_TOP))
+    exact_B1 = top_B1 * inverse_aim(bits)
+    split_B1 = exact_B1 * SPLITTER
+    step_B1 = split_B1 - (split_B1 - exact_B1)
+    return (size_BN / step_B1).round().clamp(1.0, float(2**bits - 1)), step_B1

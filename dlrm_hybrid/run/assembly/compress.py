@@ -113,16 +113,17 @@ def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[s
     Args:
         config: of a run.
         spec: its model.
-        rounds: to the precision of the wire, as evaluations do.
+        rounds: to the precision or levels of the wire, as evaluations do.
     """
     keys = config.activation
     if keys.name != "dct" or not keys.evaluate_masked:
         return {}
-    dtype = getattr(torch, keys.precision) if rounds else None
+    dtype = getattr(torch, keys.precision) if rounds and keys.bits is None else None
+    bits = keys.bits if rounds else None
     partition = Partition.of(spec, config.parallel.cuts)
     widths = [part.output_width for part in partition.stages[:-1]]
     return {
-        cut: KeepLargest(target_k(width, sparsity), dtype)
+        cut: KeepLargest(target_k(width, sparsity), dtype, bits)
         for cut, width, sparsity in zip(
             partition.cuts, widths, sparsity_per_cut(config), strict=True
         )

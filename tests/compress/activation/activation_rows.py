@@ -7,6 +7,7 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.activation.controls import GradientTopKCodec, SketchCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.activation.levels import LevelCodec
 from dlrm_hybrid.compress.torch_ops import TorchOps
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype
@@ -44,6 +45,10 @@ def _gradient_topk(dtype: Dtype) -> Make:
     )
 
 
+def _levels(sparsity: float, bits: int) -> Make:
+    return lambda rows, width: LevelCodec(sparsity=sparsity, bits=bits)
+
+
 CODECS = {
     "dense": CodecRow(lambda rows, width: DenseCodec()),
     "observed": CodecRow(lambda rows, width: DenseCodec(observe=0.9)),
@@ -54,6 +59,10 @@ CODECS = {
     "threshold_90_rice": CodecRow(_threshold(0.9, Dtype.FLOAT32, allow_rice=True)),
     "threshold_90_bfloat16": CodecRow(_threshold(0.9, Dtype.BFLOAT16), relative_error=2**-8),
     "threshold_90_float16": CodecRow(_threshold(0.9, Dtype.FLOAT16), relative_error=2**-10),
+    "levels_0_8": CodecRow(_levels(0.0, 8), relative_error=0.05),
+    "levels_75_5": CodecRow(_levels(0.75, 5), relative_error=0.2),
+    "levels_90_4": CodecRow(_levels(0.9, 4), relative_error=0.3),
+    "levels_90_3": CodecRow(_levels(0.9, 3), relative_error=0.5),
     "gradient_topk": CodecRow(_gradient_topk(Dtype.FLOAT32), linear=False, stateful=True),
     "gradient_topk_bfloat16": CodecRow(
         _gradient_topk(Dtype.BFLOAT16), linear=False, relative_error=2**-8, stateful=True
