@@ -106,6 +106,7 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
                 "hash_size": one.column.hash_size,
                 "bucket": one.column.bucket,
                 "missing": one.column.missing,
+                "separator": one.column.separator,
                 "vocabulary": file,
                 "first_id": one.first_id,
                 "rows": one.table_rows,

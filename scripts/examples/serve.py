@@ -7,32 +7,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime  # pyright: ignore[reportMissingImports]
 
-about = json.loads(Path(sys.argv[1], "model.json").read_text())
-session: Any = onnxruntime.InferenceSession(Path(sys.argv[1], about["file"]))  # pyright: ignore
-dense, tables = (about["inputs"][name]["columns"] for name in ("dense", "ids"))
-for one in tables:
-    keys = np.load(Path(sys.argv[1], one["vocabulary"])).tolist()
-    one["ids"] = dict(zip(keys, range(one["first_id"], one["rows"]), strict=True))
+from dlrm_hybrid.saved.inputs import ModelInputs
+from dlrm_hybrid.types import DataError
+
+session: Any = onnxruntime.InferenceSession(Path(sys.argv[1], "model.onnx"))  # pyright: ignore
+inputs = ModelInputs(sys.argv[1])
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # noqa: N802
         rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        values = [[max(row.get(one["name"]) or 0, 0) for one in dense] for row in rows]
-        ids = [[id_of(one, row.get(one["name"]) or "0") for one in tables] for row in rows]
-        feed = {"dense": np.log1p(values).astype(np.float32), "ids": np.array(ids)}
-        self.send_response(200)
+        try:
+            status, answer = 200, session.run(["score"], inputs(rows))[0].tolist()
+        except DataError as error:
+            status, answer = 400, str(error)
+        self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(session.run(["score"], feed)[0].tolist()).encode())
-
-
-def id_of(table: dict[str, Any], text: str) -> int:
-    """The row of a category; raises KeyError where no row stands for unknown ones."""
-    key = int(text, 16) % (about["data"]["max_ind_range"] or 1 << 32)
-    return table["ids"].get(key, 0) if table["first_id"] else table["ids"][key]
+        self.wfile.write(json.dumps(answer).encode())
 
 
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2]) if sys.argv[2:] else 8000), _Handler)

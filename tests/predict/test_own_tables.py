@@ -1,7 +1,12 @@
 """Rows of other schemas than Criteo's: the same rows, prepared or scored as new ones."""
 
 import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,8 +15,10 @@ import pytest
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.export.formats import inputs_of
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block
+from dlrm_hybrid.saved.inputs import ModelInputs
 from dlrm_hybrid.types import DataError
 
 ROWS = 1500
@@ -265,3 +272,78 @@ def test_scores_never_replace_the_rows(own: Path, frame: pd.DataFrame, tmp_path:
     before = path.read_bytes()
     assert scored(own, [path], tmp_path / "." / "new.csv") == 2
     assert path.read_bytes() == before
+
+
+def as_json(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as a client sends them: without what is missing."""
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        for row in json.loads(frame.drop(columns=["clicked", "note"]).to_json(orient="records"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def served(own: Path) -> Path:
+    given = (f"export.checkpoint={own / 'run'}", f"export.output={own / 'served'}")
+    assert run(["dlrm_hybrid", "export", *given, "export.format=onnx"]) == 0
+    return own / "served"
+
+
+def test_the_example_of_a_server_scores_rows_of_any_schema(
+    served: Path, predictor: Predictor, frame: pd.DataFrame
+) -> None:
+    server = Path(__file__).parents[2] / "scripts" / "examples" / "serve.py"
+    argv = [sys.executable, str(server), str(served), "0"]
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert running.stdout is not None
+        address = running.stdout.readline().strip()
+        rows = json.dumps(as_json(frame)).encode()
+        found = json.load(urllib.request.urlopen(address, rows))
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(address, b'[{"city": "nowhere"}]')
+        assert caught.value.code == 400
+        assert json.load(caught.value) == "city: category 'nowhere' was not seen in training"
+    finally:
+        running.terminate()
+        running.wait()
+    np.testing.assert_allclose(found, predictor.predict(frame), rtol=0, atol=1e-5)
+
+
+def test_inputs_of_a_served_model_are_those_of_the_encoder(
+    served: Path, predictor: Predictor, frame: pd.DataFrame
+) -> None:
+    inputs = ModelInputs(served)
+    found = inputs(as_json(frame))
+    batch = predictor.encoder.batch(frame_block(frame, predictor.schema).values)
+    wanted = inputs_of(batch, (5,))
+    assert found.keys() == wanted.keys()
+    np.testing.assert_array_equal(found["ids"], wanted["ids"])
+    np.testing.assert_array_equal(found["ids_6"], wanted["ids_6"])
+    np.testing.assert_allclose(found["dense"], wanted["dense"], rtol=1e-6)
+    # lists as lists, categories nobody has seen where a row stands for them, a missing list
+    known = {"user": 0, "code": "00000000", "brand": "never seen"}
+    lists = [{"tags": ["t1", None, "t3"]}, {"tags": "t1|t3"}, {}]
+    two = inputs([{**known, **one} for one in lists])
+    assert two["ids_6"][0].tolist() == two["ids_6"][1].tolist()
+    assert two["ids_6"][2].tolist() == [-1, -1]
+    assert two["ids"][0, 1] == 0
+    assert inputs([])["ids"].shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"age": "old"}, "age: 'old' is not a finite number"),
+        ({"age": float("inf")}, "age: inf is not a finite number"),
+        ({"user": "x"}, "user: 'x' is not an integer"),
+        ({"code": "12"}, "code: '12' is not eight hexadecimal digits"),
+        ({"tags": ["t1", "t99"]}, "tags: category 't99' was not seen in training"),
+        ({"user": None}, "user: a missing value was not seen in training"),
+    ],
+)
+def test_a_value_that_a_served_model_cannot_take_is_named(
+    row: dict[str, Any], told: str, served: Path
+) -> None:
+    with pytest.raises(DataError, match=told):
+        ModelInputs(served)([{"user": 0, "code": "00000000", **row}])
