@@ -8,8 +8,8 @@ from __future__ import annotations
 
 # The largest first: what takes longest to compile must not begin last.
 ALL = (
-    *("sections", "levels.activations", "synthesize", "magnitudes", "scatter", "criteo", "gaps"),
-    *("ops", "ternary", "levels.steps", "levels.rounding"),
+    *("sections", "levels.activations", "levels.updates", "synthesize", "magnitudes", "scatter"),
+    *("criteo", "gaps", "levels.order", "ops", "ternary", "levels.steps", "levels.rounding"),
 )
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
@@ -48,7 +48,7 @@ def needed(
     if selects or world not in (None, "", "none", "terngrad"):
         names.add("ops")
     if levels:
-        names.update(("ops", "levels.rounding"))
+        names.update(("ops", "levels.rounding", "levels.order", "levels.updates"))
     if activation_levels:
         names.update(("levels.activations", "levels.steps"))
     return frozenset(names)

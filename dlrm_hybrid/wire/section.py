@@ -11,7 +11,8 @@ from dlrm_hybrid.types import DlrmError
 class Encoding(IntEnum):
     """How the elements of a section lie in its payload.
 
-    `wire.dense` reads DENSE, `wire.ternary` TERNARY, TRITS and LEVELS, `wire.sparse` all others.
+    `wire.dense` reads DENSE, `wire.ternary` TERNARY, TRITS and LEVELS, `wire.updates` CODED, of all
+    tensors of a bucket, `wire.sparse` all others.
     """
 
     DENSE = 1
@@ -22,6 +23,7 @@ class Encoding(IntEnum):
     TERNARY = 6
     TRITS = 7
     LEVELS = 8
+    CODED = 9
 
 
 class Dtype(IntEnum):
@@ -48,6 +50,9 @@ ELEMENT_BYTES = {
 FLOATS = frozenset((Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16))
 ENCODINGS = {int(encoding): encoding for encoding in Encoding}
 DTYPES = {int(dtype): dtype for dtype in Dtype}
+
+
+_CODED_BYTES, _TABLES_BYTES = 20, 2048  # of an element at most, and of tables
 
 
 class SectionError(DlrmError):
@@ -99,6 +104,8 @@ def size_fault(encoding: Encoding, dtype: Dtype, count: int, num_bytes: int) -> 
         return f"{count} elements of {dtype.name.lower()} do not fill {num_bytes} bytes"
     if dtype not in FLOATS:
         return f"{encoding.name} holds floats, not {dtype.name.lower()}"
+    if encoding is Encoding.CODED:
+        dense_bytes = _CODED_BYTES * count + _TABLES_BYTES
     if num_bytes > dense_bytes + count // 8 + 8:
         return f"{num_bytes} bytes are more than {encoding.name} takes for {count} elements"
     return None

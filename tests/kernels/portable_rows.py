@@ -25,6 +25,7 @@ from dlrm_hybrid.kernels.gaps import (
     sum_rows,
     unique_ids,
 )
+from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.levels.steps import quantise, restore
 from dlrm_hybrid.kernels.magnitudes import compact, kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import accumulate_select, return_rounding_error
@@ -42,7 +43,11 @@ from dlrm_hybrid.kernels.scatter import (
 )
 from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
+from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import sparse_all
+from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
+BFLOAT16 = Dtype.BFLOAT16
 Outputs = list[NDArray[np.generic]]
 
 
@@ -229,6 +234,18 @@ def levels_of_rows() -> Outputs:
     return outputs
 
 
+def leveled() -> Outputs:
+    splits_E, local_K = np.array([0, 300, 400]), np.arange(400, dtype=np.int32) * 7
+    local_K[300:] -= local_K[300]
+    rounded_K = np.zeros(400, np.float32)
+    round_to_levels(splits_E, floats(400, 2), rounded_K)
+    sections = sparse_all((0, 1), np.array([3000, 800]), splits_E, local_K, rounded_K, BFLOAT16)
+    sender, receiver = (one([(60, 50), (800,)]) for one in (UpdateSender, UpdateReceiver))
+    payloads = [sender.encode(sections) for _ in range(3)]
+    found = [part for one in payloads for part in receiver.decode(one)]
+    return [*(np.frombuffer(one.payload, np.uint8) for one in payloads), rounded_K, *found]
+
+
 ROWS: dict[str, Callable[[], Outputs]] = {
     "select": selected,
     "scatter": scattered,
@@ -243,6 +260,7 @@ ROWS: dict[str, Callable[[], Outputs]] = {
     "cached": cached,
     "updates": updated,
     "levels": levels_of_rows,
+    "levels of updates": leveled,
 }
 
 

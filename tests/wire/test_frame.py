@@ -151,6 +151,7 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         "TERNARY": 6,
         "TRITS": 7,
         "LEVELS": 8,
+        "CODED": 9,
     }
     numbers = range(1, len(ITEM_BYTES) + 1)
     assert {one.name: one.value for one in Dtype} == dict(zip(ITEM_BYTES, numbers, strict=True))
@@ -185,7 +186,7 @@ def test_every_flipped_byte_is_told() -> None:
         (5, b"\xff", "byte 5: kind 255 is unknown"),
         (6, b"\xff\xff", "byte 6: 65535 sections do not fit"),
         (6, b"\x00\x00", "byte 32: 112 bytes too many"),
-        (34, b"\x09", "byte 34: encoding 9 is unknown"),
+        (34, b"\x0a", "byte 34: encoding 10 is unknown"),
         (34, b"\x03\x04", "byte 36: BITMAP holds floats, not int32"),
         (34, b"\x02\x02\x05", "byte 36: 28 bytes are more than INDEX32 takes for 5 elements"),
         (35, b"\x00", "byte 35: element type 0 is unknown"),

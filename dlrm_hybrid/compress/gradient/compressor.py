@@ -51,6 +51,11 @@ class Compressor(Protocol):
         """The collectives of each step; none where each trainer decides alone."""
         return ()
 
+    @property
+    def sends_levels(self) -> bool:
+        """Whether all values are few multiples of a power of two, which are coded on their way."""
+        return False
+
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         """Encode the gradients of a step as one section per tensor, in the order of the specs.
 

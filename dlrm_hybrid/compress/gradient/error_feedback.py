@@ -131,6 +131,11 @@ class ErrorFeedback(Compressor):
     def rounds(self) -> tuple[Op, ...]:
         return self._selector.rounds
 
+    @property
+    @override
+    def sends_levels(self) -> bool:
+        return self._options.levels
+
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         x, low_pass = self._x, self._low_pass

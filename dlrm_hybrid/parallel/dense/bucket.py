@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.host import addresses_of, require_host
-from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update, decode
+from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.parallel.dense.followers import Follower, Stamps
@@ -33,7 +33,7 @@ from dlrm_hybrid.parallel.dense.mirror import (
     SparseChange,
     SparseMirror,
 )
-from dlrm_hybrid.parallel.dense.sections import bucket_bytes, check_tensors, digest_of
+from dlrm_hybrid.parallel.dense.sections import BucketReader, bucket_bytes, digest_of
 from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
@@ -41,6 +41,7 @@ from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.ternary import levels
+from dlrm_hybrid.wire.updates import UpdateSender
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -116,6 +117,7 @@ class Aggregate:
 
 
 _ALL = ""  # the name that its weights have together
+_EVERY_WORKER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,16 +200,24 @@ class Bucket:
             worker: Follower(_replica_mirror(layout, weight_N.numpy(), options), self._stamps)
             for worker in followers
         }
+        self._senders = {
+            worker: UpdateSender([tensor.shape for tensor in tensors])
+            for worker in (followers or (_EVERY_WORKER,))
+            if options.pull_levels
+        }
+        self._readers: dict[int, BucketReader] = {}
         self._aggregate = Aggregate(self._offsets_E)
         self._publishes_means = options.publishes_means
         self.num_bytes = bucket_bytes(tensors)
         self.versions = Versions()
         self._older = deque(self._mirror.value_N.copy() for _ in range(options.history))
 
-    def gradients(self, sections: Sequence[Section], what: str) -> Update:
-        """The gradients that a push holds; raises DlrmError, its message begins with `what`."""
-        check_tensors(sections, self._tensors, what)
-        return decode(sections, what)
+    def gradients(self, sections: Sequence[Section], what: str, worker: int) -> Update:
+        """The gradients that a worker's push holds; raises DlrmError, it begins with `what`."""
+        reader = self._readers.get(worker)
+        if reader is None:
+            reader = self._readers[worker] = BucketReader(self._tensors)
+        return reader.decode(sections, what)
 
     def apply(self, pushes: Sequence[Update], number: int, sender: Callable[[int], str]) -> Change:
         """Update the weights by the mean of some pushes; what has changed.
@@ -251,7 +261,9 @@ class Bucket:
         if isinstance(change, TernaryMean):
             return self._counted(Published(self._means(change), int(self._offsets_E[-1])))
         mirror = self._followers.get(worker, self._mirror)
-        return self._counted(mirror.publish(change, number))
+        sections = self._counted(mirror.publish(change, number))
+        sender = self._senders.get(worker if self._followers else _EVERY_WORKER)
+        return sections if sender is None else [sender.encode(sections)]
 
     def equalize(self, worker: int, *, everything: bool) -> list[Section]:
         """The sections that make a follower's replica equal to the weights, in float32.
@@ -260,6 +272,8 @@ class Bucket:
             worker: of the replica.
             everything: all elements; else those in which it is known to differ.
         """
+        if everything and worker in self._senders:
+            self._senders[worker].restart()  # it may have come just now
         return self._counted(self._followers[worker].equalize(everything=everything))
 
     def resume(self) -> None:

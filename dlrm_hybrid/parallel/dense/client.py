@@ -12,7 +12,7 @@ from typing_extensions import override
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.update import Destination, decode
+from dlrm_hybrid.compress.update import Destination
 from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
@@ -20,6 +20,7 @@ from dlrm_hybrid.parallel.dense.sections import (
     ALONE,
     DIFFERENCES,
     EVERYTHING,
+    BucketReader,
     bucket_bytes,
     check_tensors,
     digest_of,
@@ -34,6 +35,7 @@ from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Section, SectionError
+from dlrm_hybrid.wire.updates import UpdateSender
 
 Result = TypeVar("Result")
 
@@ -119,6 +121,11 @@ class ServerClient(Client):
             owner: Destination([flat[tensor.name] for tensor in bucket])
             for owner, bucket in self._buckets.items()
         }
+        self._readers = {owner: BucketReader(bucket) for owner, bucket in self._buckets.items()}
+        shapes = {owner: [one.shape for one in bucket] for owner, bucket in self._buckets.items()}
+        self._senders = {
+            owner: UpdateSender(shapes[owner]) for owner in shapes if compressor.sends_levels
+        }
         self._learner = (
             None if options.optimizer is None else Learner(self._replica, options.optimizer)
         )
@@ -176,7 +183,8 @@ class ServerClient(Client):
         own = {name: gradients[name].contiguous() for name in self._replica}
         encoding = self._compressor.encode(own, number)
         sections = yield from run_rounds(self._port, number, encoding, self._encoding)
-        self._send(number, sections)
+        send = self._send_levels if self._compressor.sends_levels else self._send
+        send(number, sections)
 
     def flush(self) -> Program[None]:
         """Push all that the compressor holds back, as it is; done when it has been answered.
@@ -196,13 +204,16 @@ class ServerClient(Client):
 
     def _send(self, number: int, sections: Mapping[str, Section]) -> None:
         for owner, bucket in self._buckets.items():
-            self._port.send(
-                owner,
-                Kind.PUSH,
-                number,
-                tuple([sections[tensor.name] for tensor in bucket]),
-                dense_bytes=self._num_bytes[owner],
-            )
+            own = [sections[tensor.name] for tensor in bucket]
+            dense_bytes = self._num_bytes[owner]
+            self._port.send(owner, Kind.PUSH, number, tuple(own), dense_bytes=dense_bytes)
+
+    def _send_levels(self, number: int, sections: Mapping[str, Section]) -> None:
+        for owner, bucket in self._buckets.items():
+            with self._encoding:
+                coded = self._senders[owner].encode([sections[tensor.name] for tensor in bucket])
+            dense_bytes = self._num_bytes[owner]
+            self._port.send(owner, Kind.PUSH, number, (coded,), dense_bytes=dense_bytes)
 
     def skip(self) -> Program[None]:
         """Take a turn without a push; raises DlrmError as `apply`."""
@@ -264,12 +275,12 @@ class ServerClient(Client):
             )
         with self._applying:
             sections, digest = split_digest(frame.sections)
-            check_tensors(sections, bucket, what)
             if self._learner is not None and holds_means(sections):
+                check_tensors(sections, bucket, what)
                 self._learner.follow(bucket, sections, frame.number - 1, what)
             else:
                 with self._decoding:
-                    update = decode(sections, what)
+                    update = self._readers[frame.sender].decode(sections, what)
                 destination = self._destinations[frame.sender]
                 if adds(sections):
                     update.add_to(destination)

@@ -8,6 +8,7 @@ worker pushes alone from then on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import final
 
 import numpy as np
 import xxhash
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.update import SparseUpdate, Update, decode
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
+from dlrm_hybrid.wire.updates import UpdateReceiver
 
 DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
 
@@ -38,6 +41,36 @@ def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     return {name: host_array(one.view(-1), "weight", name) for name, one in tensors.items()}
 
 
+@final
+class BucketReader:
+    """Reads what one sender says of a bucket, all of it in the order in which it was sent.
+
+    Args:
+        bucket: its tensors.
+    """
+
+    def __init__(self, bucket: Sequence[DenseTensor]) -> None:
+        self._bucket = bucket
+        self._receiver: UpdateReceiver | None = None
+
+    def decode(self, sections: Sequence[Section], what: str) -> Update:
+        """The update that `sections` hold, coded together or one by one.
+
+        Raises:
+            DlrmError: they are not those of the bucket, or have no such payload; the message begins
+                with `what`.
+        """
+        check_tensors(sections, self._bucket, what)
+        if not _are_coded(sections):
+            return decode(sections, what)
+        if self._receiver is None:
+            self._receiver = UpdateReceiver([tensor.shape for tensor in self._bucket])
+        try:
+            return SparseUpdate(*self._receiver.decode(sections[0]))
+        except SectionError as error:
+            raise DlrmError(f"{what}: {error}") from error
+
+
 def check_tensors(sections: Sequence[Section], bucket: Sequence[DenseTensor], what: str) -> None:
     """Refuse sections that are not those of the bucket, in its order.
 
@@ -46,8 +79,15 @@ def check_tensors(sections: Sequence[Section], bucket: Sequence[DenseTensor], wh
     """
     found = [(section.tensor, section.count) for section in sections]
     expected = [(tensor.id, tensor.count) for tensor in bucket]
+    if _are_coded(sections):
+        expected = [(bucket[0].id, sum(tensor.count for tensor in bucket))]
     if found != expected:
         raise DlrmError(f"{what}: holds tensors and sizes {found}, expected {expected}")
+
+
+def _are_coded(sections: Sequence[Section]) -> bool:
+    """Whether one section holds all tensors."""
+    return len(sections) == 1 and sections[0].encoding is Encoding.CODED
 
 
 def digest_of(arrays: Iterable[Array]) -> int:

@@ -138,7 +138,8 @@ class ParameterServer:
             return self._act(stage, actions)
         self._states[stage], actions = state.on_push(push)
         with self._decoding:
-            self._pushed[push] = self._buckets[stage].gradients(frame.sections, what)
+            bucket = self._buckets[stage]
+            self._pushed[push] = bucket.gradients(frame.sections, what, frame.sender)
         return self._act(stage, actions)
 
     def leave(self, worker: int) -> list[Outgoing]:
