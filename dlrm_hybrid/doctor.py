@@ -166,12 +166,8 @@ def _fbgemm() -> Finding:
     """Look up and update one row with the operators that training uses."""
     import torch
 
-    from dlrm_hybrid.model.embeddings import (
-        DistinctBags,
-        EmbeddingOptimizer,
-        EmbeddingOptions,
-        Embeddings,
-    )
+    from dlrm_hybrid.model.embeddings import DistinctBags, Embeddings
+    from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
     from dlrm_hybrid.model.spec import ModelSpec
 
     spec = ModelSpec(embedding_dim=4, bottom=(1, 4), top=(1,), table_rows=(3,))

@@ -29,8 +29,10 @@ def counted(ids_FB: Tensor) -> Bags[Tensor]:
     return tensor_bags(jagged(ids.reshape(-1), np.ones_like(ids)))
 
 
-def pooled_by_torch(weights: Mapping[str, Tensor], bags: Bags[Tensor]) -> Tensor:
-    """Sums of rows (B, F, D) of the tables in their order."""
+def pooled_by_torch(
+    weights: Mapping[str, Tensor], bags: Bags[Tensor], is_sparse: bool = False
+) -> Tensor:
+    """Sums of rows (B, F, D) of the tables in their order; gradients may be sparse."""
     assert bags.offsets is not None
     starts = table_offsets(bags.map(Tensor.numpy)).tolist()
     offsets_FB = bags.offsets[:-1].view(bags.tables, bags.rows)
@@ -40,6 +42,7 @@ def pooled_by_torch(weights: Mapping[str, Tensor], bags: Bags[Tensor]) -> Tensor
             weight,
             offsets_FB[table] - starts[table],
             mode="sum",
+            sparse=is_sparse,
         )
         for table, weight in enumerate(weights.values())
     ]

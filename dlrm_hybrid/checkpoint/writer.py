@@ -69,12 +69,15 @@ class ShardWriter:
     def begin(self, step: int, groups: Groups) -> None:
         """Copy the pieces of a checkpoint, by group; a thread checks the copies and writes them.
 
+        Pieces that are copies of others are left out: another rank saves these.
+
         Raises:
             DlrmError: the shard of the last one has not been taken yet.
         """
         if self._shard is not None:
             raise DlrmError(f"{self.rank}: step {step} is saved before the last one is written")
         folder = partial_folder(self.root, step, self.attempt)
+        groups = _saved(groups)
         if self.storage.is_paged:
             self._shard = Future()
             with self.storage.reading_all():
@@ -134,6 +137,12 @@ class ShardWriter:
             fault=fault,
             not_finite=not_finite,
         )
+
+
+def _saved(groups: Groups) -> Groups:
+    """Without copies, and without groups of nothing else."""
+    kept = {name: [one for one in pieces if not one.is_copy] for name, pieces in groups.items()}
+    return {name: pieces for name, pieces in kept.items() if pieces}
 
 
 def _all(groups: Groups) -> list[Piece]:

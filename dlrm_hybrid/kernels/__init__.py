@@ -9,7 +9,16 @@ from __future__ import annotations
 # The largest first: what takes longest to compile must not begin last.
 ALL = (
     *("sections", "levels.activations", "levels.updates", "synthesize", "magnitudes", "scatter"),
-    *("criteo", "gaps", "levels.order", "ops", "ternary", "levels.steps", "levels.rounding"),
+    *(
+        "criteo",
+        "gaps",
+        "rows",
+        "levels.order",
+        "ops",
+        "ternary",
+        "levels.steps",
+        "levels.rounding",
+    ),
 )
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
@@ -40,7 +49,7 @@ def needed(
     if prepares or is_synthetic:
         names.add("synthesize")
     if world is not None:
-        names.add("scatter")
+        names.add("rows")
     if world:
         names.update(_WORLD)
     if world == "terngrad":

@@ -1,14 +1,11 @@
-"""Values to and from places in dense vectors: rows of tables, sums at servers, copies at trainers.
+"""Values to and from places in dense vectors: sums at servers, copies at trainers.
 
 A server adds what trainers send and marks where, then lists the marks with the sums there: all of
 it costs as much as was sent, save one look at a bit per element. Indices must be in range:
 `wire.sparse` has checked those that came over the wire.
 
-All embedding tables lie in one array, and every bag is one id. FBGEMM does the same for any bags
-and optimizers and gives the same bits, but takes half a millisecond for a call.
-
 Shapes: N elements of T tensors, E = T + 1 offsets, K elements, W = ceil(N / 64) words of marks, X
-trainers; F tables, R rows of all, B rows of a batch, D embedding dimension, Q = D / 4.
+trainers.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from numba import carray
 from dlrm_hybrid.kernels.bits import (
     LARGEST,
     floats_at,
-    fused_multiply_add,
     nearest_bfloat16,
     trailing_zeros,
 )
@@ -32,10 +28,8 @@ Int64s = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint64]
 Addresses = npt.NDArray[np.uint64]
 Words = npt.NDArray[np.uint32]
-Quads = npt.NDArray[np.complex128]  # four float32 that move together
 
 _BLOCK = 2048  # elements of every trainer's gradient that stay in the first cache
-_TILE = 64  # rows of a batch that are written for all tables while they are in the first cache
 
 
 @kernel
@@ -231,160 +225,3 @@ def mean_of_all(gradients_XT: Addresses, offsets_E: Int64s, mean_N: Float32s) ->
                 _add(gradient_N[first : first + _BLOCK], block_N, trainer == 0)
             not_finite += _divide(block_N, trainers)
     return not_finite == 0
-
-
-@kernel
-def look_up(
-    weights_N: Quads, starts_F: Int64s, rows_F: Int64s, ids_FB: Int64s, out_BFQ: Quads
-) -> int:
-    """Copy the row of every id.
-
-    Args:
-        weights_N: all tables; here N counts quads.
-        starts_F: first element of each table, in float32.
-        rows_F: of each table.
-        ids_FB: the ids.
-        out_BFQ: receives the rows.
-
-    Returns:
-        -1; or, if an id is not a row of its table, its place in `ids_FB`.
-    """
-    tables, rows = ids_FB.shape
-    quads = out_BFQ.shape[2]
-    for tile in range(0, rows, _TILE):
-        for table in range(tables):
-            start = starts_F[table] // 4
-            for row in range(tile, min(tile + _TILE, rows)):
-                chosen = ids_FB[table, row]
-                if chosen < 0 or chosen >= rows_F[table]:
-                    return table * rows + row
-                first = start + chosen * quads
-                for quad in range(quads):
-                    out_BFQ[row, table, quad] = weights_N[first + quad]
-    return -1
-
-
-@kernel
-def apply_sgd(
-    weights_N: Float32s,
-    starts_F: Int64s,
-    keys_FB: Int64s,
-    shift: int,
-    gradient_BFD: Float32s,
-    rate: float,
-) -> None:
-    """Take from every row its learning rate times the sum of its gradients, summed in batch order.
-
-    Args:
-        weights_N: all tables, changed in place.
-        starts_F: first element of each table.
-        keys_FB: id << shift | row of the batch, ascending in each table.
-        shift: 2**shift is more than B.
-        gradient_BFD: of the rows that were looked up.
-        rate: learning rate.
-    """
-    tables, rows = keys_FB.shape
-    dim = gradient_BFD.shape[2]
-    mask = (1 << shift) - 1
-    falling = np.float32(-rate)
-    sum_D = np.empty(dim, np.float32)
-    for table in range(tables):
-        place = 0
-        while place < rows:
-            key = keys_FB[table, place]
-            chosen = key >> shift
-            for column in range(dim):
-                sum_D[column] = gradient_BFD[key & mask, table, column]
-            place += 1
-            while place < rows and keys_FB[table, place] >> shift == chosen:
-                row = keys_FB[table, place] & mask
-                for column in range(dim):
-                    sum_D[column] += gradient_BFD[row, table, column]
-                place += 1
-            first = starts_F[table] + chosen * dim
-            for column in range(dim):
-                weights_N[first + column] = fused_multiply_add(
-                    falling, sum_D[column], weights_N[first + column]
-                )
-
-
-@kernel
-def _summed(
-    rows_K: Int64s, order_K: Int64s, gradient_KD: Float32s, first: int, sum_D: Float32s
-) -> int:
-    """Sum the gradients of one row, in their order; where in `order_K` those of the next begin."""
-    row = rows_K[order_K[first]]
-    for column in range(sum_D.size):
-        sum_D[column] = gradient_KD[order_K[first], column]
-    end = first + 1
-    while end < order_K.size and rows_K[order_K[end]] == row:
-        for column in range(sum_D.size):
-            sum_D[column] += gradient_KD[order_K[end], column]
-        end += 1
-    return end
-
-
-@kernel
-def update_sgd(
-    weights_RD: Float32s, rows_K: Int64s, order_K: Int64s, gradient_KD: Float32s, lr: float
-) -> None:
-    """Take from rows their learning rate times the sum of their gradients.
-
-    Args:
-        weights_RD: rows of all tables, changed in place.
-        rows_K: the row of each gradient.
-        order_K: sorts `rows_K`; gradients of a row are summed in it.
-        gradient_KD: of the rows.
-        lr: learning rate.
-    """
-    sum_D = np.empty(weights_RD.shape[1], np.float32)
-    falling, k = np.float32(-lr), 0
-    while k < order_K.size:
-        row = rows_K[order_K[k]]
-        k = _summed(rows_K, order_K, gradient_KD, k, sum_D)
-        for column in range(sum_D.size):
-            weights_RD[row, column] = fused_multiply_add(
-                falling, sum_D[column], weights_RD[row, column]
-            )
-
-
-@kernel
-def update_adagrad(
-    weights_RD: Float32s,
-    squares_RC: Float32s,
-    rows_K: Int64s,
-    order_K: Int64s,
-    gradient_KD: Float32s,
-    lr: float,
-    eps: float,
-) -> None:
-    """Update rows as `update_sgd`, their steps divided by the root of the squares until now.
-
-    Args:
-        weights_RD: rows of all tables, changed in place.
-        squares_RC: likewise; C = D sums each element's squares, C = 1 the mean of those of a row.
-        rows_K: the row of each gradient.
-        order_K: sorts `rows_K`; gradients of a row are summed in it.
-        gradient_KD: of the rows.
-        lr: learning rate.
-        eps: added to the root.
-    """
-    dim = weights_RD.shape[1]
-    sum_D = np.empty(dim, np.float32)
-    rate, floor, k = np.float32(lr), np.float32(eps), 0
-    while k < order_K.size:
-        row = rows_K[order_K[k]]
-        k = _summed(rows_K, order_K, gradient_KD, k, sum_D)
-        if squares_RC.shape[1] == 1:
-            squares = np.float32(0)
-            for column in range(dim):
-                squares += sum_D[column] * sum_D[column]
-            squares_RC[row, 0] += squares / np.float32(dim)
-            step = rate / (np.sqrt(squares_RC[row, 0]) + floor)
-            for column in range(dim):
-                weights_RD[row, column] -= step * sum_D[column]
-        else:
-            for column in range(dim):
-                squares_RC[row, column] += sum_D[column] * sum_D[column]
-                root = np.sqrt(squares_RC[row, column]) + floor
-                weights_RD[row, column] -= rate * sum_D[column] / root

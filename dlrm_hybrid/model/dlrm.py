@@ -13,10 +13,11 @@ from typing import final
 from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, interaction
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
 from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 

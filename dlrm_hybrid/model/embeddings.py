@@ -1,4 +1,6 @@
-"""The embedding tables of a process, held by FBGEMM with the optimizer fused into backward.
+"""The embedding tables of a process, with the optimizer fused into backward.
+
+FBGEMM holds them where it knows the optimizer and the width (`EmbeddingOptions.fit_fbgemm`).
 
 A batch's ids can be looked up as they are, or without repetition: rows are then looked up once and
 the gradients of equal ids are summed.
@@ -9,22 +11,11 @@ that are looked up, N bags of each of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, cast, final
+from typing import final
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-    BoundsCheckMode,
-    ComputeDevice,
-    EmbeddingLocation,
-)
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -32,55 +23,14 @@ from torch.nn import functional
 from dlrm_hybrid.bags import Bags, require_offsets, table_offsets
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
-from dlrm_hybrid.kernels.scatter import apply_sgd, look_up
+from dlrm_hybrid.model.rows.fbgemm import SMALL_IDS, SmallBatches, fbgemm_kernel
+from dlrm_hybrid.model.rows.lookup import OwnKernel, TableKernel
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
 Int64s = NDArray[np.int64]
 
-# FBGEMM takes half a millisecond for a call, but prefetches. With 26 tables our kernels take a
-# third of its time at batch 128; at batch 2048 neither is clearly ahead. Both give the same bits.
-SMALL_IDS = 2**14
 BITS_OF_AN_ID = 31
-
-
-class EmbeddingOptimizer(StrEnum):
-    """The optimizers that FBGEMM fuses into backward on a CPU."""
-
-    SGD = "sgd"
-    ADAGRAD = "adagrad"
-    ROWWISE_ADAGRAD = "rowwise_adagrad"
-
-
-_OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
-    EmbeddingOptimizer.SGD: EmbOptimType.EXACT_SGD,
-    EmbeddingOptimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
-    EmbeddingOptimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingOptions:
-    """The optimizer of the tables.
-
-    Attributes:
-        optimizer: which optimizer; `sgd` has no state.
-        eps: added to the root of the accumulator of both Adagrads.
-    """
-
-    optimizer: EmbeddingOptimizer
-    eps: float
-
-    def fbgemm(self) -> dict[str, Any]:
-        """Arguments of FBGEMM's tables; their learning rate is set before every lookup."""
-        arguments: dict[str, Any] = {
-            "optimizer": _OPTIMIZERS[self.optimizer],
-            "learning_rate": 0.0,
-            # FBGEMM's default reads row 0 in place of an id outside its table, and warns.
-            "bounds_check_mode": BoundsCheckMode.FATAL,
-        }
-        if self.optimizer is not EmbeddingOptimizer.SGD:
-            arguments["eps"] = self.eps
-        return arguments
 
 
 @final
@@ -93,21 +43,13 @@ class Embeddings:
     def __init__(self, spec: ModelSpec, options: EmbeddingOptions) -> None:
         self._names = spec.table_names
         self._dim = spec.embedding_dim
-        self._tables = SplitTableBatchedEmbeddingBagsCodegen(
-            [
-                (rows, spec.embedding_dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
-                for rows in spec.table_rows
-            ],
-            device=torch.device("cpu"),
-            **options.fbgemm(),
-        )
+        fits, dim = options.fit_fbgemm(spec.embedding_dim), spec.embedding_dim
+        make = fbgemm_kernel if fits else OwnKernel
+        self._kernel: TableKernel = make(spec.table_rows, dim, options)
         self._offsets = torch.arange(1)
         self._lr = 0.0
-        self._rows = (
-            _Rows(list(self.weights().values()))
-            if options.optimizer is EmbeddingOptimizer.SGD
-            else None
-        )
+        is_plain = fits and options.optimizer is EmbeddingOptimizer.SGD
+        self._small = SmallBatches(list(self.weights().values())) if is_plain else None
 
     def __call__(self, bags: Bags[Tensor]) -> Tensor:
         """Look up the ids of a batch → float32 (B, F, D), 0 for empty bags.
@@ -119,8 +61,8 @@ class Embeddings:
         ids_FB = require_ids_on_cpu(bags).values
         if bags.offsets is not None:
             return self._look_up(ids_FB, bags.offsets).view(bags.rows, len(self._names), self._dim)
-        if self._rows is not None and ids_FB.numel() <= SMALL_IDS:
-            return cast(Tensor, _LookUp.apply(self._rows.leaf, self._rows, ids_FB, self._lr))
+        if self._small is not None and ids_FB.numel() <= SMALL_IDS:
+            return self._small(ids_FB, self._lr)
         num_rows = ids_FB.shape[1]
         pooled_BN = self._look_up(ids_FB.view(-1), self._offsets_of(ids_FB.numel()))
         return pooled_BN.view(num_rows, len(self._names), self._dim)
@@ -139,79 +81,27 @@ class Embeddings:
 
     def weights(self) -> dict[str, Tensor]:
         """Views (rows, D) of all tables: `embedding.1.weight` …; writing to one changes it."""
-        views: list[Tensor] = self._tables.split_embedding_weights()
-        return {f"{name}.weight": view for name, view in zip(self._names, views, strict=True)}
+        return {name: one for name, one in self._tensors().items() if name.endswith(".weight")}
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Views of the accumulators: `embedding.1.sum` …, (rows, D) or (rows,); none for `sgd`."""
-        states: list[list[Tensor]] = self._tables.split_optimizer_states()
-        return {
-            f"{name}.sum": accumulator
-            for name, state in zip(self._names, states, strict=False)
-            for accumulator in state
-        }
+        """Views of the optimizer's state: `embedding.1.sum` …; none for `sgd`.
+
+        (rows, D), or (rows,) of one number for each row, or (1,) of `embedding.1.step`.
+        """
+        return {name: one for name, one in self._tensors().items() if not name.endswith(".weight")}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        pairs = zip(self._names, self._kernel.tensors(), strict=True)
+        return {f"{name}.{kind}": one for name, held in pairs for kind, one in held.items()}
 
     def _look_up(self, ids: Tensor, offsets: Tensor) -> Tensor:
-        self._tables.set_learning_rate(self._lr)
-        return cast(Tensor, self._tables(ids, offsets))
+        self._kernel.set_lr(self._lr)
+        return self._kernel(ids, offsets)
 
     def _offsets_of(self, num_ids: int) -> Tensor:
         if len(self._offsets) <= num_ids:
             self._offsets = torch.arange(num_ids + 1)
         return self._offsets[: num_ids + 1]
-
-
-@final
-class _Rows:
-    """FBGEMM's memory as our kernels see it.
-
-    Attributes:
-        leaf: empty; that it requires a gradient makes autograd call backward.
-    """
-
-    def __init__(self, tables: list[Tensor]) -> None:
-        self.leaf = torch.empty(0, requires_grad=True)
-        elements = tables[0].untyped_storage().nbytes() // tables[0].itemsize
-        self._weights_N = tables[0].as_strided((elements,), (1,), 0).numpy()
-        self._quads_N = self._weights_N.view(np.complex128)
-        self._starts_F = np.array([table.storage_offset() for table in tables])
-        self._rows_F = np.array([len(table) for table in tables])
-        self._dim = tables[0].shape[1]
-
-    def look_up(self, ids_FB: Tensor) -> Tensor:
-        """The row of each id, (B, F, D), one table after the other in F."""
-        num_tables, num_rows = ids_FB.shape
-        out_BFD = torch.empty(num_rows, num_tables, self._dim)
-        quads_BFQ = out_BFD.numpy().view(np.complex128)
-        bad = look_up(self._quads_N, self._starts_F, self._rows_F, ids_FB.numpy(), quads_BFQ)
-        if bad >= 0:
-            table, row = divmod(bad, num_rows)
-            raise RuntimeError(
-                f"id {int(ids_FB[table, row])} is out of bounds: "
-                f"table {table + 1} has {self._rows_F[table]} rows"
-            )
-        return out_BFD
-
-    def apply_gradient(self, ids_FB: Tensor, gradient_BFD: Tensor, lr: float) -> None:
-        """Subtract `lr` times the sum of its gradients from every row that was looked up."""
-        keys_FB, shift = sorted_keys(ids_FB)
-        gradient = gradient_BFD.contiguous().numpy()
-        apply_sgd(self._weights_N, self._starts_F, keys_FB, shift, gradient, lr)
-
-
-@final
-class _LookUp(torch.autograd.Function):
-    """One row for each id; backward updates them."""
-
-    @staticmethod
-    def forward(ctx: Any, _leaf: Tensor, rows: _Rows, ids_FB: Tensor, lr: float) -> Tensor:
-        ctx.rows, ctx.ids_FB, ctx.lr = rows, ids_FB, lr
-        return rows.look_up(ids_FB)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.rows.apply_gradient(ctx.ids_FB, gradients[0], ctx.lr)
-        return None, None, None, None
 
 
 @final

@@ -5,74 +5,38 @@ Shapes: B batch, F tables, D embedding dimension, T trainers.
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, cast, final
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 from torch import Tensor
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
-from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
-from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    KernelConfig,
-    ParameterConstraints,
-    TopologyFactory,
-    TrainerConfig,
-)
-from torchrec.distributed.types import (
-    CommOp,
-    EmbeddingModuleShardingPlan,
-    QuantizedCommCodecs,
-    ShardingEnv,
-)
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import CountedGroup
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.exchange import DistinctExchange, IdExchange, check_ids
-from dlrm_hybrid.model.sharding import (
-    CommPrecision,
-    ShardingKind,
-    ShardingOptions,
-    casts,
-    columns_of_a_shard,
-    routes,
+from dlrm_hybrid.model.optimizer import STEP
+from dlrm_hybrid.model.rows.fbgemm import FbgemmKernel, fbgemm_arguments
+from dlrm_hybrid.model.rows.lookup import OwnKernel, TableKernel
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
+from dlrm_hybrid.model.rows.plan import (
+    CPU,
+    CpuSharder,
+    Shard,
+    codec_registry,
+    make_plan,
+    make_shardings,
+    quiet,
+    shards_of,
+    unsharded_tables,
 )
+from dlrm_hybrid.model.sharding import Routes, ShardingOptions, casts, routes
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import Piece, draw_embeddings
-
-CPU = torch.device("cpu")
-Kernel = SplitTableBatchedEmbeddingBagsCodegen
-_CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """A rectangle of a table and the trainer that holds it.
-
-    Attributes:
-        trainer: that holds it.
-        rows: first and one past the last.
-        columns: first and one past the last.
-    """
-
-    trainer: int
-    rows: tuple[int, int]
-    columns: tuple[int, int]
 
 
 @final
@@ -107,21 +71,19 @@ class ShardedEmbeddings:
         self._trainer, self._trainers = group.rank(), group.size()
         self._spec = spec
         self._group = group
-        _quiet()
+        quiet()
         set_gradient_division(False)
+        fits = options.fit_fbgemm(spec.embedding_dim)
         sharder = CpuSharder(
-            fused_params=options.fbgemm(),
-            qcomm_codecs_registry=_codec_registry(sharding.comm_precision),
+            fused_params=fbgemm_arguments(options) if fits else {},
+            qcomm_codecs_registry=codec_registry(sharding.comm_precision),
         )
-        unsharded = _unsharded_tables(spec)
-        plan = _make_plan(unsharded, sharder, options, sharding, self._trainers)
-        self.shards = _shards_of(plan, spec)
+        unsharded = unsharded_tables(spec)
+        plan = make_plan(unsharded, sharder, options, sharding, self._trainers)
+        self.shards = shards_of(plan, spec)
         environment = ShardingEnv(self._trainers, self._trainer, None)
         environment.process_group = group
-        shardings = _make_shardings(unsharded, plan, sharder, environment)
-        tables = [_local_tables(one) for one in shardings.values()]
-        self._kernels = [None if one is None else one.emb_module for one in tables]
-        self.pieces: Sequence[Piece] = _pieces_of([one for one in tables if one is not None], spec)
+        shardings = make_shardings(unsharded, plan, sharder, environment)
         self._send_rows = [one.create_output_dist(device=CPU) for one in shardings.values()]
         blocks = {
             name: shard.rows
@@ -130,6 +92,12 @@ class ShardedEmbeddings:
             if shard.trainer == self._trainer
         }
         paths = routes(shardings, blocks, spec, group)
+        held_L = _held(paths, self.shards, spec, self._trainer)
+        self._kernels = [
+            _local_kernel(one) if fits else _own_kernel([shard for _, shard in held], options)
+            for one, held in zip(shardings.values(), held_L, strict=True)
+        ]
+        self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
         self._table_rows_F1 = torch.tensor(spec.table_rows).unsqueeze(1)
         self._ids = IdExchange(paths, group)
         self._distinct = (
@@ -186,7 +154,7 @@ class ShardedEmbeddings:
         """Set the learning rate for the rows of the next lookups; the same for all trainers."""
         for kernel in self._kernels:
             if kernel is not None:
-                kernel.set_learning_rate(lr)
+                kernel.set_lr(lr)
 
     def initialise(self, seed: int) -> None:
         """Give every table the values it has unsharded."""
@@ -220,172 +188,66 @@ class _Reorder(torch.autograd.Function):
         return gradients[0].index_select(1, ctx.inverse_F), None, None
 
 
-def _quiet() -> None:
-    """Silence warnings about how TorchRec 1.8 uses torch 2.13: users cannot act on them."""
-    # Of old names of collectives, from row-wise tables.
-    warnings.filterwarnings(
-        "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed"
-    )
-    # Of a function that is called with every promise.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-
-
-def _looked_up(kernel: Kernel | None, ids: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
+def _looked_up(kernel: TableKernel | None, ids: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
     """Pooled rows of this trainer's tables; `num_rows` of no width where it holds none.
 
     TorchRec's own lookup wraps ids to unwrap them: a tenth of a step.
     """
     if kernel is None:
         return torch.empty(num_rows, 0, requires_grad=True)
-    return cast(Tensor, kernel(ids, offsets))
+    return kernel(ids, offsets)
 
 
-def _local_tables(sharding: Any) -> BatchedFusedEmbeddingBag | None:
-    """The tables of one kind of sharding that this trainer holds; None if there are none."""
+def _local_kernel(sharding: Any) -> TableKernel | None:
+    """FBGEMM's tables of one kind of sharding that this trainer holds; None if there are none."""
     lookup: torch.nn.Module = sharding.create_lookup()
     tables = [one for one in lookup.modules() if isinstance(one, BatchedFusedEmbeddingBag)]
     assert len(tables) <= 1, "tables of one width and type share one kernel"
-    return tables[0] if tables else None
+    return FbgemmKernel(tables[0].emb_module) if tables else None
 
 
-def _pieces_of(local: Sequence[BatchedFusedEmbeddingBag], spec: ModelSpec) -> list[Piece]:
-    """What a trainer holds of the weights, then of the optimizer states, of sharded tables."""
-    table_of = {_torchrec_name(name): table for table, name in enumerate(spec.table_names)}
-    found: list[tuple[str, int, tuple[int, ...], Tensor]] = []
-    for tables in local:
-        views: list[Tensor] = tables.emb_module.split_embedding_weights()
-        states: list[list[Tensor]] = tables.emb_module.split_optimizer_states()
-        states = states or [[] for _ in views]
-        described: list[Any] = tables.config.embedding_tables
-        for table, view, state in zip(described, views, states, strict=True):
-            begin = tuple(table.local_metadata.shard_offsets)
-            found.append(("weight", table_of[table.name], begin, view))
-            found += [("sum", table_of[table.name], begin, accumulator) for accumulator in state]
-    return [
-        Piece(
-            name=f"{spec.table_names[table]}.{kind}",
-            shape=(spec.table_rows[table], spec.embedding_dim)[: view.dim()],
-            begin=begin[: view.dim()],
-            view=view,
-        )
-        for kind, table, begin, view in sorted(found, key=lambda x: (x[0] == "sum", *x[1:3]))
-    ]
-
-
-@final
-class CpuSharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder, which offers no row-wise tables on a CPU though they work there."""
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What the planner may choose from; its constraints narrow it down."""
-        return [kind.value for kind in _CHOICES]
-
-
-def _torchrec_name(table: str) -> str:
-    """What TorchRec calls a table: it takes dots for the separators of modules."""
-    return table.replace(".", "_")
-
-
-def _unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
-    """The unsharded tables, without memory."""
-    tables = [
-        EmbeddingBagConfig(
-            name=_torchrec_name(name),
-            embedding_dim=spec.embedding_dim,
-            num_embeddings=rows,
-            feature_names=[name],
-            pooling=PoolingType.SUM,
-            init_fn=lambda table: table,  # draw nothing: it would be overwritten
-        )
-        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
-    ]
-    return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
-
-
-def _make_plan(
-    tables: EmbeddingBagCollection,
-    sharder: CpuSharder,
-    options: EmbeddingOptions,
-    sharding: ShardingOptions,
-    trainers: int,
-) -> EmbeddingModuleShardingPlan:
-    """TorchRec's plan: the same for the same arguments, so every trainer makes its own.
-
-    It balances the lookups of table-wise trainers and looks at the rows second. What `auto` makes
-    it choose follows from TorchRec's own guesses at the speed of machines and networks.
-    """
-    kinds = _CHOICES if sharding.kind is ShardingKind.AUTO else (sharding.kind,)
-    if options.optimizer is EmbeddingOptimizer.ROWWISE_ADAGRAD:
-        # One accumulator for a full row: it cannot be cut by columns.
-        kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
-    constraints = {
-        table.name: ParameterConstraints(
-            sharding_types=[kind.value for kind in kinds],
-            min_partition=columns_of_a_shard(table.embedding_dim),
-        )
-        for table in tables.embedding_bag_configs()
-    }
-    planner = EmbeddingShardingPlanner(
-        topology=TopologyFactory.create_topology(
-            trainer_config=TrainerConfig(world_size=trainers, local_world_size=trainers),
-            kernel_config=KernelConfig(compute_device="cpu"),
-        ),
-        constraints=constraints,
-        storage_reservation=FixedPercentageStorageReservation(percentage=0.1),
-    )
-    sharders: list[Any] = [sharder]
-    plan = planner.plan(tables, sharders).get_plan_for_module("")
-    assert isinstance(plan, EmbeddingModuleShardingPlan)
-    return plan
-
-
-def _make_shardings(
-    tables: EmbeddingBagCollection,
-    plan: EmbeddingModuleShardingPlan,
-    sharder: CpuSharder,
-    environment: ShardingEnv,
-) -> dict[str, Any]:
-    """TorchRec's descriptions of how tables are shared, by the kind of sharding.
-
-    `ShardedEmbeddingBagCollection` would put the same parts together, and gives none of them out.
-    """
-    groups = ShardedEmbeddingBagCollection.create_grouped_sharding_infos(
-        tables, plan, "embedding_bags.", sharder.fused_params
-    )
-    return {
-        kind: ShardedEmbeddingBagCollection.create_embedding_bag_sharding(
-            infos,
-            environment,
-            CPU,
-            permute_embeddings=True,
-            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
-        )
-        for kind, infos in groups.items()
-    }
-
-
-def _shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
-    """All shards of all tables by the table's name, in the order of `spec`."""
-    shards: dict[str, tuple[Shard, ...]] = {}
-    for name in spec.table_names:
-        specification: Any = plan[_torchrec_name(name)].sharding_spec
-        shards[name] = tuple(
-            Shard(
-                trainer=shard.placement.rank(),
-                rows=(row, row + rows),
-                columns=(column, column + columns),
-            )
-            for shard in specification.shards
-            for (row, column), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
-        )
-    return shards
-
-
-def _codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
-    """What TorchRec's sharder takes; None for float32."""
-    if precision is CommPrecision.FLOAT32:
+def _own_kernel(held: Sequence[Shard], options: EmbeddingOptions) -> TableKernel | None:
+    """The same, of shards that FBGEMM could not update."""
+    if not held:
         return None
-    forward, backward = casts(precision)
-    codecs = QuantizedCommCodecs(forward=forward, backward=backward)  # pyright: ignore
-    operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    return {operation.name: codecs for operation in operations}
+    (width,) = {shard.columns[1] - shard.columns[0] for shard in held}
+    return OwnKernel([shard.rows[1] - shard.rows[0] for shard in held], width, options)
+
+
+def _held(
+    paths: Routes, shards: Mapping[str, Sequence[Shard]], spec: ModelSpec, trainer: int
+) -> list[list[tuple[int, Shard]]]:
+    """Tables of each lookup of a trainer, with the shard that it looks up."""
+    names = spec.table_names
+    mine = [[one for one in shards[name] if one.trainer == trainer] for name in names]
+    tables = iter(paths.wanted_T[trainer])
+    # A table that is cut by columns comes once for each shard, in their order.
+    return [
+        [(table, mine[table].pop(0)) for table in islice(tables, features)]
+        for features in paths.num_features_L
+    ]
+
+
+def _pieces_of(
+    kernels: Sequence[TableKernel | None],
+    held_L: Sequence[Sequence[tuple[int, Shard]]],
+    spec: ModelSpec,
+) -> list[Piece]:
+    """What a trainer holds of the weights, then of the optimizer states, of sharded tables."""
+    found: list[tuple[str, int, tuple[int, int], Tensor]] = []
+    for kernel, held in zip(kernels, held_L, strict=True):
+        tensors = [] if kernel is None else kernel.tensors()
+        for (table, shard), views in zip(held, tensors, strict=True):
+            begin = (shard.rows[0], shard.columns[0])
+            found += [(kind, table, begin, view) for kind, view in views.items()]
+    return [
+        _piece(f"{spec.table_names[table]}.{kind}", spec.table_rows[table], spec, begin, view)
+        for kind, table, begin, view in sorted(found, key=lambda x: (x[0] != "weight", *x[:3]))
+    ]
+
+
+def _piece(name: str, rows: int, spec: ModelSpec, begin: tuple[int, int], view: Tensor) -> Piece:
+    if name.endswith(f".{STEP}"):  # that of every shard; one trainer saves it
+        return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=begin != (0, 0))
+    dims = view.dim()
+    return Piece(name=name, shape=(rows, spec.embedding_dim)[:dims], begin=begin[:dims], view=view)

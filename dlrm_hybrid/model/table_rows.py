@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.kernels.scatter import update_adagrad, update_sgd
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.kernels.rows import Gradients
+from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions, Rows, row_keys
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import Piece, embedding_parts
 
@@ -66,27 +67,17 @@ class TableRows:
         self.rows_F = owned_rows(spec.table_rows, server, servers)
         self.dim = spec.embedding_dim
         self._spec = spec
-        self._options = options
         self._storage = storage
         self._server, self._servers = server, servers
-        rows_F = np.array(self.rows_F, np.int64)
-        self._ends_F: Int64s = np.cumsum(rows_F)
-        self._starts_F: Int64s = self._ends_F - rows_F
-        self._weights_RD = storage.zeros(sum(self.rows_F), self.dim)
-        columns = {
-            EmbeddingOptimizer.SGD: 0,
-            EmbeddingOptimizer.ADAGRAD: self.dim,
-            EmbeddingOptimizer.ROWWISE_ADAGRAD: 1,
-        }
-        self._squares_RC = storage.zeros(sum(self.rows_F), columns[options.optimizer])
+        self._rows = Rows(self.rows_F, self.dim, options, storage)
+        self._tables = [self._rows.tensors(table) for table in range(len(self.rows_F))]
 
     def draw(self, seed: int) -> None:
         """Give all rows the values they have in every layout."""
-        for name, full, rows in zip(
-            self._spec.table_names, self._spec.table_rows, self._by_table(), strict=True
+        for name, full, held in zip(
+            self._spec.table_names, self._spec.table_rows, self._tables, strict=True
         ):
-            own_RD = self._weights_RD[rows]
-            drawn = 0
+            own_RD, drawn = held["weight"], 0
             for part_RD in embedding_parts(f"{name}.weight", full, self.dim, seed):
                 # The first row of the part has the number `drawn` in its table.
                 mine_RD = part_RD[(self._server - drawn) % self._servers :: self._servers]
@@ -96,7 +87,7 @@ class TableRows:
 
     def look_up(self, asked: OwnedIds) -> Tensor:
         """Rows (K, D) of some ids, in memory of their own."""
-        return self._storage.look_up(self._weights_RD, torch.from_numpy(self._flat(asked)))
+        return self._storage.look_up(self._rows.weights_RD, torch.from_numpy(self._flat(asked)))
 
     def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
         """Update rows once by the sum of their gradients.
@@ -107,47 +98,33 @@ class TableRows:
         """
         rows_K = np.concatenate([self._flat(ids) for ids, _ in gradients])
         gradient_KD = torch.cat([gradient_KD for _, gradient_KD in gradients]).numpy()
-        # Ids of one trainer come in order.
-        order_K = (
-            np.arange(len(rows_K)) if len(gradients) == 1 else np.argsort(rows_K, kind="stable")
-        )
-        weights_RD = self._weights_RD.numpy()
-        if self._options.optimizer is EmbeddingOptimizer.SGD:
-            update_sgd(weights_RD, rows_K, order_K, gradient_KD, lr)
-            return
-        self._storage.touch(self._squares_RC, torch.from_numpy(rows_K))
-        squares_RC, eps = self._squares_RC.numpy(), self._options.eps
-        update_adagrad(weights_RD, squares_RC, rows_K, order_K, gradient_KD, lr, eps)
+        keys_K, shift = row_keys(rows_K, np.arange(len(rows_K)))
+        if len(gradients) > 1:  # ids of one trainer come in order
+            keys_K.sort()
+        self._rows.update(Gradients(keys_K, shift, gradient_KD), lr)
 
     def pieces(self) -> list[Piece]:
         """Views of all rows and of their optimizer's state, by table; empty ones are left out."""
-        tables = list(
-            zip(self._spec.table_names, self._spec.table_rows, self._by_table(), strict=True)
-        )
         found = [
-            self._piece(f"{name}.weight", full, self._weights_RD[rows])
-            for name, full, rows in tables
+            self._piece(table, kind, view)
+            for table, held in enumerate(self._tables)
+            for kind, view in held.items()
+            if len(view)
         ]
-        if self._options.optimizer is not EmbeddingOptimizer.SGD:
-            is_rowwise = self._options.optimizer is EmbeddingOptimizer.ROWWISE_ADAGRAD
-            squares = self._squares_RC[:, 0] if is_rowwise else self._squares_RC
-            found += [
-                self._piece(f"{name}.sum", full, squares[rows]) for name, full, rows in tables
-            ]
-        return [piece for piece in found if len(piece.view)]
+        return sorted(found, key=lambda piece: not piece.name.endswith(".weight"))
 
-    def _piece(self, name: str, full: int, view: Tensor) -> Piece:
+    def _piece(self, table: int, kind: str, view: Tensor) -> Piece:
+        name = f"{self._spec.table_names[table]}.{kind}"
+        if kind == STEP:  # that of every server; one saves it
+            return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=self._server > 0)
         other = tuple(view.shape[1:])
         return Piece(
             name=name,
-            shape=(full, *other),
+            shape=(self._spec.table_rows[table], *other),
             begin=(self._server, *(0 for _ in other)),
             view=view,
             every=self._servers,
         )
 
-    def _by_table(self) -> list[slice]:
-        return list(map(slice, self._starts_F, self._ends_F))
-
     def _flat(self, asked: OwnedIds) -> Int64s:
-        return asked.ids_K + np.repeat(self._starts_F, asked.counts_F)
+        return asked.ids_K + np.repeat(self._rows.starts_F, asked.counts_F)

@@ -29,6 +29,7 @@ class Piece:
         begin: offset of the piece in it, by dimension.
         view: the piece; writing to it changes the tensor.
         every: distance of its rows in the tensor; 1 where they are consecutive.
+        is_copy: whether another rank holds the same and saves it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Piece:
     begin: tuple[int, ...]
     view: Tensor
     every: int = 1
+    is_copy: bool = False
 
     @property
     def is_full(self) -> bool:

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.profile import Profile, Staircase
 from dlrm_hybrid.model import row_storage
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.parallel.tables.lookups import split_batch

@@ -48,8 +48,8 @@ from dlrm_hybrid.comm.netem.plan import INTERFACE, Plan, bits_per_second
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.model.dlrm import StageModel
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.run.rank.process import Rank, Report

@@ -39,9 +39,9 @@ from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Sgd
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run.assembly.model import keep_freed_memory
 from dlrm_hybrid.telemetry.machine import describe

@@ -28,8 +28,9 @@ from dlrm_hybrid.data import synthetic
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, tensor_bags
+from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import Constant
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, casts
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Outgoing

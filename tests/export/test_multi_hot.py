@@ -10,8 +10,8 @@ from dlrm_hybrid.bags import jagged
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.formats import ModelFile, inputs_of
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.saved.model import SavedModel
 

@@ -11,9 +11,9 @@ from torchrec.models.dlrm import DLRM_DCN
 from dlrm_hybrid.export.names import names_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import PlainDlrm
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 

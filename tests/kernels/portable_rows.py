@@ -29,6 +29,14 @@ from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.levels.steps import quantise, restore
 from dlrm_hybrid.kernels.magnitudes import compact, kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import accumulate_select, return_rounding_error
+from dlrm_hybrid.kernels.rows import (
+    AdamRates,
+    Gradients,
+    bag_keys,
+    update_adagrad,
+    update_adam,
+    update_sgd,
+)
 from dlrm_hybrid.kernels.scatter import (
     collect,
     mean_of_all,
@@ -38,8 +46,6 @@ from dlrm_hybrid.kernels.scatter import (
     round_bfloat16,
     scatter_add,
     split,
-    update_adagrad,
-    update_sgd,
 )
 from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
@@ -211,14 +217,21 @@ def cached() -> Outputs:
 
 
 def updated() -> Outputs:
-    rows_K = np.random.default_rng(8).integers(0, 40, 100)
-    order_K, gradient_KD = np.argsort(rows_K, kind="stable"), floats(800, 9).reshape(100, 8)
-    weights = [floats(320, 10).reshape(40, 8) for _ in range(3)]
-    states = [np.zeros((40, columns), np.float32) for columns in (8, 1)]
-    update_sgd(weights[0], rows_K, order_K, gradient_KD, 0.1)
-    for weights_RD, squares_RC in zip(weights[1:], states, strict=True):
-        update_adagrad(weights_RD, squares_RC, rows_K, order_K, gradient_KD, 0.1, 1e-8)
-    return [*weights, *states]
+    rng = np.random.default_rng(8)
+    ids_K, offsets_E = rng.integers(0, 20, 100), np.arange(0, 102, 2)[:51]
+    starts_F, keys_K = np.array([0, 20]), np.zeros(100, np.int64)
+    assert bag_keys(ids_K, offsets_E, starts_F, np.array([20, 20]), 25, 6, keys_K) == -1
+    keys_K.sort()
+    given = Gradients(keys_K, 6, floats(400, 9).reshape(50, 8))
+    weights = [floats(320, 10).reshape(40, 8) for _ in range(5)]
+    means, squares = ([np.zeros((40, n), np.float32) for n in sizes] for sizes in ((8, 8), (8, 1)))
+    sums = [np.zeros((40, columns), np.float32) for columns in (8, 1)]
+    rates = AdamRates(np.array([20, 40]), np.array([[0.1, 1e-8], [0.2, 1e-6]]), 0.9, 0.999)
+    update_sgd(weights[0], given, 0.1, 0.01)
+    for number in range(2):
+        update_adagrad(weights[1 + number], sums[number], given, 0.1, 1e-8, 0.0)
+        update_adam(weights[3 + number], means[number], squares[number], given, rates, 0.01)
+    return [*weights, *sums, *means, *squares]
 
 
 def levels_of_rows() -> Outputs:

@@ -32,7 +32,7 @@ def learns_the_bits_of_ids(argument: str, report, stop) -> None:
         def learned(bags_of) -> tuple[list[Tensor], list[Tensor]]:
             sharded.initialise(SEED)
             for piece in sharded.pieces:
-                if piece.name.endswith(".sum"):
+                if not piece.name.endswith(".weight"):
                     piece.view.zero_()
             found = []
             for step in range(STEPS):
@@ -68,6 +68,8 @@ def learns_what_torch_learns(argument: str, report, stop) -> None:
         optimizer = None
         if weights and trainer.given["optimizer"] == "sgd":
             optimizer = torch.optim.SGD(weights.values(), lr=LR)
+        elif weights and trainer.given["optimizer"] == "adam":
+            optimizer = torch.optim.SparseAdam(weights.values(), lr=LR)
         elif weights:
             optimizer = torch.optim.Adagrad(weights.values(), lr=LR, eps=1e-8)
         forward = 0.0
@@ -83,7 +85,8 @@ def learns_what_torch_learns(argument: str, report, stop) -> None:
             out_BFD = sharded(tensor_bags(bags_T[trainer.number]))
             out_BFD.backward(gradient_BFD[mine])
             if optimizer is not None:
-                expected_BFD = pooled_by_torch(weights, tensor_bags(of_all))
+                is_sparse = trainer.given["optimizer"] == "adam"
+                expected_BFD = pooled_by_torch(weights, tensor_bags(of_all), is_sparse)
                 difference_BFD = (out_BFD - expected_BFD[mine]).abs()
                 forward = max([forward, *difference_BFD.flatten().tolist()])
                 optimizer.zero_grad()

@@ -49,7 +49,7 @@ def result(program: Program[Result]) -> Result:
 def equals_one_set_of_tables(argument: str, report, stop) -> None:
     """Train beside the tables of a world in one process; tell how far apart they are."""
     with trainer_of(argument, report) as (trainer, sharded):
-        embeddings = unsharded(trainer.given["optimizer"])
+        embeddings = unsharded(trainer)
         # Adagrad makes up for the scale of gradients, SGD does not.
         faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
         first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}

@@ -8,7 +8,7 @@ import struct
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,8 @@ from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.counted_group import CountedGroup
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
@@ -50,6 +51,8 @@ class Trainer:
         self.dense_bytes = 0
         self.group: CountedGroup | None = None
         self._report = report
+        dim = given.get("dim", SPEC.embedding_dim)
+        self.spec = replace(SPEC, embedding_dim=dim, bottom=(13, dim))
 
     def count(self, sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
         self.sent_bytes += sent_bytes
@@ -65,7 +68,7 @@ class Trainer:
 
 @contextmanager
 def trainer_of(
-    argument: str, report, spec: ModelSpec = SPEC
+    argument: str, report, spec: ModelSpec | None = None
 ) -> Generator[tuple[Trainer, ShardedEmbeddings], None, None]:
     torch.set_num_threads(1)
     given = json.loads(argument)
@@ -77,7 +80,8 @@ def trainer_of(
     )
     with members_group(argument, trainer.count) as group:
         trainer.group = group
-        sharded = ShardedEmbeddings(spec, options(given["optimizer"]), sharding, group)
+        spec = trainer.spec if spec is None else spec
+        sharded = ShardedEmbeddings(spec, options_of(given), sharding, group)
         sharded.initialise(SEED)
         yield trainer, sharded
 
@@ -111,8 +115,12 @@ def gather(trainer: Trainer, sharded: ShardedEmbeddings, root: int) -> dict[str,
     return whole
 
 
-def options(optimizer: str) -> EmbeddingOptions:
-    return EmbeddingOptions(optimizer=EmbeddingOptimizer(optimizer), eps=1e-8)
+def options_of(given: dict) -> EmbeddingOptions:
+    return EmbeddingOptions(
+        optimizer=EmbeddingOptimizer(given["optimizer"]),
+        eps=1e-8,
+        weight_decay=given.get("weight_decay", 0.0),
+    )
 
 
 def batch(step: int, rows: int, spec: ModelSpec = SPEC) -> tuple[Tensor, Tensor]:
@@ -125,8 +133,8 @@ def batch(step: int, rows: int, spec: ModelSpec = SPEC) -> tuple[Tensor, Tensor]
     return ids_FB, torch.randn(shape, generator=generator)
 
 
-def unsharded(optimizer: str) -> Embeddings:
-    embeddings = Embeddings(SPEC, options(optimizer))
+def unsharded(trainer: Trainer) -> Embeddings:
+    embeddings = Embeddings(trainer.spec, options_of(trainer.given))
     draw_embeddings(embeddings.weights(), SEED)
     return embeddings
 
@@ -139,11 +147,13 @@ def lr_of(step: int) -> float:
     return 0.1 / (1 + step % 7)
 
 
-def learn_unsharded(embeddings: Embeddings, step: int, trainers: int, scale: float = 1.0) -> Tensor:
-    ids_FB, gradient_BFD = batch(step, trainers * rows_of(step))
+def learn_unsharded(
+    trainer: Trainer, embeddings: Embeddings, step: int, scale: float = 1.0
+) -> Tensor:
+    ids_FB, gradient_BFD = batch(step, trainer.trainers * rows_of(step), trainer.spec)
     embeddings.set_lr(lr_of(step) / scale)
     out_BFD = embeddings(Bags(ids_FB))
-    out_BFD.backward(gradient_BFD * scale / trainers)
+    out_BFD.backward(gradient_BFD * scale / trainer.trainers)
     return out_BFD
 
 
@@ -151,7 +161,7 @@ def learn_sharded(
     trainer: Trainer, sharded: ShardedEmbeddings, step: int, scale: float = 1.0
 ) -> Tensor:
     rows_T = [rows_of(step)] * trainer.trainers
-    ids_FB, gradient_BFD = batch(step, sum(rows_T))
+    ids_FB, gradient_BFD = batch(step, sum(rows_T), trainer.spec)
     mine = trainer.mine(rows_T)
     sharded.set_lr(lr_of(step) / scale)
     out_BFD = sharded(Bags(ids_FB[:, mine].contiguous()), rows_T)
@@ -166,14 +176,14 @@ def rows_of(step: int) -> int:
 def equals_one_table(argument: str, report, stop) -> None:
     """Train sharded and unsharded side by side; tell how far apart they are and have moved."""
     with trainer_of(argument, report) as (trainer, sharded):
-        oracle = unsharded(trainer.given["optimizer"])
+        oracle = unsharded(trainer)
         first = {name: tensor.clone() for name, tensor in tensors(oracle).items()}
         scale = trainer.given.get("scale", 1.0)  # of gradients; rates make up for it
         forward = 0.0
         for step in range(STEPS):
             out_BFD = learn_sharded(trainer, sharded, step, scale)
             mine = trainer.mine([rows_of(step)] * trainer.trainers)
-            expected_BFD = learn_unsharded(oracle, step, trainer.trainers, scale)[mine]
+            expected_BFD = learn_unsharded(trainer, oracle, step, scale)[mine]
             forward = max(forward, (out_BFD - expected_BFD).abs().max().item())
         root = trainer.trainers - 1
         gathered = gather(trainer, sharded, root)
@@ -198,7 +208,7 @@ def equals_one_table(argument: str, report, stop) -> None:
 def looks_up_uneven_batches(argument: str, report, stop) -> None:
     """Batches of different sizes, some empty, some only here; nothing learns."""
     with trainer_of(argument, report) as (trainer, sharded):
-        oracle = unsharded(trainer.given["optimizer"])
+        oracle = unsharded(trainer)
         sizes = ([5, 0, 3], [0, 0, 4], [2, 2, 2], [0, 0, 0], [1, 7, 0])
         for step, rows_T in enumerate(sizes):
             rows_T = rows_T[: trainer.trainers]
@@ -260,14 +270,14 @@ def resumes_from_a_checkpoint(argument: str, report, stop) -> None:
     with trainer_of(argument, report) as (trainer, sharded):
         checkpoint = open_checkpoint(find(Path(trainer.given["checkpoints"])))
         checkpoint.fill(sharded.pieces)
-        oracle = unsharded(trainer.given["optimizer"])
+        oracle = unsharded(trainer)
         checkpoint.fill(full_pieces(tensors(oracle)))
         saved = {name: tensor.clone() for name, tensor in tensors(oracle).items()}
         for name, tensor in gather(trainer, sharded, 0).items():
             assert torch.equal(tensor, saved[name])
         for step in range(5, 10):
             learn_sharded(trainer, sharded, step)
-            learn_unsharded(oracle, step, trainer.trainers)
+            learn_unsharded(trainer, oracle, step)
         differences = [
             (tensor - tensors(oracle)[name]).abs().max().item()
             for name, tensor in gather(trainer, sharded, 0).items()

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import (
-    EmbeddingOptimizer,
-    EmbeddingOptions,
-    Embeddings,
-    distinct_ids,
-    tensor_bags,
-)
+from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, tensor_bags
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings
 

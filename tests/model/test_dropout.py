@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.interaction import Fm
 from dlrm_hybrid.model.layers.dropout import Dropout
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
 SEED, ROWS = 5, 64

@@ -7,13 +7,9 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import (
-    SMALL_IDS,
-    DistinctBags,
-    EmbeddingOptimizer,
-    EmbeddingOptions,
-    Embeddings,
-)
+from dlrm_hybrid.model.embeddings import DistinctBags, Embeddings
+from dlrm_hybrid.model.rows.fbgemm import SMALL_IDS
+from dlrm_hybrid.model.rows.optimizer import BY_FBGEMM, EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings
 
@@ -60,7 +56,7 @@ def test_looks_up_the_row_of_every_id():
         assert torch.equal(embeddings(Bags(ids_FB)).detach(), expected)
 
 
-@pytest.mark.parametrize("optimizer", EmbeddingOptimizer)
+@pytest.mark.parametrize("optimizer", BY_FBGEMM)
 def test_learns_the_bits_that_torchrec_learns(optimizer: EmbeddingOptimizer):
     embeddings = _embeddings(optimizer)
     torchrec = FusedEmbeddingBagCollection(
@@ -134,7 +130,7 @@ def _sgd_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
     weight -= 0.1 * gradient
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize("optimizer", BY_FBGEMM)
 def test_learns_as_the_formula_says(optimizer: EmbeddingOptimizer):
     rule = {
         EmbeddingOptimizer.SGD: _sgd_step,

@@ -5,15 +5,11 @@ import pytest
 import torch
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import (
-    EmbeddingOptimizer,
-    EmbeddingOptions,
-    Embeddings,
-    distinct_ids,
-)
+from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids
 from dlrm_hybrid.model.exchange import check_ids
 from dlrm_hybrid.model.layers.mlp import Mlp
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(8, 1), table_rows=(10, 20))

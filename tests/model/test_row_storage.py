@@ -10,8 +10,8 @@ import torch
 from small_disk import needs_mount, small_disk
 
 from dlrm_hybrid.model import tensors
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.row_storage import FEWEST_ROWS, IN_MEMORY, READERS, InFiles
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings, embedding_parts
@@ -108,7 +108,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 import torch
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows

@@ -19,6 +19,7 @@ WORLDS = [
     (3, "adagrad", ROW),
     (2, "sgd", COLUMN),
     (2, "adagrad", DISTINCT),
+    (2, "adam", ROW),
     pytest.param(3, "adagrad", TABLE, marks=pytest.mark.slow),
     pytest.param(2, "sgd", ROW, marks=pytest.mark.slow),
     pytest.param(3, "adagrad", COLUMN, marks=pytest.mark.slow),

@@ -20,7 +20,7 @@ from test_row_cache import Reference
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables

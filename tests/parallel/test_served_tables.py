@@ -21,7 +21,7 @@ from table_world import (
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Outgoing, Port

@@ -17,10 +17,11 @@ from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.model.dlrm import StageModel
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import draw_embeddings

@@ -13,9 +13,9 @@ from reference_step import Trainer
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Sgd
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.run.supervisor import Rank, run_ranks

@@ -10,7 +10,7 @@ import torch
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.embeddings import EmbeddingOptimizer, EmbeddingOptions, Embeddings
+from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.layers.speed import Bfloat16, measure_bfloat16
 from dlrm_hybrid.model.optimizer import (
@@ -28,6 +28,7 @@ from dlrm_hybrid.model.optimizer import (
     WarmupDecay,
 )
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings

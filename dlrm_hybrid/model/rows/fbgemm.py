@@ -1,0 +1,169 @@
+"""Tables that FBGEMM holds, with the optimizer fused into backward.
+
+Shapes: B rows of a batch, F tables, R rows of all, D embedding dimension; G gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    ComputeDevice,
+    EmbeddingLocation,
+)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.kernels.rows import Gradients, look_up, update_sgd
+from dlrm_hybrid.model.rows.lookup import TableKernel
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions, key_shift
+
+Int64s = NDArray[np.int64]
+
+# FBGEMM takes half a millisecond for a call, but prefetches. With 26 tables our kernels take a
+# third of its time at batch 128; at batch 2048 neither is clearly ahead. Both give the same bits.
+SMALL_IDS = 2**14
+
+_OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
+    EmbeddingOptimizer.SGD: EmbOptimType.EXACT_SGD,
+    EmbeddingOptimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
+    EmbeddingOptimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+
+
+def fbgemm_arguments(options: EmbeddingOptions) -> dict[str, Any]:
+    """Arguments of FBGEMM's tables, for options that fit; see `EmbeddingOptions.fit_fbgemm`."""
+    arguments: dict[str, Any] = {
+        "optimizer": _OPTIMIZERS[options.optimizer],
+        "learning_rate": 0.0,
+        # FBGEMM's default reads row 0 in place of an id outside its table, and warns.
+        "bounds_check_mode": BoundsCheckMode.FATAL,
+    }
+    if options.optimizer is not EmbeddingOptimizer.SGD:
+        arguments["eps"] = options.eps
+    return arguments
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class FbgemmKernel(TableKernel):
+    """FBGEMM's tables, whose learning rate is set before every lookup.
+
+    Attributes:
+        tables: of the options that `fbgemm_arguments` has got.
+    """
+
+    tables: SplitTableBatchedEmbeddingBagsCodegen
+
+    @override
+    def __call__(self, ids_K: Tensor, offsets_E: Tensor) -> Tensor:
+        return cast(Tensor, self.tables(ids_K, offsets_E))
+
+    @override
+    def set_lr(self, lr: float) -> None:
+        self.tables.set_learning_rate(lr)
+
+    @override
+    def tensors(self) -> list[dict[str, Tensor]]:
+        weights: list[Tensor] = self.tables.split_embedding_weights()
+        states: list[list[Tensor]] = self.tables.split_optimizer_states() or [[] for _ in weights]
+        return [
+            {"weight": weight, **({"sum": state[0]} if state else {})}
+            for weight, state in zip(weights, states, strict=True)
+        ]
+
+
+def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: EmbeddingOptions) -> FbgemmKernel:
+    """Tables of these rows, in this process."""
+    return FbgemmKernel(
+        SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in rows_F],
+            device=torch.device("cpu"),
+            **fbgemm_arguments(options),
+        )
+    )
+
+
+@final
+class SmallBatches:
+    """FBGEMM's tables with plain SGD as our kernels see them, for batches of at most `SMALL_IDS`.
+
+    Args:
+        tables: all of them, concatenated in memory.
+    """
+
+    def __init__(self, tables: Sequence[Tensor]) -> None:
+        self._leaf = torch.empty(0, requires_grad=True)
+        elements = tables[0].untyped_storage().nbytes() // tables[0].itemsize
+        weights_N = tables[0].as_strided((elements,), (1,), 0).numpy()
+        self._dim = tables[0].shape[1]
+        self._weights_RD = weights_N.reshape(-1, self._dim)
+        self._quads_N = weights_N.view(np.complex128)
+        self._starts_F = np.array([table.storage_offset() for table in tables])
+        self._first_rows_F = self._starts_F // self._dim
+        self._shift, self._keys_FB = 0, np.empty((0, 0), np.int64)
+        self._rows_F = np.array([len(table) for table in tables])
+
+    def __call__(self, ids_FB: Tensor, lr: float) -> Tensor:
+        """The row of each id, (B, F, D); backward updates them.
+
+        Raises:
+            RuntimeError: an id is not a row of its table.
+        """
+        return cast(Tensor, _LookUp.apply(self._leaf, self, ids_FB, lr))
+
+    def look_up(self, ids_FB: Tensor) -> Tensor:
+        """The row of each id, (B, F, D), one table after the other in F."""
+        num_tables, num_rows = ids_FB.shape
+        out_BFD = torch.empty(num_rows, num_tables, self._dim)
+        quads_BFQ = out_BFD.numpy().view(np.complex128)
+        bad = look_up(self._quads_N, self._starts_F, self._rows_F, ids_FB.numpy(), quads_BFQ)
+        if bad >= 0:
+            table, row = divmod(bad, num_rows)
+            raise RuntimeError(
+                f"id {int(ids_FB[table, row])} is out of bounds: "
+                f"table {table + 1} has {self._rows_F[table]} rows"
+            )
+        return out_BFD
+
+    def apply_gradient(self, ids_FB: Tensor, gradient_BFD: Tensor, lr: float) -> None:
+        """Subtract `lr` times the sum of its gradients from every row that was looked up."""
+        if self._keys_FB.shape != ids_FB.shape:
+            self._shift, self._keys_FB = self._keys_of_ids_0(*ids_FB.shape)
+        shift = self._shift
+        keys_FB = (ids_FB.numpy() << shift) + self._keys_FB
+        keys_FB.sort(axis=1)
+        gradient_GD = gradient_BFD.contiguous().view(-1, self._dim).numpy()
+        given = Gradients(keys_FB.reshape(-1), shift, gradient_GD)
+        update_sgd(self._weights_RD, given, lr, 0.0)
+
+    def _keys_of_ids_0(self, num_tables: int, num_rows: int) -> tuple[int, Int64s]:
+        """The shift of the keys of a batch, and the keys where all ids are 0."""
+        shift = key_shift(len(self._weights_RD), num_tables * num_rows)
+        gradients_FB = np.arange(num_tables)[:, None] + num_tables * np.arange(num_rows)
+        return shift, (self._first_rows_F[:, None] << shift) + gradients_FB
+
+
+@final
+class _LookUp(torch.autograd.Function):
+    """One row for each id; backward updates them."""
+
+    @staticmethod
+    def forward(ctx: Any, _leaf: Tensor, tables: SmallBatches, ids_FB: Tensor, lr: float) -> Tensor:
+        ctx.tables, ctx.ids_FB, ctx.lr = tables, ids_FB, lr
+        return tables.look_up(ids_FB)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.tables.apply_gradient(ctx.ids_FB, gradients[0], ctx.lr)
+        return None, None, None, None

@@ -1,0 +1,205 @@
+"""Optimizers of embedding tables, and rows that are updated by them: those that were looked up.
+
+Shapes: F tables, R rows of all, D embedding dimension; G gradients of rows or of bags, K ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import sqrt
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.kernels.rows import (
+    AdamRates,
+    Gradients,
+    update_adagrad,
+    update_adam,
+    update_sgd,
+)
+from dlrm_hybrid.model.optimizer import STEP
+from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
+from dlrm_hybrid.types import ResourceError
+
+Float32s = NDArray[np.float32]
+Float64s = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+KEY_BITS = 63
+FBGEMM_COLUMNS = 4  # its rows have a multiple of them; a rule of the configuration knows it too
+
+
+class EmbeddingOptimizer(StrEnum):
+    """The optimizers of tables; those in `BY_FBGEMM` it fuses into backward on a CPU."""
+
+    SGD = "sgd"
+    ADAGRAD = "adagrad"
+    ROWWISE_ADAGRAD = "rowwise_adagrad"
+    ADAM = "adam"
+    ROWWISE_ADAM = "rowwise_adam"
+
+
+BY_FBGEMM = (
+    EmbeddingOptimizer.SGD,
+    EmbeddingOptimizer.ADAGRAD,
+    EmbeddingOptimizer.ROWWISE_ADAGRAD,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOptions:
+    """The optimizer of the tables; it moves rows that were looked up, and no others.
+
+    With g the sum of a row's gradients and w the row, in update t of its table:
+
+        adam           m += (1 - b1) (g - m); v += (1 - b2) (g² - v)
+                       w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps)
+        rowwise_adam   v is one number for the row, of the mean of its g²
+                       w -= lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
+
+    as torch.optim.SparseAdam, and as FBGEMM's PARTIAL_ROWWISE_ADAM, without its own weight decay.
+
+    Attributes:
+        optimizer: which optimizer; `sgd` has no state.
+        eps: added to the root of the squares by all others.
+        betas: b1 and b2 of both Adams.
+        weight_decay: times the row is added to g: L2 regularisation of rows when they are updated.
+    """
+
+    optimizer: EmbeddingOptimizer
+    eps: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+    @property
+    def is_rowwise(self) -> bool:
+        """Whether a full row has one number of the state, so it cannot be cut by columns."""
+        return any(_STATE[self.optimizer].values())
+
+    def fit_fbgemm(self, dim: int) -> bool:
+        """Whether FBGEMM can hold and update tables of this width on a CPU."""
+        is_known = self.optimizer in BY_FBGEMM and not self.weight_decay
+        return is_known and dim % FBGEMM_COLUMNS == 0
+
+
+_STATE: Mapping[EmbeddingOptimizer, Mapping[str, bool]] = {
+    EmbeddingOptimizer.SGD: {},
+    EmbeddingOptimizer.ADAGRAD: {"sum": False},
+    EmbeddingOptimizer.ROWWISE_ADAGRAD: {"sum": True},
+    EmbeddingOptimizer.ADAM: {"exp_avg": False, "exp_avg_sq": False},
+    EmbeddingOptimizer.ROWWISE_ADAM: {"exp_avg": False, "exp_avg_sq": True},
+}
+"""State of each row by name, and whether it is one number for the row instead of D."""
+
+
+@final
+class Rows:
+    """Rows of tables, one table after the other, with their optimizer's state; all begin as 0.
+
+    Args:
+        rows_F: of the tables; may be 0.
+        dim: D.
+        options: the optimizer.
+        storage: makes the tensors.
+
+    Attributes:
+        weights_RD: the rows.
+    """
+
+    def __init__(
+        self,
+        rows_F: Sequence[int],
+        dim: int,
+        options: EmbeddingOptions,
+        storage: RowStorage = IN_MEMORY,
+    ) -> None:
+        self._options = options
+        self._storage = storage
+        self._ends_F: Int64s = np.cumsum(np.array(rows_F, np.int64))
+        self.starts_F: Int64s = self._ends_F - np.array(rows_F, np.int64)
+        self.weights_RD = storage.zeros(sum(rows_F), dim)
+        self._state = {
+            name: storage.zeros(sum(rows_F), 1 if is_rowwise else dim)
+            for name, is_rowwise in _STATE[options.optimizer].items()
+        }
+        self._steps_F = torch.zeros(len(rows_F)) if "exp_avg" in self._state else None
+
+    def tensors(self, table: int) -> dict[str, Tensor]:
+        """Views of a table: `weight`, its state by name, and `step` where updates are counted."""
+        rows = slice(self.starts_F[table], self._ends_F[table])
+        is_rowwise = _STATE[self._options.optimizer]
+        state = {
+            name: one[rows, 0] if is_rowwise[name] else one[rows]
+            for name, one in self._state.items()
+        }
+        counted = {} if self._steps_F is None else {STEP: self._steps_F[table : table + 1]}
+        return {"weight": self.weights_RD[rows], **state, **counted}
+
+    def update(self, given: Gradients, lr: float) -> None:
+        """Update each row once by the sum of its gradients; counts as one for every table.
+
+        Args:
+            given: with keys as `row_keys` makes them, sorted.
+            lr: learning rate.
+        """
+        options, weights_RD = self._options, self.weights_RD.numpy()
+        if self._storage.is_paged:
+            for one in self._state.values():
+                self._storage.touch(one, torch.from_numpy(given.keys_K >> given.shift))
+        state = [one.numpy() for one in self._state.values()]
+        decay = options.weight_decay
+        if self._steps_F is not None:
+            self._steps_F += 1
+            rates = AdamRates(self._ends_F, self._rates(lr), *options.betas)
+            means_RD, squares_RC = state
+            update_adam(weights_RD, means_RD, squares_RC, given, rates, decay)
+        elif state:
+            update_adagrad(weights_RD, state[0], given, lr, options.eps, decay)
+        else:
+            update_sgd(weights_RD, given, lr, decay)
+
+    def _rates(self, lr: float) -> Float64s:
+        """What multiplies m of each table, and what is added to the root of v, corrected."""
+        assert self._steps_F is not None
+        (first, second), eps = self._options.betas, self._options.eps
+        is_torch = self._options.optimizer is EmbeddingOptimizer.ADAM  # adds eps before
+        corrected: list[tuple[float, float]] = []
+        for step in map(int, self._steps_F):
+            root = sqrt(1 - second**step)
+            corrected.append((lr * root / (1 - first**step), eps if is_torch else eps * root))
+        return np.array(corrected, np.float64).reshape(-1, 2)
+
+
+def row_keys(rows_K: Int64s, gradients_K: Int64s) -> tuple[Int64s, int]:
+    """Keys whose order brings the gradients of a row together; they are not sorted here.
+
+    Args:
+        rows_K: among those of all tables.
+        gradients_K: the number of the gradient of each.
+
+    Returns:
+        row << shift | gradient, and the shift.
+    """
+    shift = key_shift(int(rows_K.max(initial=0)) + 1, int(gradients_K.max(initial=0)) + 1)
+    return rows_K << shift | gradients_K, shift
+
+
+def key_shift(rows: int, gradients: int) -> int:
+    """Bits of the number of a gradient in a key.
+
+    Raises:
+        ResourceError: with those of a row they are too many for a key.
+    """
+    shift = gradients.bit_length()
+    if rows.bit_length() + shift > KEY_BITS:
+        raise ResourceError(
+            f"{rows:,} rows of tables in one process and {gradients:,} gradients in one update: "
+            f"their numbers have more than {KEY_BITS} bits together; needs smaller batches"
+        )
+    return shift

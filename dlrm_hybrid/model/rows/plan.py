@@ -1,0 +1,192 @@
+"""TorchRec's plan of which trainer holds which rows and columns of the tables.
+
+Shapes: T trainers.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    KernelConfig,
+    ParameterConstraints,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import (
+    CommOp,
+    EmbeddingModuleShardingPlan,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
+from dlrm_hybrid.model.sharding import (
+    NARROWEST_SHARD,
+    CommPrecision,
+    ShardingKind,
+    ShardingOptions,
+    casts,
+    columns_of_a_shard,
+)
+from dlrm_hybrid.model.spec import ModelSpec
+
+CPU = torch.device("cpu")
+_CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A rectangle of a table and the trainer that holds it.
+
+    Attributes:
+        trainer: that holds it.
+        rows: first and one past the last.
+        columns: first and one past the last.
+    """
+
+    trainer: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+def quiet() -> None:
+    """Silence warnings about how TorchRec 1.8 uses torch 2.13: users cannot act on them."""
+    # Of old names of collectives, from row-wise tables.
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed"
+    )
+    # Of a function that is called with every promise.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+
+
+@final
+class CpuSharder(EmbeddingBagCollectionSharder):
+    """TorchRec's sharder, which offers no row-wise tables on a CPU though they work there."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """What the planner may choose from; its constraints narrow it down."""
+        return [kind.value for kind in _CHOICES]
+
+
+def _torchrec_name(table: str) -> str:
+    """What TorchRec calls a table: it takes dots for the separators of modules."""
+    return table.replace(".", "_")
+
+
+def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
+    """The unsharded tables, without memory."""
+    tables = [
+        EmbeddingBagConfig(
+            name=_torchrec_name(name),
+            embedding_dim=spec.embedding_dim,
+            num_embeddings=rows,
+            feature_names=[name],
+            pooling=PoolingType.SUM,
+            init_fn=lambda table: table,  # draw nothing: it would be overwritten
+        )
+        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
+    ]
+    return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+
+
+def make_plan(
+    tables: EmbeddingBagCollection,
+    sharder: CpuSharder,
+    options: EmbeddingOptions,
+    sharding: ShardingOptions,
+    trainers: int,
+) -> EmbeddingModuleShardingPlan:
+    """TorchRec's plan: the same for the same arguments, so every trainer makes its own.
+
+    It balances the lookups of table-wise trainers and looks at the rows second. What `auto` makes
+    it choose follows from TorchRec's own guesses at the speed of machines and networks.
+    """
+    kinds = _CHOICES if sharding.kind is ShardingKind.AUTO else (sharding.kind,)
+    (dim,) = {table.embedding_dim for table in tables.embedding_bag_configs()}
+    if options.is_rowwise or dim % NARROWEST_SHARD:
+        # One number for a full row, or a row without parts: it cannot be cut by columns.
+        kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
+    constraints = {
+        table.name: ParameterConstraints(
+            sharding_types=[kind.value for kind in kinds],
+            min_partition=columns_of_a_shard(dim),
+        )
+        for table in tables.embedding_bag_configs()
+    }
+    planner = EmbeddingShardingPlanner(
+        topology=TopologyFactory.create_topology(
+            trainer_config=TrainerConfig(world_size=trainers, local_world_size=trainers),
+            kernel_config=KernelConfig(compute_device="cpu"),
+        ),
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(percentage=0.1),
+    )
+    sharders: list[Any] = [sharder]
+    plan = planner.plan(tables, sharders).get_plan_for_module("")
+    assert isinstance(plan, EmbeddingModuleShardingPlan)
+    return plan
+
+
+def make_shardings(
+    tables: EmbeddingBagCollection,
+    plan: EmbeddingModuleShardingPlan,
+    sharder: CpuSharder,
+    environment: ShardingEnv,
+) -> dict[str, Any]:
+    """TorchRec's descriptions of how tables are shared, by the kind of sharding.
+
+    `ShardedEmbeddingBagCollection` would put the same parts together, and gives none of them out.
+    """
+    groups = ShardedEmbeddingBagCollection.create_grouped_sharding_infos(
+        tables, plan, "embedding_bags.", sharder.fused_params
+    )
+    return {
+        kind: ShardedEmbeddingBagCollection.create_embedding_bag_sharding(
+            infos,
+            environment,
+            CPU,
+            permute_embeddings=True,
+            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
+        )
+        for kind, infos in groups.items()
+    }
+
+
+def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
+    """All shards of all tables by the table's name, in the order of `spec`."""
+    shards: dict[str, tuple[Shard, ...]] = {}
+    for name in spec.table_names:
+        specification: Any = plan[_torchrec_name(name)].sharding_spec
+        shards[name] = tuple(
+            Shard(
+                trainer=shard.placement.rank(),
+                rows=(row, row + rows),
+                columns=(column, column + columns),
+            )
+            for shard in specification.shards
+            for (row, column), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
+        )
+    return shards
+
+
+def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
+    """What TorchRec's sharder takes; None for float32."""
+    if precision is CommPrecision.FLOAT32:
+        return None
+    forward, backward = casts(precision)
+    codecs = QuantizedCommCodecs(forward=forward, backward=backward)  # pyright: ignore
+    operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    return {operation.name: codecs for operation in operations}

@@ -1,0 +1,187 @@
+"""Tables that FBGEMM cannot hold learn what torch's optimizers learn."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+from bag_draws import drawn_bags, pooled_by_torch
+from torch import Tensor
+
+from dlrm_hybrid.bags import Bags, jagged
+from dlrm_hybrid.model.embeddings import Embeddings, tensor_bags
+from dlrm_hybrid.model.rows.optimizer import (
+    BY_FBGEMM,
+    EmbeddingOptimizer,
+    EmbeddingOptions,
+    key_shift,
+)
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import draw_embeddings
+from dlrm_hybrid.types import ResourceError
+
+ROWS, STEPS, LR, EPS, BETAS = (3, 50, 1, 17, 9), 20, 0.05, 1e-8, (0.8, 0.99)
+SGD, ADAM = EmbeddingOptimizer.SGD, EmbeddingOptimizer.ADAM
+
+
+def tables_of(dim: int, optimizer: EmbeddingOptimizer, decay: float = 0.0) -> Embeddings:
+    spec = ModelSpec(embedding_dim=dim, bottom=(13, dim), top=(1,), table_rows=ROWS)
+    options = EmbeddingOptions(optimizer=optimizer, eps=EPS, betas=BETAS, weight_decay=decay)
+    embeddings = Embeddings(spec, options)
+    draw_embeddings(embeddings.weights(), 4)
+    embeddings.set_lr(LR)
+    return embeddings
+
+
+def gradient_of(shape: torch.Size, step: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(step)) / 12
+
+
+def all_ids() -> Bags[Tensor]:
+    """One bag of all ids of every table."""
+    ids = [np.arange(rows) for rows in ROWS]
+    return tensor_bags(jagged(np.concatenate(ids), np.array([[rows] for rows in ROWS])))
+
+
+class Rowwise(torch.optim.Optimizer):
+    """Of sparse gradients, with one number for each row: what FBGEMM documents of its kernels."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], is_adam: bool) -> None:
+        super().__init__(parameters, {})
+        self.is_adam = is_adam
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state["mean"], state["square"] = torch.zeros_like(weight), torch.zeros(len(weight))
+            gradient = weight.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+            square, mean = values.square().mean(1), values
+            with torch.no_grad():
+                if self.is_adam:
+                    first, second = BETAS
+                    state["mean"][rows] = first * state["mean"][rows] + (1 - first) * values
+                    square = second * state["square"][rows] + (1 - second) * square
+                    state["square"][rows] = square
+                    mean = state["mean"][rows] / (1 - first**self.steps)
+                    square = square / (1 - second**self.steps)
+                else:
+                    state["square"][rows] += square
+                    square = state["square"][rows]
+                weight[rows] -= LR * mean / (square.sqrt() + EPS).unsqueeze(1)
+
+
+def by_torch(
+    optimizer: EmbeddingOptimizer, parameters: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    if optimizer is SGD:
+        return torch.optim.SGD(parameters, lr=LR)
+    if optimizer is EmbeddingOptimizer.ADAGRAD:
+        return torch.optim.Adagrad(parameters, lr=LR, eps=EPS)
+    if optimizer is ADAM:
+        return torch.optim.SparseAdam(parameters, lr=LR, betas=BETAS, eps=EPS)
+    return Rowwise(parameters, optimizer is EmbeddingOptimizer.ROWWISE_ADAM)
+
+
+@pytest.mark.parametrize("dim", [8, 10, 3])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+def test_rows_that_were_looked_up_learn_what_torch_learns(
+    optimizer: EmbeddingOptimizer, decay: float, dim: int
+) -> None:
+    ours = tables_of(dim, optimizer, decay)
+    first = {name: weight.clone() for name, weight in ours.weights().items()}
+    theirs = {name: torch.nn.Parameter(weight.clone()) for name, weight in first.items()}
+    rule = by_torch(optimizer, list(theirs.values()))
+    seen = {name: torch.zeros(len(weight), dtype=torch.bool) for name, weight in first.items()}
+    for step in range(STEPS):
+        bags = tensor_bags(drawn_bags(step, ROWS, 12))
+        pooled_BFD, expected_BFD = ours(bags), pooled_by_torch(theirs, bags, is_sparse=True)
+        torch.testing.assert_close(pooled_BFD, expected_BFD, rtol=1e-6, atol=1e-6)
+        rule.zero_grad()
+        gradient_BFD = gradient_of(pooled_BFD.shape, step)
+        pooled_BFD.backward(gradient_BFD)
+        expected_BFD.backward(gradient_BFD)
+        for name, weight in theirs.items():
+            gradient = weight.grad.coalesce()
+            seen[name][gradient.indices()[0]] = True
+            gradient.values().add_(weight.detach()[gradient.indices()[0]], alpha=decay)
+            weight.grad = gradient
+        rule.step()
+    for name, weight in ours.weights().items():
+        assert (weight - theirs[name]).abs().max() <= 1e-6, name
+        assert torch.equal((weight - first[name]).abs().amax(1) > 1e-3, seen[name]), name
+    assert 0 < sum(int(rows.sum()) for rows in seen.values()) < sum(ROWS)
+
+
+def test_where_all_rows_are_looked_up_it_is_adam_of_torch_with_its_weight_decay() -> None:
+    ours, decay = tables_of(10, ADAM, 0.1), 0.1
+    first = {name: weight.clone() for name, weight in ours.weights().items()}
+    theirs = {name: torch.nn.Parameter(weight.clone()) for name, weight in first.items()}
+    rule = torch.optim.Adam(theirs.values(), lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)
+    bags = all_ids()
+    for step in range(STEPS):
+        pooled_BFD, expected_BFD = ours(bags), pooled_by_torch(theirs, bags)
+        rule.zero_grad()
+        # None is near 0, where rounding is as large as g: Adam's step forgets how large that is.
+        gradient_BFD = gradient_of(pooled_BFD.shape, step)
+        gradient_BFD += 0.5 * gradient_BFD.sign()
+        pooled_BFD.backward(gradient_BFD)
+        expected_BFD.backward(gradient_BFD)
+        rule.step()
+    for name, weight in ours.weights().items():
+        assert (weight - theirs[name]).abs().max() <= 1e-6, name
+        assert (weight - first[name]).abs().min() > 1e-4, name
+
+
+@pytest.mark.parametrize("optimizer", [SGD, EmbeddingOptimizer.ADAGRAD])
+def test_narrow_rows_learn_what_fbgemm_learns_of_padded_ones(optimizer: EmbeddingOptimizer) -> None:
+    narrow, padded = tables_of(10, optimizer), tables_of(12, optimizer)
+    for name, weight in padded.weights().items():
+        weight.zero_()[:, :10] = narrow.weights()[name]
+    first = {name: weight.clone() for name, weight in narrow.weights().items()}
+    for step in range(STEPS):
+        bags = tensor_bags(drawn_bags(step, ROWS, 12))
+        narrow_BFD, padded_BFD = narrow(bags), padded(bags)
+        gradient_BFD = gradient_of(padded_BFD.shape, step)
+        gradient_BFD[:, :, 10:] = 0
+        narrow_BFD.backward(gradient_BFD[:, :, :10])
+        padded_BFD.backward(gradient_BFD)
+    for name, weight in narrow.weights().items():
+        torch.testing.assert_close(weight, padded.weights()[name][:, :10], rtol=0, atol=1e-6)
+    moved = [(weight - first[name]).abs().max() for name, weight in narrow.weights().items()]
+    assert sorted(moved)[1] > 0.01
+
+
+def test_a_table_counts_its_updates_and_its_bias_corrections_follow() -> None:
+    """Two tables with counts of their own, as a checkpoint of another program may have them."""
+    ours = tables_of(8, ADAM)
+    ours.optimizer_state()["embedding.2.step"].fill_(1000.0)
+    before = {name: weight.clone() for name, weight in ours.weights().items()}
+    bags = all_ids()
+    pooled_BFD = ours(bags)
+    pooled_BFD.backward(torch.ones_like(pooled_BFD))
+    steps = [ours.optimizer_state()[f"embedding.{table}.step"].item() for table in (1, 2)]
+    assert steps == [1.0, 1001.0]
+    moved = [before[name] - weight for name, weight in ours.weights().items()]
+    first, second = BETAS
+    late = (1 - first) / sqrt(1 - second) * sqrt(1 - second**1001) / (1 - first**1001)
+    for found, expected in ((moved[0], LR), (moved[1], LR * late)):
+        torch.testing.assert_close(found, torch.full_like(found, expected), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+def test_fbgemm_holds_what_it_can(optimizer: EmbeddingOptimizer) -> None:
+    options = EmbeddingOptions(optimizer=optimizer, eps=EPS)
+    assert options.fit_fbgemm(8) is (optimizer in BY_FBGEMM)
+    assert not options.fit_fbgemm(10)
+    assert not EmbeddingOptions(optimizer=optimizer, eps=EPS, weight_decay=0.1).fit_fbgemm(8)
+
+
+def test_keys_that_have_no_room_are_refused() -> None:
+    assert key_shift(2**40 - 1, 2**20) == 21
+    with pytest.raises(ResourceError, match="more than 63 bits together; needs smaller batches"):
+        key_shift(2**43, 2**20)
