@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 from dlrm_hybrid.config.gradient import changed
 from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config, ModelConfig
-from dlrm_hybrid.data.schema import builtin, read
+from dlrm_hybrid.data.schema import builtin, named
 from dlrm_hybrid.types import ConfigError
 
 CRITEO = ("criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot")
@@ -83,7 +82,7 @@ def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         ]
     else:
         try:
-            width = read(Path(schema)).num_dense
+            width = named(schema).num_dense
         except ConfigError as error:
             width, faults = 1, str(error).splitlines()
         if width == 0:

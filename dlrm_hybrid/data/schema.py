@@ -202,6 +202,20 @@ class Schema:
         ]
 
 
+def named(name: str) -> Schema:
+    """A schema by `data.schema`: a name of one that comes with the package, or a file.
+
+    Raises:
+        ConfigError: see `read`; or it is of Criteo's text, which other choices of `data` read.
+    """
+    if name not in _builtins():
+        return read(Path(name))
+    found = builtin(name)
+    if found.format == "criteo":
+        raise ConfigError(f"data.schema = {name!r}: is of data={name}, not of data=table")
+    return found
+
+
 def read(path: Path) -> Schema:
     """Read a schema file.
 
@@ -225,12 +239,16 @@ def builtin(name: str) -> Schema:
     Raises:
         DataError: there is none of this name; the message lists those there are.
     """
-    folder = resources.files("dlrm_hybrid.data") / FOLDER
-    file = folder / f"{name}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir()))
-        raise DataError(f"{name!r} is not one of: {known}")
+    if name not in _builtins():
+        raise DataError(f"{name!r} is not one of: {', '.join(_builtins())}")
+    file = resources.files("dlrm_hybrid.data") / FOLDER / f"{name}.yaml"
     return loads(file.read_text(encoding="utf-8"), f"{name}.yaml")
+
+
+@functools.cache
+def _builtins() -> tuple[str, ...]:
+    files = (resources.files("dlrm_hybrid.data") / FOLDER).iterdir()
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in files))
 
 
 def loads(text: str, name: str) -> Schema:

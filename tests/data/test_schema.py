@@ -38,8 +38,19 @@ def test_the_package_knows_criteo() -> None:
         assert [one.name for one in found.categorical] == [f"C{i}" for i in range(1, 27)]
         assert {one.kind for one in found.categorical} == {"hash8"}
         assert found.multi_hot == ()
-    with pytest.raises(DataError, match="'avazu' is not one of: criteo_1tb, criteo_1tb_m"):
+    with pytest.raises(DataError, match="'avazu' is not one of: bars_avazu_x1, bars_cri"):
         schema.builtin("avazu")
+
+
+def test_schemas_are_named_or_files(tmp_path: Path) -> None:
+    assert schema.named("bars_avazu_x1") == schema.builtin("bars_avazu_x1")
+    found = schema.builtin("bars_criteo_x4")
+    assert (found.num_dense, len(found.categorical), found.label) == (0, 39, "Label")
+    path = tmp_path / "bars_avazu_x1"
+    path.write_text(TABLE, encoding="utf-8")
+    assert schema.named(str(path)) == schema.read(path)
+    with pytest.raises(ConfigError, match=r"data.schema = 'criteo_1tb': is of data=criteo_1tb"):
+        schema.named("criteo_1tb")
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def schema(config: Config) -> Schema:
     if data.name != "table":
         return schemas.builtin("criteo_kaggle" if data.name == "synthetic" else data.name)
     if data.schema is not None:
-        return schemas.read(Path(data.schema))
+        return schemas.named(data.schema)
     return read_manifest(prepared_folder(config)).schema
 
 
