@@ -108,11 +108,50 @@ def interaction_rules(config: Config) -> Iterator[str]:
 def dense_tensors(model: ModelConfig) -> int:
     """How many dense parameters a model has."""
     of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
+    if model.batch_norm:  # a norm has two in the place of a bias
+        of_mlps += _hidden_layers(model)
     of_fm = 0 if model.fm is None else 2 * len(model.fm.deep)
     if model.cross is None:
         return of_mlps + of_fm
     of_layer = 2 if model.cross.rank is None else 3
     return of_mlps + of_layer * model.cross.layers + 2 * len(model.cross.deep)
+
+
+def _hidden_layers(model: ModelConfig) -> int:
+    """How many layers have dropout or batch norm where the model does."""
+    of_mlps = len(model.bottom[1:-1]) + len(model.top[:-1])
+    return of_mlps + sum(len(one.deep) for one in (model.fm, model.cross) if one is not None)
+
+
+def batch_norm_rules(config: Config) -> Iterator[str]:
+    """Faults of worlds in which a trainer's batch has not one mean and variance, counted once."""
+    if not config.model.batch_norm:
+        return
+    wanted, parallel = "model.batch_norm=true", config.parallel
+    if not _hidden_layers(config.model):
+        yield "model.batch_norm = True: this model has no hidden layer to normalise"
+    if config.train.batch_size < 2:
+        yield f"train.batch_size = 1: one row has no variance; {wanted} needs 2 or more"
+    if config.schedule.microbatches > 1:
+        yield (
+            f"schedule.microbatches = {config.schedule.microbatches}: statistics would be those of "
+            f"a micro-batch, not of a trainer's batch; {wanted} needs 1"
+        )
+    if config.schedule.name == "dsp":
+        yield (
+            "schedule = 'dsp': backward computes forward again, with other weights, and would "
+            f"count a batch twice; {wanted} needs sequential, gpipe or one_f_one_b"
+        )
+    if config.sync.name == "async":
+        yield (
+            "sync = 'async': trainers do not meet to bring their statistics together; "
+            f"{wanted} needs sync=sync or bounded"
+        )
+    if parallel.elastic:
+        yield (
+            "parallel.elastic = True: a trainer that is lost takes its statistics along; "
+            f"{wanted} needs false"
+        )
 
 
 def raw_files(config: Config) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dlrm_hybrid.config.gradient import gradient_rules
 from dlrm_hybrid.config.model import (
     CRITEO,
     OF_CRITEO,
+    batch_norm_rules,
     data_rules,
     dense_tensors,
     interaction_rules,
@@ -372,7 +373,7 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_choices, data_rules, _model, interaction_rules, optimizer_rules, _parallel),
-    *(stopping_rules, schedule_rules, _sync, _tables, _network, gradient_rules, _pull),
+    *(_choices, data_rules, _model, interaction_rules, batch_norm_rules, optimizer_rules),
+    *(_parallel, stopping_rules, schedule_rules, _sync, _tables, _network, gradient_rules, _pull),
     _activation,
 )

@@ -96,6 +96,7 @@ class ModelConfig:
     fm: FmConfig | None
     dropout: Dropout
     bottom_dropout: Dropout | None
+    batch_norm: bool
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     },
     "model": {
         **{"interaction": "dot", "cross": None, "fm": None},
-        **{"dropout": 0.0, "bottom_dropout": None},
+        **{"dropout": 0.0, "bottom_dropout": None, "batch_norm": False},
     },
     "network": {"colocate_tables": False},
     "optimizer": {

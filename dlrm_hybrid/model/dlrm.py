@@ -8,6 +8,7 @@ of its output.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, interaction
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
+from dlrm_hybrid.model.layers.norm import statistics
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
@@ -56,7 +58,7 @@ class Dlrm(nn.Module):
         Args:
             dense_BI: float32.
             pooled_BFD: float32.
-            rows: numbers of the rows, for dropout; None drops nothing.
+            rows: as those of `Mlp.forward`.
         """
         x_BD: Tensor = dense_BI if self.bottom is None else self.bottom(dense_BI, rows)
         return self.top(_interacted(self.interaction, x_BD, pooled_BFD, rows), rows).squeeze(1)
@@ -64,6 +66,10 @@ class Dlrm(nn.Module):
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters but tables by name, in the order of `ModelSpec.dense_shapes()`."""
         return dict(self.named_parameters())
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Running means and variances by name, those of `ModelSpec.statistics_shapes()`."""
+        return statistics(self)
 
 
 @final
@@ -94,7 +100,7 @@ class StageModel(nn.Module):
         Args:
             x_BN: float32, the input.
             pooled_BFD: float32 rows of all tables; not None where the interaction is.
-            rows: numbers of the rows, for dropout; None drops nothing.
+            rows: as those of `Mlp.forward`.
         """
         if self.bottom is not None:
             x_BN = self.bottom(x_BN, rows)
@@ -107,16 +113,39 @@ class StageModel(nn.Module):
         """Parameters by name, in the order of `ModelSpec.dense_shapes()`."""
         return dict(self._dense_parameters)
 
+    def statistics(self) -> dict[str, Tensor]:
+        """Running means and variances of its layers by name."""
+        return statistics(self)
+
+    def fill(self, values: Mapping[str, Tensor]) -> None:
+        """Take over parameters and statistics from tensors by name, of which there may be more."""
+        for name, tensor in (*self._dense_parameters.items(), *self.statistics().items()):
+            tensor.detach().copy_(values[name])
+
 
 def _bottom(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp:
     share = spec.dropout if spec.bottom_dropout is None else spec.bottom_dropout
-    hidden = hidden_dropout("bottom", range(1, len(spec.bottom) - 1), share, seed)
-    return Mlp(spec.bottom, relu_last=True, precision=precision, layers=layers, dropout=hidden)
+    hidden = range(1, len(spec.bottom) - 1)
+    return Mlp(
+        spec.bottom,
+        relu_last=True,
+        precision=precision,
+        layers=layers,
+        dropout=hidden_dropout("bottom", hidden, share, seed),
+        normed=hidden if spec.batch_norm else range(0),
+    )
 
 
 def _top(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp:
-    hidden = hidden_dropout("top", range(1, len(spec.top)), spec.dropout, seed)
-    return Mlp(spec.top_widths, relu_last=False, precision=precision, layers=layers, dropout=hidden)
+    hidden = range(1, len(spec.top))
+    return Mlp(
+        spec.top_widths,
+        relu_last=False,
+        precision=precision,
+        layers=layers,
+        dropout=hidden_dropout("top", hidden, spec.dropout, seed),
+        normed=hidden if spec.batch_norm else range(0),
+    )
 
 
 def _interacted(

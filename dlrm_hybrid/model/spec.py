@@ -30,6 +30,7 @@ class ModelSpec:
         interaction: how the bottom MLP's output and the rows of the tables meet.
         dropout: share of the activations of hidden layers that is dropped in training.
         bottom_dropout: the same of the bottom MLP's; None takes that.
+        batch_norm: whether hidden layers have it, in the place of their biases.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -42,6 +43,7 @@ class ModelSpec:
     interaction: Interaction = Dot()
     dropout: float = 0.0
     bottom_dropout: float | None = None
+    batch_norm: bool = False
 
     def __post_init__(self) -> None:
         faults: list[str] = []
@@ -93,17 +95,51 @@ class ModelSpec:
         """`embedding.1` …, in the order of the categorical columns."""
         return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
+    @property
+    def normed_layers(self) -> dict[str, int]:
+        """Width of every layer with batch norm by name: of MLPs all that are hidden."""
+        if not self.batch_norm:
+            return {}
+        deep = () if isinstance(self.interaction, Dot) else self.interaction.deep
+        hidden = {
+            "bottom": self.bottom[1:-1],
+            "interaction.deep": deep,
+            "top": self.top[:-1],
+        }
+        return {
+            f"{mlp}.{layer}": width
+            for mlp, widths in hidden.items()
+            for layer, width in enumerate(widths, 1)
+        }
+
     def dense_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every dense parameter by name, in the order of the forward pass.
 
         `bottom.1.weight` (out, in), `bottom.1.bias` …, then those of the interaction
-        (`interaction.1.v`), then those of the top MLP.
+        (`interaction.1.v`), then those of the top MLP. A layer with batch norm has
+        `bottom.1.norm.weight` and `bottom.1.norm.bias` in the place of `bottom.1.bias`.
         """
         interaction = self.interaction.shapes(self.num_vectors, self.embedding_dim)
-        return {
+        shapes = {
             **_shapes("bottom", self.bottom),
             **{f"interaction.{name}": shape for name, shape in interaction.items()},
             **_shapes("top", self.top_widths),
+        }
+        norms = {f"{layer}.bias": f"{layer}.norm" for layer in self.normed_layers}
+        return {
+            own: shape
+            for name, shape in shapes.items()
+            for own in (
+                [f"{norms[name]}.weight", f"{norms[name]}.bias"] if name in norms else [name]
+            )
+        }
+
+    def statistics_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of the running mean and variance of every layer with batch norm, by name."""
+        return {
+            f"{layer}.norm.{kind}": (width,)
+            for layer, width in self.normed_layers.items()
+            for kind in ("running_mean", "running_var")
         }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from dlrm_hybrid.rng import fold
 
 PART_ELEMENTS = 1 << 20
+NORM = ".norm."  # in the names of the parameters of batch norm
 
 
 @final
@@ -56,9 +57,14 @@ def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
 def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:
     """Fill weights (out, in) with N(0, 2/(in + out)) and biases (out,) with N(0, 1/out).
 
-    N(mean, variance); the laws of facebookresearch/dlrm.
+    N(mean, variance); the laws of facebookresearch/dlrm. Batch norm begins with weights of 1 and
+    biases of 0.
     """
     for name, tensor in tensors.items():
+        if NORM in name:
+            with torch.no_grad():
+                tensor.fill_(name.endswith(".weight"))
+            continue
         variance = 1 / len(tensor) if tensor.dim() == 1 else 2 / sum(tensor.shape)
         with torch.no_grad():
             tensor.normal_(0.0, sqrt(variance), generator=_stream(seed, name))

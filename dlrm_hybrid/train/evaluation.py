@@ -85,13 +85,12 @@ class WorldEvaluation:
         Args:
             part: whose rows are scored.
             leader: its rank.
-            masters: the weights of this worker's stage by name.
+            masters: the weights and statistics of this worker's stage by name.
             trainers: those that take part; of sharded tables all must.
             meet: called before each group of batches with its number and the rows done, by all
                 workers alike; what it raises in all of them ends the evaluation.
         """
-        for name, weight in self.evaluator.stage.model.dense_parameters().items():
-            weight.detach().copy_(masters[name])
+        self.evaluator.stage.model.fill(masters)
         metrics = BinaryMetrics()
         place = trainers.index(self.messenger.rank // self.topology.stages)
         for number, done_rows, group in self.rows[part].groups(len(trainers)):

@@ -39,6 +39,7 @@ from dlrm_hybrid.telemetry.distributions.staleness import merged as of_all
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
+from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.pace import Pace
 from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
@@ -204,9 +205,10 @@ class InProcessEngine:
             PreemptedError, InterruptedRunError: between two batches.
         """
         masters = self._dense()
-        for worker in self.evaluators:
-            for name, weight in worker.stage.model.dense_parameters().items():
-                weight.detach().copy_(masters[name])
+        for stage, worker in enumerate(self.evaluators):
+            learners = self.ranks.workers[stage :: len(self.evaluators)]
+            of_trainers = [one.stage.model.statistics() for one in learners]
+            worker.stage.model.fill({**masters, **statistics.mean(of_trainers)})
         metrics, rows = BinaryMetrics(), self.rows[part]
         for number, batch in enumerate(rows.batches()):
             stop.check()
@@ -229,7 +231,11 @@ class InProcessEngine:
             {one.rank: flight(one, self.step, self.emptied) for one in self.ranks.workers}
         )
         compressed = (one.tensors() for one in self.ranks.compressions)
-        held = (*compressed, *ahead.values(), *flights.values())
+        own = (
+            statistics.named(one.rank // len(self.evaluators), one.stage.model)
+            for one in self.ranks.workers
+        )
+        held = (*compressed, *ahead.values(), *flights.values(), *own)
         remembered = {name: tensor for one in held for name, tensor in one.items()}
         return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 

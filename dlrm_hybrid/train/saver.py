@@ -27,6 +27,7 @@ from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.messages import Messenger, values_of
 from dlrm_hybrid.parallel.worker import FLIGHT_PREFIX
+from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.roll import Since
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
@@ -264,7 +265,7 @@ def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
 
     `dense` and `embeddings` are in every checkpoint, the others where the layout of the world needs
     them: `versions` that workers have of weights, `lookups` of rows that they have asked for, the
-    state of a `compressor`, and batches in `flight`.
+    state of a `compressor`, and batches in `flight`; or the model: `statistics` of batch norm.
     """
     groups: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -279,6 +280,8 @@ def _group(name: str) -> str:
         return "embeddings"
     if name.startswith(FLIGHT_PREFIX):
         return FLIGHT
+    if name.startswith(statistics.PREFIX):
+        return statistics.GROUP
     if name.startswith(LOOKUPS_PREFIX):
         return LOOKUPS
     return "versions" if _VERSION.search(name) else "dense"

@@ -32,6 +32,7 @@ from dlrm_hybrid.parallel.worker import (
 )
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
+from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -169,8 +170,8 @@ class WorkerRank:
             PreemptedError, InterruptedRunError: in all workers between the same batches.
         """
         masters: Mapping[str, Tensor]
+        stage = self.worker.part.index
         if isinstance(self.client, ServerClient):
-            stage = self.worker.part.index
             masters = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
         else:
             masters = self.client.tensors()
@@ -181,11 +182,14 @@ class WorkerRank:
 
         if trainers is None:
             trainers = range(self.topology.trainers)
-        return self.evaluation.scores(part, self.leader, masters, trainers, meet)
+        ranks = [self.topology.worker(trainer, stage) for trainer in trainers]
+        own = statistics.exchanged(self.messenger, ranks, self.worker.stage.model, self.step)
+        return self.evaluation.scores(part, self.leader, {**masters, **own}, trainers, meet)
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker."""
-        held = dict(self.compression.tensors())
+        trainer = self.worker.rank // self.topology.stages
+        held = self.compression.tensors() | statistics.named(trainer, self.worker.stage.model)
         if self.worker.tables is not None:
             held |= self.runner.run(self.worker.tables.state_ahead())
         if isinstance(self.client, LocalClient):

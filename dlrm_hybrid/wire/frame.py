@@ -49,7 +49,7 @@ class Kind(IntEnum):
     Of the run; a question and its answer have the same number:
         REPORT, DECISION: the tick at which workers meet; of one that is led, its orders.
         FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
-        SHARD, COMMIT: the tick of the checkpoint.
+        SHARD, COMMIT: the tick of the checkpoint. STATISTICS: the tick of the evaluation.
         LOGITS, STOP_REQUEST, STOP_DECISION: the group of test batches.
         GOODBYE: the ticks that its sender has done.
     Never sent, but made by the channel of a server:
@@ -81,6 +81,7 @@ class Kind(IntEnum):
     GOODBYE = 23
     PULL = 24
     LEFT = 25
+    STATISTICS = 26
 
 
 _KINDS = {int(kind): kind for kind in Kind if kind is not Kind.LEFT}

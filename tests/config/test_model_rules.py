@@ -38,6 +38,34 @@ from dlrm_hybrid.types import ConfigError
             "model=deepfm parallel=hybrid parallel.cuts=[bottom.1] parallel.servers=13",
             "parallel.servers = 13: the model has only 12 dense tensors to own",
         ),
+        (
+            "model.batch_norm=true train.batch_size=1",
+            "train.batch_size = 1: one row has no variance; model.batch_norm=true needs 2 or more",
+        ),
+        (
+            "model.batch_norm=true parallel=hybrid parallel.cuts=[top.1] schedule=gpipe "
+            "schedule.microbatches=4",
+            "schedule.microbatches = 4: statistics would be those of a micro-batch",
+        ),
+        (
+            "model.batch_norm=true parallel=hybrid parallel.cuts=[top.1] schedule=dsp",
+            "schedule = 'dsp': backward computes forward again, with other weights, and would",
+        ),
+        (
+            "model.batch_norm=true parallel=hybrid sync=async embedding=served "
+            "parallel.table_servers=1",
+            "sync = 'async': trainers do not meet to bring their statistics together",
+        ),
+        (
+            "model.batch_norm=true parallel=hybrid parallel.elastic=true embedding=served "
+            "parallel.table_servers=1",
+            "parallel.elastic = True: a trainer that is lost takes its statistics along",
+        ),
+        (
+            "model.batch_norm=true model.bottom=[13,16] model.top=[1]",
+            "model.batch_norm = True: this model has no hidden layer to normalise",
+        ),
+        ("model.batch_norm=1", "model.batch_norm = 1: must be true or false"),
     ],
 )
 def test_faults_name_their_keys(overrides: str, message: str):
@@ -59,8 +87,9 @@ def test_a_checkpoint_of_an_earlier_version_has_no_deep_network_beside_its_cross
         ["model=dcnv2", "model.cross.rank=null", "model.cross.deep=[9,8]"],
     ],
 )
-def test_the_tensors_of_a_model_are_counted_without_building_it(overrides: list[str]):
-    config = validate(values_of(overrides))
+@pytest.mark.parametrize("norm", ["true", "false"])
+def test_the_tensors_of_a_model_are_counted_without_building_it(overrides: list[str], norm: str):
+    config = validate(values_of([*overrides, f"model.batch_norm={norm}"]))
     assert dense_tensors(config.model) == len(model_spec(config, (9,) * 26).dense_shapes())
 
 
@@ -72,7 +101,7 @@ def test_an_interaction_alone_takes_settings_of_its_own():
 
 def test_a_checkpoint_of_an_earlier_version_has_the_dot_interaction():
     values = values_of(["model=dlrm_small"])
-    added = ("interaction", "cross", "fm", "dropout", "bottom_dropout")
+    added = ("interaction", "cross", "fm", "dropout", "bottom_dropout", "batch_norm")
     before = {key: one for key, one in values["model"].items() if key not in added}
     assert len(before) == len(values["model"]) - len(added)
     assert saved_values({**values, "model": before}) == values

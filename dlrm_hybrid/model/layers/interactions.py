@@ -216,6 +216,7 @@ def _deep(spec: ModelSpec, deep: tuple[int, ...], precision: Precision, seed: in
         relu_last=True,
         precision=precision,
         dropout=hidden_dropout("interaction.deep", every, spec.dropout, seed),
+        normed=every if spec.batch_norm else range(0),
     )
 
 

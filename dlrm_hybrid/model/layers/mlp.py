@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_hybrid.model.layers.dropout import Dropout
+from dlrm_hybrid.model.layers.norm import Norm, Normed
 from dlrm_hybrid.model.layers.products import (
     Precision,
     affine,
@@ -25,11 +26,17 @@ from dlrm_hybrid.model.layers.products import (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Type of a layer's products, and whether ReLU and dropout follow."""
+    """Type of a layer's products, and whether norm, ReLU and dropout follow."""
 
     dtype: torch.dtype
     relu: bool
     dropout: Dropout | None
+    norm: Norm | None
+
+    @property
+    def follows(self) -> torch.dtype:
+        """In which all that follows the product is computed."""
+        return self.dtype if self.norm is None else torch.float32
 
 
 @final
@@ -38,7 +45,8 @@ class _Chain(torch.autograd.Function):
 
     A layer computes the same bits whatever chain it is in: results that leave a chain as
     float32 lose nothing, so a chain may be cut between any two layers. Of what is dropped nothing
-    is kept for backward: like what ReLU cuts it is 0.
+    is kept for backward: like what ReLU cuts it is 0. A layer with batch norm has its `weight` and
+    `bias` in place of b.
     """
 
     @staticmethod
@@ -46,38 +54,55 @@ class _Chain(torch.autograd.Function):
         ctx: Any, kinds: tuple[_Kind, ...], rows: range | None, x_BN: Tensor, *parameters: Tensor
     ) -> Tensor:
         saved: list[Tensor] = []
-        for kind, weight_MN, bias_M in zip(kinds, parameters[0::2], parameters[1::2], strict=True):
-            x_BN, weight_MN = as_type(x_BN, kind.dtype), as_type(weight_MN, kind.dtype)
+        of_norms: list[Tensor] = []
+        rest = iter(parameters)
+        for kind in kinds:
+            x_BN, weight_MN = as_type(x_BN, kind.dtype), as_type(next(rest), kind.dtype)
             saved += (x_BN, weight_MN)
-            x_BN = affine(x_BN, weight_MN, as_type(bias_M, kind.dtype), relu=kind.relu)
+            if kind.norm is None:
+                x_BN = affine(x_BN, weight_MN, as_type(next(rest), kind.dtype), relu=kind.relu)
+            else:
+                x_BN = as_type(affine(x_BN, weight_MN, None, relu=False), torch.float32)
+                x_BN, kept = kind.norm.normed(x_BN, next(rest), next(rest), trains=rows is not None)
+                x_BN.relu_()
+                of_norms += kept
             if kind.dropout is not None and rows is not None:
                 dropped = kind.dropout.dropped(rows, x_BN.shape[1])
                 x_BN.masked_fill_(dropped.to(x_BN.device), 0).mul_(kind.dropout.scale)
-        ctx.kinds, ctx.drops = kinds, rows is not None
-        ctx.save_for_backward(*saved, x_BN)
+        ctx.kinds, ctx.trains = kinds, rows is not None
+        ctx.save_for_backward(*saved, x_BN, *of_norms)
         return as_type(x_BN, torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g_BM,) = gradients
-        saved: tuple[Tensor, ...] = ctx.saved_tensors
         kinds: tuple[_Kind, ...] = ctx.kinds
+        products = 2 * len(kinds) + 1
+        saved: tuple[Tensor, ...] = ctx.saved_tensors[:products]
+        of_norms: list[Tensor] = list(ctx.saved_tensors[products:])
         wants_input = ctx.needs_input_grad[2]
         of_parameters: list[Tensor] = []
         for layer in reversed(range(len(kinds))):
             x_BN, weight_MN, y_BM = saved[2 * layer : 2 * layer + 3]
             kind = kinds[layer]
-            g_BM = as_type(g_BM, kind.dtype)
+            g_BM = as_type(g_BM, kind.follows)
             if kind.relu:
-                mask, y_BM = torch.ops.aten.threshold_backward, as_type(y_BM, kind.dtype)
+                mask, y_BM = torch.ops.aten.threshold_backward, as_type(y_BM, kind.follows)
                 if layer == len(kinds) - 1:  # what arrived belongs to the caller
                     g_BM = mask.default(g_BM, y_BM, 0)
                 else:
                     mask.grad_input(g_BM, y_BM, 0, grad_input=g_BM)
-                if kind.dropout is not None and ctx.drops:
+                if kind.dropout is not None and ctx.trains:
                     g_BM.mul_(kind.dropout.scale)
-            of_weight_MN = as_type(gradient_of_weight(g_BM, x_BN, weight_MN), torch.float32)
-            of_parameters += (g_BM.sum(0, dtype=torch.float32), of_weight_MN)
+            if kind.norm is None:
+                of_parameters.append(g_BM.sum(0, dtype=torch.float32))
+            else:
+                kept = Normed(*of_norms[-len(Normed._fields) :])
+                del of_norms[-len(Normed._fields) :]
+                g_BM, of_scale_M, of_shift_M = kind.norm.gradients(g_BM, kept, trains=ctx.trains)
+                of_parameters += (of_shift_M, of_scale_M)
+                g_BM = as_type(g_BM, kind.dtype)
+            of_parameters.append(as_type(gradient_of_weight(g_BM, x_BN, weight_MN), torch.float32))
             if layer > 0 or wants_input:
                 g_BM = gradient_of_input(g_BM, weight_MN)
         of_input = as_type(g_BM, torch.float32) if wants_input else None
@@ -86,12 +111,17 @@ class _Chain(torch.autograd.Function):
 
 @final
 class Layer(nn.Module):
-    """The parameters of one layer: `weight` (M, N) and `bias` (M,), float32, zero until drawn."""
+    """The parameters of one layer: `weight` (M, N) and `bias` (M,), float32, zero until drawn.
 
-    def __init__(self, fan_in: int, fan_out: int) -> None:
+    With batch norm `norm` is in the place of `bias`, which it would take away again.
+    """
+
+    def __init__(self, fan_in: int, fan_out: int, *, has_norm: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(fan_out, fan_in))
-        self.bias = nn.Parameter(torch.zeros(fan_out))
+        self.norm = Norm(fan_out) if has_norm else None
+        if self.norm is None:
+            self.bias = nn.Parameter(torch.zeros(fan_out))
 
 
 @final
@@ -108,6 +138,7 @@ class Mlp(nn.Module):
         layers: numbers of consecutive layers to hold; None for all. Each keeps the name and the
             type that it has in the full MLP.
         dropout: of each layer by its number.
+        normed: numbers of the layers with batch norm; ReLU follows them all.
     """
 
     def __init__(
@@ -118,21 +149,20 @@ class Mlp(nn.Module):
         precision: Precision,
         layers: range | None = None,
         dropout: Mapping[int, Dropout] | None = None,
+        normed: range = range(0),
     ) -> None:
         super().__init__()
         last = len(widths) - 1
         layers = range(1, last + 1) if layers is None else layers
         hidden = hidden_type(precision)
-        self._kinds = tuple(
-            _Kind(
-                torch.float32 if number == last else hidden,
-                relu_last or number < last,
-                (dropout or {}).get(number),
-            )
-            for number in layers
-        )
+        kinds: list[_Kind] = []
         for number in layers:
-            self.add_module(str(number), Layer(widths[number - 1], widths[number]))
+            layer = Layer(widths[number - 1], widths[number], has_norm=number in normed)
+            self.add_module(str(number), layer)
+            dtype = torch.float32 if number == last else hidden
+            relu, drops = relu_last or number < last, (dropout or {}).get(number)
+            kinds.append(_Kind(dtype, relu, drops, layer.norm))
+        self._kinds = tuple(kinds)
         self._flat = tuple(self.parameters())
 
     def forward(self, x_BN: Tensor, rows: range | None = None) -> Tensor:
@@ -140,7 +170,8 @@ class Mlp(nn.Module):
 
         Args:
             x_BN: float32.
-            rows: numbers of the rows, for dropout; None drops nothing.
+            rows: numbers of the rows of a batch of training, for dropout; None drops nothing, and
+                normalises by running statistics.
         """
         return cast(Tensor, _Chain.apply(self._kinds, rows, x_BN, *self._flat))
 

@@ -170,6 +170,7 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
         interaction=_interaction(model),
         dropout=model.dropout,
         bottom_dropout=model.bottom_dropout,
+        batch_norm=model.batch_norm,
     )
 
 

@@ -20,6 +20,7 @@ from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.loop import TICK_SECONDS
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.signals import StopRequest
@@ -44,6 +45,8 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
         name: {piece.name: piece.view for piece in groups[name]} for name in ("dense", "embeddings")
     }
     checkpoint.load(folder, needed, checking(report))
+    own = groups.get(statistics.GROUP, [])
+    statistics.fill_with_mean(checkpoint.open_checkpoint(folder), own)
     # What data.test_part names comes last.
     part, rows = shards.scored_rows(config.data.test_part).popitem()
     scores = engine.evaluate(part, stop, evaluating(len(rows), report))

@@ -31,6 +31,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.asynchronous.roll import Roll
 from dlrm_hybrid.train.in_process import InProcessEngine
@@ -150,6 +151,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals
         kept = {**compressors, **kept}
     flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
+    statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)
     saved.fill(held.get("embeddings", []))  # before batches in flight look up what they will update
     trainer.restart(progress, {**dense, **kept, **ahead, **flying})
     # The sums of all workers are counted once.

@@ -1,0 +1,106 @@
+"""Batch norm between a layer's product and its ReLU, as torch.nn.BatchNorm1d.
+
+Training normalises by mean and variance of the batch that a trainer computes, which is not
+exchanged with others'; all else by running ones, which are no parameters: no gradient moves them.
+
+Shapes: B rows of a trainer's batch, M width of a layer's output.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+EPS = 1e-5
+RUNNING = (".norm.running_mean", ".norm.running_var")  # how names of statistics end
+MOMENTUM = 0.1  # share of a batch in the running mean and variance
+
+
+class Normed(NamedTuple):
+    """What backward needs of a forward.
+
+    Attributes:
+        entered_BM: what was normalised.
+        scale_M: what it was multiplied by after that.
+        mean_M: of the batch; empty where it was not a batch of training.
+        inverse_M: of the batch's standard deviation, as well.
+    """
+
+    entered_BM: Tensor
+    scale_M: Tensor
+    mean_M: Tensor
+    inverse_M: Tensor
+
+
+@final
+class Norm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ioffe and Szegedy, 2015, algorithm 1).
+
+    `weight` (M,) and `bias` (M,) are parameters, `running_mean` and `running_var` (M,) buffers, all
+    float32. The running variance is the unbiased one.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def normed(
+        self, x_BM: Tensor, scale_M: Tensor, shift_M: Tensor, *, trains: bool
+    ) -> tuple[Tensor, Normed]:
+        """The normalised rows, float32 (B, M), and what `gradients` will ask for.
+
+        Args:
+            x_BM: float32.
+            scale_M: `weight`.
+            shift_M: `bias`.
+            trains: by the batch's own mean and variance, of which the running ones take their
+                share; there must be two rows at least.
+        """
+        found = torch.ops.aten.native_batch_norm.default(
+            x_BM, scale_M, shift_M, *self._running(), trains, MOMENTUM, EPS
+        )
+        y_BM, mean_M, inverse_M = found
+        return y_BM, Normed(x_BM, scale_M, mean_M, inverse_M)
+
+    def gradients(
+        self, g_BM: Tensor, kept: Normed, *, trains: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the input (B, M), of `weight` and of `bias` (M,), from that of the output."""
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward.default(
+            *(g_BM, kept.entered_BM, kept.scale_M, *self._running()),
+            *(kept.mean_M, kept.inverse_M, trains, EPS, [True, True, True]),
+        )
+        return found
+
+    def _running(self) -> tuple[Tensor, Tensor]:
+        return self.running_mean, self.running_var
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """All running means and variances of a model by name: `top.1.norm.running_mean` …."""
+    return {name: one for name, one in model.named_buffers() if name.endswith(RUNNING)}
+
+
+def folded(
+    weight_MN: Tensor, scale_M: Tensor, shift_M: Tensor, mean_M: Tensor, variance_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the layer that gives what one with batch norm gives after training.
+
+    Args:
+        weight_MN: of the layer.
+        scale_M: `weight` of the norm.
+        shift_M: `bias` of the norm.
+        mean_M: the running one.
+        variance_M: the running one.
+    """
+    factor_M = scale_M.double() / (variance_M.double() + EPS).sqrt()
+    bias_M = shift_M.double() - factor_M * mean_M.double()
+    return (weight_MN.double() * factor_M.unsqueeze(1)).float(), bias_M.float()

@@ -1,0 +1,191 @@
+"""Batch norm through the command line: whose statistics there are, and that all see the same."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from saved_tensors import saved_groups
+from world_runs import (
+    PlainRuns,
+    Train,
+    assert_same_state,
+    checkpoint,
+    summary,
+    tensors,
+)
+
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.comm.in_process import in_process_channels
+from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.tensors import full_pieces
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.traffic import Counters, Traffic
+from dlrm_hybrid.train.statistics import exchanged, mean, resume
+
+WORLD = ("parallel=hybrid", "parallel.world=in_process")
+NORM = ("model.batch_norm=true", "optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
+MACHINE = ("model.interaction=fm", "model.fm.deep=[16,8]")
+CUTS = "parallel.cuts=[bottom.2,top.2]"
+SCORES = ("log_loss", "auc", "accuracy")
+
+
+@pytest.fixture(scope="module")
+def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> PlainRuns:
+    return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
+
+
+def statistics(folder: Path, step: int) -> dict[str, np.ndarray]:
+    return saved_groups(checkpoint(folder, step))["statistics"]
+
+
+def scores(folder: Path) -> list[tuple[int, list[float]]]:
+    found = events.read(folder / "events.jsonl")
+    return [
+        (one.step, [one.values[name] for name in SCORES])
+        for one in found
+        if one.kind is Kind.EVALUATED
+    ]
+
+
+@pytest.mark.parametrize("model", [(), (*MACHINE, "model.dropout=0.2")], ids=["dot", "machine"])
+@pytest.mark.parametrize("servers", [0, 2])
+def test_one_trainer_cut_anywhere_is_plain_training(
+    servers: int, model: tuple[str, ...], plain: PlainRuns, train: Train
+) -> None:
+    options = (*NORM, *model, "train.steps=20")
+    layout = ("parallel.trainers=1", f"parallel.servers={servers}", CUTS)
+    code, folder = train("world", *options, *WORLD, *layout)
+    assert code == 0
+    assert_same_state(plain(*options), folder, 20)
+    assert scores(plain(*options)) == scores(folder)
+    for name, running in statistics(folder, 20).items():
+        assert np.abs(running - name.endswith("var")).max() > 1e-3, name
+    whole = plain(*options[1:])
+    assert not any("norm" in name for name in tensors(whole, 20))
+    assert "statistics" not in saved_groups(checkpoint(whole, 20))
+
+
+def test_processes_are_one_process_and_a_broken_run_is_an_unbroken_one(train: Train) -> None:
+    world = ("parallel=hybrid", "parallel.trainers=3", CUTS, *NORM, "train.evaluate_every=5")
+    alone = (*world, "parallel.world=in_process")
+    code, folder = train("processes", *world, "train.steps=12")
+    assert code == 0
+    code, unbroken = train("unbroken", *alone, "train.steps=12")
+    assert code == 0
+    assert_same_state(folder, unbroken, 12)
+    assert [step for step, _ in scores(folder)] == [5, 10, 12]
+    assert scores(folder) == scores(unbroken)
+    held = statistics(folder, 12)
+    assert len({name.split(".")[1] for name in held}) == 3
+    one, other = (held[f"statistics.{trainer}.top.1.norm.running_mean"] for trainer in (0, 1))
+    assert np.abs(one - other).max() > 1e-3
+    _, first = train("first", *alone, "train.steps=5")
+    code, second = train("second", *alone, "train.steps=12", f"checkpoint.resume={first}")
+    assert code == 0
+    assert_same_state(folder, second, 12)
+    assert scores(second)[-1] == scores(folder)[-1]
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_checkpoints_are_scored_as_the_run_has_scored(
+    trainers: int, train: Train, tmp_path: Path
+) -> None:
+    layout = (f"parallel.trainers={trainers}", "parallel.servers=1", CUTS)
+    code, folder = train("world", *NORM, *WORLD, *layout, "train.steps=15")
+    assert code == 0
+    output = tmp_path / "scores.json"
+    given = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
+    assert run(["dlrm_hybrid", "evaluate", *given]) == 0
+    found = json.loads(output.read_text())
+    ((step, wanted),) = scores(folder)
+    assert (step, [found[name] for name in SCORES]) == (15, wanted)
+
+
+def test_other_trainers_begin_with_the_mean(train: Train) -> None:
+    world = (*WORLD, *NORM, "train.steps=6")
+    code, first = train("first", *world, CUTS, "parallel.trainers=3")
+    assert code == 0
+    other = ("parallel.trainers=2", "parallel.cuts=[bottom.1]", f"checkpoint.resume={first}")
+    code, second = train("second", *world, *other)
+    assert code == 0
+    assert scores(second) == scores(first)  # no step is left, all it does is to score
+
+    held = statistics(first, 6)
+    pieces = full_pieces(
+        {name: torch.zeros(one.shape) for name, one in held.items() if name.split(".")[1] != "2"}
+    )
+    saved = open_checkpoint(checkpoint(first, 6))
+    resume(saved, pieces, trainers=2)
+    for piece in pieces:
+        name = piece.name.split(".", 2)[2]
+        of_all = np.stack([held[f"statistics.{trainer}.{name}"] for trainer in range(3)])
+        expected = of_all.astype(np.float64).mean(0).astype(np.float32)
+        np.testing.assert_array_equal(piece.view.numpy(), expected)
+    resume(saved, pieces, trainers=3)
+    assert all(np.array_equal(piece.view.numpy(), held[piece.name]) for piece in pieces)
+
+
+def test_statistics_travel_for_evaluations_alone(train: Train) -> None:
+    world = ("parallel=hybrid", "parallel.trainers=2", "train.steps=20", *NORM)
+    told: list[dict] = []
+    for options in (("5", "true"), ("20", "true"), ("5", "false")):
+        due, norm = (f"train.evaluate_every={options[0]}", f"model.batch_norm={options[1]}")
+        code, folder = train("-".join(options), *world, due, norm)
+        assert code == 0
+        told.append(summary(folder)["network"])
+    often, once, without = told
+    assert often["by_phase"]["evaluate"]["bytes"] == 4 * once["by_phase"]["evaluate"]["bytes"]
+    for name, tally in often["by_class"].items():  # of training
+        assert tally["messages"] == without["by_class"][name]["messages"]
+
+
+def test_all_workers_of_a_stage_get_the_same_mean_and_what_they_send_is_counted() -> None:
+    spec = ModelSpec(
+        embedding_dim=4, bottom=(3, 9, 4), top=(8, 1), table_rows=(5,), batch_norm=True
+    )
+    (part,) = Partition.of(spec, ()).stages
+    models = [StageModel(spec, part, Precision.FLOAT32, seed=0) for _ in range(3)]
+    for trainer, model in enumerate(models):
+        for number, one in enumerate(model.statistics().values()):
+            one.uniform_(generator=torch.Generator().manual_seed(10 * trainer + number))
+    expected = mean([model.statistics() for model in models])
+    sent = [Counters() for _ in models]
+    messengers = [
+        Messenger(
+            attempt=0,
+            channel=(metered := MeteredChannel(channel, counters, SpanClock())),
+            mailbox=Mailbox(metered, 0, 99),
+            patience_seconds=60.0,
+            clock=SpanClock(),
+        )
+        for channel, counters in zip(in_process_channels(3), sent, strict=True)
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(lambda one, model: exchanged(one, (0, 1, 2), model, 7), messengers, models)
+        )
+    for one in found:
+        assert one.keys() == expected.keys() == spec.statistics_shapes().keys()
+        for name, tensor in one.items():
+            assert torch.equal(tensor, expected[name])
+            own = torch.stack([model.statistics()[name] for model in models])
+            torch.testing.assert_close(tensor, own.mean(0))
+    tallies = [one.sent.snapshot()[Traffic.CONTROL] for one in sent]
+    assert [one.messages for one in tallies] == [2, 1, 1]  # in all 2 (T - 1)
+    elements = 4 * 2 * (9 + 8)
+    assert [one.dense_equivalent_bytes for one in tallies] == [2 * elements, elements, elements]
+    assert all(one.num_bytes > one.dense_equivalent_bytes for one in tallies)
+    alone = exchanged(messengers[0], (0,), models[0], 8)
+    assert all(torch.equal(one, models[0].statistics()[name]) for name, one in alone.items())
+    assert sent[0].sent.snapshot()[Traffic.CONTROL].messages == 2
