@@ -23,6 +23,7 @@ from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.types import ConfigError
@@ -78,6 +79,8 @@ def import_weights(request: Request, display: Display) -> Imported:
         for piece in (*groups["dense"], *groups["embeddings"]):
             if piece.name in taken:
                 piece.view.copy_(taken[piece.name])
+        for piece in groups.get(statistics.GROUP, []):
+            piece.view.copy_(taken[statistics.model_name(piece.name)])
         root = folder / CHECKPOINTS
         writer = ShardWriter(root=root, rank="worker-0", attempt=ATTEMPT)
         writer.begin(0, groups)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
+from dlrm_hybrid.model.layers.norm import folded
 from dlrm_hybrid.model.spec import ModelSpec
 
 
@@ -44,10 +45,13 @@ def plain_mlp(
     relu_last: bool,
     masks: Mapping[str, nn.Module] | None = None,
 ) -> nn.Sequential:
-    """The layers `<part>.1`, `<part>.2` … of a model, some with a mask after them."""
+    """The layers `<part>.1`, `<part>.2` … of a model, some with a mask after them.
+
+    Batch norm by running statistics is a part of their weights and biases.
+    """
     modules: list[nn.Module] = []
     for layer in range(1, layers + 1):
-        weight_MN, bias_M = (tensors[f"{part}.{layer}.{kind}"] for kind in ("weight", "bias"))
+        weight_MN, bias_M = _layer(f"{part}.{layer}", tensors)
         outputs, inputs = weight_MN.shape
         linear = nn.Linear(inputs, outputs, device="meta")
         linear.weight = nn.Parameter(weight_MN.detach())
@@ -56,6 +60,15 @@ def plain_mlp(
         if masks and f"{part}.{layer}" in masks:
             modules.append(masks[f"{part}.{layer}"])
     return nn.Sequential(*(modules if relu_last else modules[:-1]))
+
+
+def _layer(name: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Weight and bias."""
+    weight_MN = tensors[f"{name}.weight"]
+    if f"{name}.bias" in tensors:
+        return weight_MN, tensors[f"{name}.bias"]
+    kinds = ("weight", "bias", "running_mean", "running_var")
+    return folded(weight_MN, *(tensors[f"{name}.norm.{kind}"] for kind in kinds))
 
 
 @final

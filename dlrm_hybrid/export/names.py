@@ -13,6 +13,7 @@ facebookresearch/dlrm numbers the modules of an MLP, and every second one is an 
 tensors are the same but for one: TorchRec lists the dot products of pairs of vectors by the first
 of a pair, (0, 1), (0, 2), …, the others by the second, (0, 1), (0, 2), (1, 2), …; so the columns of
 the first top layer are in another order there. TorchRec's model with cross layers is `DLRM_DCN`.
+Neither has batch norm.
 
 Shapes: M outputs of a layer, W inputs of the first top layer, D embedding dimension.
 """
@@ -39,7 +40,7 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor of a model, by its name here."""
     rows = zip(spec.table_names, spec.table_rows, strict=True)
     tables = {f"{table}.weight": (count, spec.embedding_dim) for table, count in rows}
-    return {**tables, **spec.dense_shapes()}
+    return {**tables, **spec.dense_shapes(), **spec.statistics_shapes()}
 
 
 def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str, str]:
@@ -67,6 +68,11 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
         raise ConfigError(
             f"{naming!r} (export.names, import.names): has no model without dense columns "
             "(model.bottom=[]); use ours"
+        )
+    if spec.batch_norm:
+        raise ConfigError(
+            f"{naming!r} (export.names, import.names): has no model with batch norm "
+            "(model.batch_norm); use ours"
         )
     if naming == "dlrm":
         return {name: _in_dlrm(name) for name in names}

@@ -21,6 +21,7 @@ from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError
 
 KEY = "import.file"
+VARIANCE = ".norm.running_var"
 STATE = "state_dict"  # where facebookresearch/dlrm keeps weights, beside its counts of steps
 WRAPPERS = ("module.", "model.")  # what DataParallel, DLRMTrain and others put before names
 EXACT = (torch.float32, torch.float16, torch.bfloat16)  # types whose values float32 has, too
@@ -109,6 +110,8 @@ def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec) -> I
             yield f"{name}: {tensor.dtype}, wanted {', '.join(map(str, EXACT))}"
         elif first_not_finite([(name, tensor)]) is not None:
             yield f"{name}: holds values that are not finite"
+        elif name.endswith(VARIANCE) and bool((tensor < 0).any()):
+            yield f"{name}: holds a variance below 0"
 
 
 def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

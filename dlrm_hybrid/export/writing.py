@@ -224,6 +224,7 @@ def _description(
             "top": spec.top,
             "interaction": {"name": type(spec.interaction).__name__.lower()}
             | asdict(spec.interaction),
+            "batch_norm": spec.batch_norm,
             "kept_after": {layer: mask.k for layer, mask in file.masks.items()},
         },
         "data": {**asdict(manifest.semantics), **manifest.vocabulary},

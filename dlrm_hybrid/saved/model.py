@@ -28,6 +28,7 @@ from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly.compress import evaluation_masks
+from dlrm_hybrid.train import statistics
 
 BLOCK_ROWS = 1 << 20  # rounded at once
 Floats = npt.NDArray[np.float32]
@@ -85,7 +86,11 @@ class SavedModel:
             table = tensors[f"{name}.weight"]
             table[rows:] = 0
             tensors[f"{name}.weight"] = table[:rows]
-        open_checkpoint(folder, progress).fill(full_pieces(tensors))
+        checkpoint = open_checkpoint(folder, progress)
+        of_norms = {name: tensors.pop(name) for name in spec.statistics_shapes()}
+        checkpoint.fill(full_pieces(tensors))
+        for name, running in statistics.saved(checkpoint, spec.statistics_shapes()).items():
+            of_norms[name].copy_(running)
         if rounds and (config.parallel.trainers > 1 or config.embedding.name == "served"):
             rounding = Rounding(CommPrecision(config.embedding.comm_precision))
             for name in spec.table_names:
@@ -102,9 +107,9 @@ class SavedModel:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its weights by the names of a checkpoint; writing to one changes it."""
+        """Its weights and statistics by the names of a model; writing to one changes it."""
         dense = {name: one.detach() for name, one in self.model.dense_parameters().items()}
-        return {**self.model.embeddings.weights(), **dense}
+        return {**self.model.embeddings.weights(), **dense, **self.model.statistics()}
 
     def logits(self, batch: Batch) -> Floats:
         """Logits (B,) of rows; the same bits as in an evaluation of one process."""
@@ -127,9 +132,10 @@ class SavedModel:
 
 def _stages(model: Dlrm, cuts: tuple[str, ...], precision: Precision) -> tuple[StageModel, ...]:
     """The stages between some cuts, with the weights of a model; none without cuts."""
-    dense, found = model.dense_parameters(), list[StageModel]()
+    held, found = {**model.dense_parameters(), **model.statistics()}, list[StageModel]()
     for part in Partition.of(model.spec, cuts).stages if cuts else ():
         found.append(StageModel(model.spec, part, precision, seed=0))
-        for name, weight in found[-1].dense_parameters().items():
-            weight.data = dense[name].data
+        own = {**found[-1].dense_parameters(), **found[-1].statistics()}
+        for name, tensor in own.items():
+            tensor.data = held[name].data
     return tuple(found)
