@@ -52,6 +52,7 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.rank.process import Rank, Report
 from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -63,7 +64,7 @@ from dlrm_hybrid.train.signals import StopRequest
 
 LR, SEED = 0.1, 0
 BATCHES = 50  # drawn before, used again and again
-LOOPBACK = "loopback"
+LOOPBACK, ENTRY = "loopback", "practitioner:be_rank"
 DEADLINE_SECONDS = 300.0
 MOST_STEPS, LINE_SECONDS = 150, 12.0
 ID_BYTES = 4
@@ -241,9 +242,7 @@ def measure(link: str, trainers: int, steps: int, wire: str, batch_size: int) ->
             )
             for trainer in range(trainers)
         ]
-        outcome = run_ranks(
-            ranks, "practitioner:be_rank", lambda event: told.append(dict(event.values))
-        )
+        outcome = run_ranks(ranks, ENTRY, lambda event: told.append(dict(event.values)))
         if outcome.message:
             logs = [path.read_text("utf-8") for path in sorted(folder.glob("*.log"))]
             raise SystemExit("\n".join([outcome.message, *logs]))
@@ -298,7 +297,6 @@ def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row
                     "trainers": str(number),
                     "numbers": name,
                     "gradients, ring": f"{ring:,.0f}",
-                    "tables": f"{tables:,.0f}",
                     "tables, counted": f"{found.embedding_bytes:,.0f}",
                     "all": f"{ring + tables:,.0f}",
                     "measured": f"{found.bytes:,.0f}",
@@ -320,32 +318,33 @@ def speed_rows(
             file = runs / link / f"{slug(name)}-{trainers}-{turn}.json"
             found = _kept(file, link, trainers, name, batch_size)
             turns.setdefault(f"{name}, T = {trainers}", []).append(found)
-        summary = train_once(runs / link / f"dct_hybrid-{turn}", *WORLD, *size, *rate).summary
-        samples = summary["samples_per_second"] * summary["seconds"]
-        world = Measured(
-            samples_per_second=summary["samples_per_second"],
-            cpu_microseconds=1e6 * summary["cpu"]["seconds"] / samples,
-            bytes=summary["network"]["bytes_per_sample"],
-            embedding_bytes=summary["network"]["by_class"]["embedding"]["bytes"] / samples,
-        )
-        turns.setdefault("dct_hybrid", []).append(world)
-    ours = turns["dct_hybrid"]
+        folder = runs / link / f"dct_hybrid-{turn}"
+        turns.setdefault("dct_hybrid", []).append(_of(train_once(folder, *WORLD, *size, *rate)))
+    ours = [one.samples_per_second for one in turns["dct_hybrid"]]
     return [
         {
             link: name,
             "samples/s": spread([one.samples_per_second for one in measured], 0),
             "dct_hybrid to it": spread(
-                [
-                    our.samples_per_second / one.samples_per_second
-                    for our, one in zip(ours, measured, strict=True)
-                ],
-                2,
+                [our / one.samples_per_second for our, one in zip(ours, measured, strict=True)], 2
             ),
             "CPU, µs/sample": spread([one.cpu_microseconds for one in measured], 0),
             "bytes/sample": f"{median(one.bytes for one in measured):,.0f}",
         }
         for name, measured in turns.items()
     ]
+
+
+def _of(run: Run) -> Measured:
+    network, seconds = run.summary["network"], run.summary["seconds"]
+    samples = run.summary["samples_per_second"] * seconds
+    return Measured(
+        samples_per_second=samples / seconds,
+        cpu_microseconds=1e6 * run.summary["cpu"]["seconds"] / samples,
+        # On a loopback that all share nothing tells whose bytes they are: frames without headers.
+        bytes=(network["interface_bytes"] or network["bytes_total"]) / samples,
+        embedding_bytes=network["by_class"]["embedding"]["bytes"] / samples,
+    )
 
 
 def _kept(file: Path, link: str, trainers: int, wire: str, batch_size: int) -> Measured:
@@ -362,9 +361,9 @@ def steps_on(link: str, trainers: int, wire: Wire, batch_size: int) -> int:
     """Up to MOST_STEPS, fewer where a line would take more than LINE_SECONDS for them."""
     if link == LOOPBACK:
         return MOST_STEPS
-    sent = ring_bytes(PAPER_SPEC, trainers, wire, batch_size)
-    sent += all_to_all_bytes(PAPER_SPEC, trainers, wire)
-    step_seconds = 8 * batch_size * sent / bits_per_second(link)
+    ring = ring_bytes(PAPER_SPEC, trainers, wire, batch_size)
+    sent = batch_size * (ring + all_to_all_bytes(PAPER_SPEC, trainers, wire))
+    step_seconds = 8 * sent / bits_per_second(link)
     return max(1, min(MOST_STEPS, int(LINE_SECONDS / step_seconds)))
 
 
