@@ -17,6 +17,7 @@ from typing import Any
 
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
 CLASSES = {
@@ -32,16 +33,17 @@ Sent = Mapping[str, float]
 
 
 def sent_by_world(runs: Sequence[Run]) -> dict[str, dict[int, Sent]]:
-    """By name and number of trainers, of the runs in one process.
+    """By name and number of trainers, of the complete runs in one process.
 
     Raises:
         ConfigError: there is none, or no run of processes says what its embeddings would send.
     """
     found: dict[str, dict[int, Sent]] = {}
-    for run in runs:
+    complete = [run for run in runs if run.status == COMPLETE]
+    for run in complete:
         if run.config["parallel"]["world"] == "in_process":
-            trainers = run.config["parallel"]["trainers"]
-            found.setdefault(run.config["name"], {})[trainers] = _sent(run, _embedding(run, runs))
+            worlds = found.setdefault(run.config["name"], {})
+            worlds[run.config["parallel"]["trainers"]] = _sent(run, _embedding(run, complete))
     if not found:
         raise ConfigError("none of these runs is a world in one process")
     return found
@@ -67,7 +69,8 @@ def table(found: Mapping[str, Mapping[int, Sent]]) -> Table:
                 for number in trainers
             ]
             rows.append((name, "times less", *times))
-    return Table(("bytes per sample", "", *(f"T = {one}" for one in trainers)), tuple(rows))
+    columns = ("bytes per sample", "", *(f"T = {one}" for one in trainers))
+    return Table(columns, tuple(rows), "llr")
 
 
 def _sent(run: Run, embedding: float) -> Sent:
@@ -82,7 +85,8 @@ def _embedding(run: Run, runs: Sequence[Run]) -> float:
     """Of as many trainers as `run` has."""
     for other in runs:
         trainers = other.config["parallel"]["trainers"]
-        if other.config["parallel"]["world"] == "processes" and _tables(other) == _tables(run):
+        is_counted = other.config["parallel"]["world"] == "processes" and trainers > 1
+        if is_counted and _tables(other) == _tables(run):
             whole = _per_sample(other)["embedding"] * trainers / (trainers - 1)
             own = run.config["parallel"]["trainers"]
             return whole * (own - 1) / own

@@ -29,9 +29,12 @@ def test_embeddings_come_from_processes_and_are_scaled() -> None:
         world_run("plain", 2, "in_process", gradient_push=3_000, parameter_pull=2_000),
         world_run("plain", 4, "in_process", gradient_push=3_000, parameter_pull=2_000),
         world_run("small", 4, "in_process", "bfloat16", gradient_push=100, activation=150),
+        world_run("measured", 1, "processes", embedding=0),
         world_run("measured", 2, "processes", embedding=1_000, gradient_push=7),
         world_run("measured", 3, "processes", "bfloat16", embedding=400),
     ]
+    broken_off = {"status": "unfinished", "samples_per_second": None}
+    runs.append(replace(runs[0], summary={**runs[0].summary, **broken_off}))
     found = growth.sent_by_world(runs)
     assert list(found) == ["plain", "small"]
     assert found["plain"][2]["embedding"] == pytest.approx(10.0)
