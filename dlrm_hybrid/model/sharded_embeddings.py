@@ -18,7 +18,8 @@ from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import CountedGroup
-from dlrm_hybrid.model.exchange import DistinctExchange, IdExchange, check_ids
+from dlrm_hybrid.model.exchange.distinct import DistinctExchange
+from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.rows.fbgemm import FbgemmKernel, fbgemm_arguments
 from dlrm_hybrid.model.rows.lookup import OwnKernel, TableKernel

@@ -7,8 +7,8 @@ from embedding_ranks import SEED, SPEC, Trainer, batch, gather, lr_of, trainer_o
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, joined, part
-from dlrm_hybrid.model import exchange as exchanges
 from dlrm_hybrid.model.embeddings import tensor_bags
+from dlrm_hybrid.model.exchange import ids as exchanges
 from dlrm_hybrid.types import DlrmError
 
 STEPS, LR = 12, 0.1

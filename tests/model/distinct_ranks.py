@@ -8,7 +8,7 @@ from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, uns
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model import exchange as exchanges
+from dlrm_hybrid.model.exchange import distinct as exchanges
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import Program, Result

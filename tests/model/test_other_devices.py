@@ -6,7 +6,7 @@ import torch
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids
-from dlrm_hybrid.model.exchange import check_ids
+from dlrm_hybrid.model.exchange.ids import check_ids
 from dlrm_hybrid.model.layers.mlp import Mlp
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions

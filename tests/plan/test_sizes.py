@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.model.exchange import encoded_ids
+from dlrm_hybrid.model.exchange.distinct import encoded_ids
 from dlrm_hybrid.plan.sizes import (
     BUILD_UP,
     build_up,

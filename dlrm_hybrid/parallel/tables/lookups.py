@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
-from dlrm_hybrid.model.exchange import decoded_ids, encoded_ids
+from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
 from dlrm_hybrid.model.sharding import Cast, times
 from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.types import DlrmError

@@ -1,0 +1,1 @@
+"""What trainers that share tables send each other."""

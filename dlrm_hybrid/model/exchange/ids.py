@@ -1,0 +1,156 @@
+"""Ids of all bags on their way to the trainers that look them up.
+
+TorchRec's own input distribution is made for bags of any size: it sends splits, lengths and ids in
+three collectives, and regroups them feature by feature. Where every bag has one id, one collective
+of ids is enough, else one of lengths and one of ids. TorchRec returns the pooled rows.
+
+Shapes: B rows of this trainer's batch, F tables, T trainers, L tables that one trainer looks up, N
+rows of all trainers' batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, table_offsets
+from dlrm_hybrid.comm.counted_group import CountedGroup, split
+from dlrm_hybrid.model.embeddings import require_ids_on_cpu
+from dlrm_hybrid.model.sharding import Routes
+from dlrm_hybrid.types import DlrmError
+
+Int64s = NDArray[np.int64]
+
+WIRE_DTYPE = torch.int32
+
+
+@final
+class IdExchange:
+    """Sends ids to where they are looked up.
+
+    Args:
+        routes: of this trainer.
+        group: of the trainers.
+    """
+
+    def __init__(self, routes: Routes, group: CountedGroup) -> None:
+        self._group = group
+        self._rank = group.rank()
+        self._num_features_L = routes.num_features_L
+        self._blocks_L = [
+            None if not blocks else torch.tensor(blocks).t().unsqueeze(2)
+            for blocks in routes.blocks_L
+        ]
+        self._offsets = torch.arange(1)
+        self._features_T = [len(wanted) for wanted in routes.wanted_T]
+        self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
+
+    def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """What each lookup has to look up for the batches of all trainers, concatenated.
+
+        Args:
+            bags: of this trainer's batch; rows of their tables.
+            rows_T: rows of every trainer's batch.
+
+        Returns:
+            For each lookup, as FBGEMM takes them: the ids held here, int64, and where in them the
+            bag of each feature and row begins, int64 (features * N + 1,).
+
+        Raises:
+            DlrmError: a trainer sent bags that are none.
+        """
+        if bags.offsets is not None:
+            return self._of_jagged(bags.map(Tensor.numpy), rows_T)
+        ids_LB = bags.values.to(WIRE_DTYPE).index_select(0, self._order)
+        mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
+        ids = self._group.exchange(
+            ids_LB.view(-1),
+            [features * num_rows for features in self._features_T],
+            [mine * rows for rows in rows_T],
+        )
+        parts = split(ids, [mine * rows for rows in rows_T])
+        ids_LN = torch.cat(
+            [part.view(mine, rows) for part, rows in zip(parts, rows_T, strict=True)], 1
+        )
+        parts_LN = split(ids_LN, self._num_features_L)
+        return [
+            self._dense_bags(part_LN) if blocks is None else _block_bags(part_LN, *blocks)
+            for part_LN, blocks in zip(parts_LN, self._blocks_L, strict=True)
+        ]
+
+    def _of_jagged(self, bags: Bags[Int64s], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """The lengths of bags travel first: who holds a table does not know how many ids follow."""
+        asked = in_order(bags, self._order.numpy())
+        mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
+        lengths = self._group.exchange(
+            torch.from_numpy(lengths_of(asked).reshape(-1)).to(WIRE_DTYPE),
+            [features * num_rows for features in self._features_T],
+            [mine * rows for rows in rows_T],
+        )
+        theirs_T = [part.long() for part in split(lengths, [mine * rows for rows in rows_T])]
+        for trainer, theirs in enumerate(theirs_T):
+            if (theirs < 0).any():
+                raise DlrmError(f"trainer {trainer} sent bags of fewer ids than none")
+        counts_T = [int(theirs.sum()) for theirs in theirs_T]
+        ends = table_offsets(asked)[np.cumsum([0, *self._features_T])]
+        ids = self._group.exchange(
+            torch.from_numpy(asked.values).to(WIRE_DTYPE), np.diff(ends).tolist(), counts_T
+        )
+        parts = zip(split(ids.long(), counts_T), theirs_T, rows_T, strict=True)
+        held = joined(
+            [jagged(own.numpy(), theirs.view(mine, n).numpy()) for own, theirs, n in parts]
+        )
+        lookups_L = np.split(np.arange(mine), np.cumsum(self._num_features_L)[:-1])
+        return [
+            _jagged_bags(in_order(held, tables), blocks)
+            for tables, blocks in zip(lookups_L, self._blocks_L, strict=True)
+        ]
+
+    def _dense_bags(self, ids_LN: Tensor) -> tuple[Tensor, Tensor]:
+        num_ids = ids_LN.numel()
+        if len(self._offsets) <= num_ids:
+            self._offsets = torch.arange(num_ids + 1)
+        return ids_LN.reshape(-1).long(), self._offsets[: num_ids + 1]
+
+
+def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tensor, Tensor]:
+    """An id of another block is an empty bag here: its owner adds the row to the sum."""
+    here_LN = (ids_LN >= first_L1).logical_and_(ids_LN < stop_L1)
+    offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
+    torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
+    return (ids_LN - first_L1)[here_LN], offsets
+
+
+def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `_dense_bags` and `_block_bags`: a bag has those of its ids whose rows are held here."""
+    values_N, offsets = bags.values, bags.offsets
+    assert offsets is not None
+    if blocks_2L1 is not None:
+        counts_L = np.diff(table_offsets(bags))
+        first_N, stop_N = np.repeat(blocks_2L1.squeeze(2).numpy(), counts_L, axis=1)
+        here_N = (values_N >= first_N) & (values_N < stop_N)
+        offsets = np.concatenate([[0], np.cumsum(here_N)])[offsets]
+        values_N = (values_N - first_N)[here_N]
+    return torch.from_numpy(values_N), torch.from_numpy(offsets)
+
+
+def check_ids(bags: Bags[Tensor], table_rows_F1: Tensor) -> None:
+    """Refuse ids that are no rows; FBGEMM would end the process at another trainer."""
+    ids, rows = require_ids_on_cpu(bags).values, table_rows_F1
+    if bags.offsets is not None:
+        counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))
+        rows = table_rows_F1.flatten().repeat_interleave(torch.from_numpy(counts_F))
+    is_bad = (ids < 0).logical_or_(ids >= rows)
+    if is_bad.any():
+        first = int(is_bad.flatten().nonzero()[0])
+        starts = table_offsets(bags.map(Tensor.numpy))
+        table = int(np.searchsorted(starts, first, side="right")) - 1
+        raise RuntimeError(
+            f"id {ids.flatten()[first]} is out of bounds: embedding.{table + 1} has num_rows = "
+            f"{table_rows_F1[table].item()}"
+        )
