@@ -9,16 +9,8 @@ from __future__ import annotations
 # The largest first: what takes longest to compile must not begin last.
 ALL = (
     *("sections", "levels.activations", "levels.updates", "synthesize", "magnitudes", "scatter"),
-    *(
-        "criteo",
-        "gaps",
-        "rows",
-        "levels.order",
-        "ops",
-        "ternary",
-        "levels.steps",
-        "levels.rounding",
-    ),
+    *("criteo", "gaps", "rows", "levels.coded_rows", "levels.order", "ops", "ternary"),
+    *("levels.rows", "levels.steps", "levels.rounding"),
 )
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
@@ -31,6 +23,7 @@ def needed(
     selects: bool,
     levels: bool,
     activation_levels: bool = False,
+    rows: bool = False,
 ) -> frozenset[str]:
     """The files whose kernels a verb calls; one too many costs seconds at the first run.
 
@@ -42,6 +35,7 @@ def needed(
         selects: servers select what they publish, whatever the method.
         levels: pushes or pulls are levels.
         activation_levels: activations are.
+        rows: rows of tables and their gradients are levels.
     """
     names: set[str] = set()
     if prepares or world is not None:
@@ -60,4 +54,6 @@ def needed(
         names.update(("ops", "levels.rounding", "levels.order", "levels.updates"))
     if activation_levels:
         names.update(("levels.activations", "levels.steps"))
+    if rows:
+        names.update(("levels.rows", "levels.coded_rows"))
     return frozenset(names)

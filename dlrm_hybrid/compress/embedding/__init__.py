@@ -1,0 +1,1 @@
+"""Rows of tables and their gradients as integer levels."""

@@ -1,0 +1,273 @@
+"""What both ends remember of the rows that one trainer asks for, and what is sent in their place.
+
+    holder of a table                                trainer that looks up
+    copies                                           copies, residuals
+    row - copy, in whole steps   ── levels ──▶       copy + levels × step
+    levels × step, the gradient  ◀── levels ──       gradient + residual, in whole steps
+
+Both ends move their copies by the same arithmetic, so these are equal bit for bit, and after every
+answer no element of a copy is further from the row's than half a step. What rounding leaves of a
+gradient is sent later, exactly.
+
+A step is a power of two near a fraction of the root mean square of what one trainer looks up, or
+of its gradients. The trainer renews both steps and names them in its messages; sums are exact, so
+they do not depend on who holds which table.
+
+Shapes: K rows of a message, table after table, distinct and increasing in each; L tables; S slots;
+D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import frexp, fsum, ldexp
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_hybrid.kernels.levels.rows import (
+    WAYS,
+    add_squares,
+    find_slots,
+    gradient_levels,
+    row_levels,
+    rows_of_levels,
+    scale_levels,
+    take_slots,
+)
+from dlrm_hybrid.types import DivergedError
+
+Float32s = NDArray[np.float32]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+MOST_EXPONENT = 60  # of a step, up or down
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelOptions:
+    """How finely rows and gradients are sent, and how many rows are remembered.
+
+    Attributes:
+        row_error: bound of the error of an element, over the root mean square of a trainer's rows.
+        gradient_error: the same of gradients.
+        copies_rows: rows of each table that a trainer remembers.
+        lifespan: batches after which steps are renewed at the latest.
+    """
+
+    row_error: float
+    gradient_error: float
+    copies_rows: int
+    lifespan: int
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Distinct rows of some tables.
+
+    Attributes:
+        ids_K: table after table, increasing in each.
+        counts_L: how many are of each table.
+    """
+
+    ids_K: Int64s
+    counts_L: Int64s
+
+
+@final
+class Slots:
+    """Which rows of some tables are remembered, and where; see `kernels.levels.rows`.
+
+    Args:
+        rows_L: of the tables.
+        most: to be remembered of each.
+    """
+
+    def __init__(self, rows_L: Sequence[int], most: int) -> None:
+        sets_L = np.array([-(-min(rows, most) // WAYS) for rows in rows_L], np.int64)
+        ends_L = np.cumsum(WAYS * sets_L)
+        firsts_L = ends_L - WAYS * sets_L
+        self._tables_L2 = np.stack([firsts_L, sets_L], axis=1)
+        self.of_table = list(map(slice, firsts_L.tolist(), ends_L.tolist()))
+        self.held_S2 = np.zeros((WAYS * int(sets_L.sum()), 2), np.int64)
+        self.messages = 0
+
+    def take(self, rows: Rows) -> tuple[Int64s, Int64s]:
+        """The slots of the rows of the next message, and all slots that change their row for it."""
+        self.messages += 1
+        slots_K, fresh_K = np.empty_like(rows.ids_K), np.empty_like(rows.ids_K)
+        where = (self._tables_L2, self.messages, self.held_S2)
+        fresh = take_slots(rows.ids_K, rows.counts_L, *where, slots_K, fresh_K)
+        return slots_K, fresh_K[:fresh]
+
+    def find(self, rows: Rows) -> Int64s:
+        """The slots of rows that may have been asked for some messages ago."""
+        slots_K = np.empty_like(rows.ids_K)
+        find_slots(rows.ids_K, rows.counts_L, self._tables_L2, self.held_S2, slots_K)
+        return slots_K
+
+
+@final
+class Step:
+    """A step that follows the root mean square of some values.
+
+    It is renewed before messages 0, 1, 2, 4 … and every `lifespan`, by all values since.
+
+    Args:
+        fraction: of the root mean square, that is half a step.
+        lifespan: messages.
+        square: of an element, to begin with.
+    """
+
+    def __init__(self, fraction: float, lifespan: int, square: float) -> None:
+        self._factor = (2 * fraction) ** 2
+        self._lifespan = lifespan
+        self.exponent = self._nearest(square)
+        self.messages = 0
+
+    def renew_if_due(self, sums: Sequence[Sum]) -> None:
+        """Before a message; `sums` are of the squares since."""
+        number, self.messages = self.messages, self.messages + 1
+        is_early = number <= self._lifespan and not number & (number - 1)
+        if number % self._lifespan and not is_early:
+            return
+        if count := sum(one.count for one in sums):
+            self.exponent = self._nearest(fsum(x for one in sums for x in one.squares_L) / count)
+        for one in sums:
+            one.forget()
+
+    def _nearest(self, square: float) -> int:
+        """Exact, so the same on every machine."""
+        _, exponent = frexp(square * self._factor)
+        return min(max(exponent // 2, -MOST_EXPONENT), MOST_EXPONENT)
+
+
+@final
+class Sum:
+    """Squares of the elements of some tables' rows, by table, and their number."""
+
+    def __init__(self, num_tables: int) -> None:
+        self.squares_L = np.zeros(num_tables)
+        self.count = 0
+
+    def add(self, rows: Rows, values_KD: Float32s) -> None:
+        """Those of a message."""
+        add_squares(values_KD, rows.counts_L, self.squares_L)
+        self.count += values_KD.size
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.squares_L[:] = 0
+        self.count = 0
+
+
+def first_exponent(table_rows: Sequence[int], options: LevelOptions) -> int:
+    """Of the step of rows before any has been looked up: by the initial values of all tables."""
+    square = fsum(1 / (3 * rows) for rows in table_rows) / max(len(table_rows), 1)
+    return Step(options.row_error, options.lifespan, square).exponent
+
+
+@final
+class Copies:
+    """One end's copies of the rows of some tables, for one trainer.
+
+    Args:
+        rows_L: of the tables.
+        dim: of a row.
+        most: to be remembered of each table.
+    """
+
+    def __init__(self, rows_L: Sequence[int], dim: int, most: int) -> None:
+        self.slots = Slots(rows_L, most)
+        self.values_SD = np.zeros((len(self.slots.held_S2), dim), np.float32)
+
+    def send(
+        self, rows: Rows, values_KD: Float32s, exponent: int
+    ) -> tuple[Int32s, Float32s, Int64s]:
+        """Make the copies of some rows like them.
+
+        Returns:
+            the levels, the copies, and the slots that change their row.
+
+        Raises:
+            DivergedError: a row is not finite, or too large.
+        """
+        slots_K, fresh = self._take(rows)
+        levels_KD, view_KD = np.empty(values_KD.shape, np.int32), np.empty_like(values_KD)
+        where = (slots_K, self.values_SD, levels_KD, view_KD)
+        bad = row_levels(values_KD, ldexp(1.0, exponent), *where)
+        if bad >= 0:
+            raise DivergedError(_fault("row", rows, bad, values_KD, exponent))
+        return levels_KD, view_KD, fresh
+
+    def receive(self, rows: Rows, levels_KD: Int32s, exponent: int) -> tuple[Float32s, Int64s]:
+        """Move the copies of some rows; gives them, and the slots that change their row."""
+        slots_K, fresh = self._take(rows)
+        view_KD = np.empty(levels_KD.shape, np.float32)
+        rows_of_levels(levels_KD, ldexp(1.0, exponent), slots_K, self.values_SD, view_KD)
+        return view_KD, fresh
+
+    def _take(self, rows: Rows) -> tuple[Int64s, Int64s]:
+        slots_K, fresh = self.slots.take(rows)
+        self.values_SD[fresh] = 0
+        return slots_K, fresh
+
+
+@final
+class Residuals:
+    """What rounding has left of the gradients of some tables' rows.
+
+    Args:
+        slots: of the copies of these rows.
+        dim: of a row.
+
+    Attributes:
+        lost: rows of which something was forgotten, because others took their slots.
+    """
+
+    def __init__(self, slots: Slots, dim: int) -> None:
+        self._slots = slots
+        self.values_SD = np.zeros((len(slots.held_S2), dim), np.float32)
+        self._lost_1 = np.zeros(1, np.int64)
+
+    @property
+    def lost(self) -> int:
+        """See above."""
+        return int(self._lost_1[0])
+
+    def forget(self, fresh: Int64s) -> None:
+        """Of the rows that had these slots before."""
+        self._lost_1[0] += np.count_nonzero(self.values_SD[fresh].any(axis=1))
+        self.values_SD[fresh] = 0
+
+    def round(self, rows: Rows, sum_KD: Float32s, exponent: int) -> Int32s:
+        """The levels of some rows' gradients.
+
+        Raises:
+            DivergedError: a gradient is not finite, or too large.
+        """
+        levels_KD = np.empty(sum_KD.shape, np.int32)
+        where = (self._slots.find(rows), self.values_SD, levels_KD, self._lost_1)
+        bad = gradient_levels(sum_KD, ldexp(1.0, exponent), *where)
+        if bad >= 0:
+            raise DivergedError(_fault("gradient", rows, bad, sum_KD, exponent))
+        return levels_KD
+
+
+def values_of(levels_KD: Int32s, exponent: int) -> Float32s:
+    """What levels of gradients stand for (K, D)."""
+    values_KD = np.empty(levels_KD.shape, np.float32)
+    scale_levels(levels_KD, ldexp(1.0, exponent), values_KD)
+    return values_KD
+
+
+def _fault(what: str, rows: Rows, bad: int, values_KD: Float32s, exponent: int) -> str:
+    largest = np.abs(values_KD[bad]).max()
+    return (
+        f"the {what} of id {rows.ids_K[bad]} has an element of {largest}, which is no number of "
+        f"steps of 2**{exponent}"
+    )

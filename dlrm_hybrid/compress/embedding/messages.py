@@ -1,0 +1,96 @@
+"""Levels of rows as bytes: one sender and one receiver for each direction between two ends.
+
+    i8: exponents of steps │ tables, see `wire.tables` │ flags and levels
+
+Rows name the step that they are in; gradients theirs, and that in which rows are to be sent next.
+
+Shapes: K rows, L tables, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_hybrid.compress.embedding.memory import MOST_EXPONENT
+from dlrm_hybrid.kernels.levels.coded_rows import count_levels, decode_levels, encode_levels
+from dlrm_hybrid.kernels.levels.rans import (
+    EVENT_BYTES,
+    EVENTS_OF_A_LEVEL,
+    STATE_BYTES,
+    SYMBOLS,
+)
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender
+
+Bytes = NDArray[np.uint8]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+
+@final
+class LevelSender:
+    """Codes levels, by chances of its own for each table.
+
+    Args:
+        num_tables: L.
+        lifespan: messages that chances serve.
+    """
+
+    def __init__(self, num_tables: int, lifespan: int) -> None:
+        self._tables = TableSender(Shape(num_tables, num_tables, SYMBOLS), lifespan)
+
+    def encode(self, levels_KD: Int32s, counts_L: Int64s, exponents: Sequence[int]) -> bytes:
+        """The bytes of a message."""
+        counts = self._tables.counts
+        counted = (counts.set_C, counts.flags_C, counts.symbols_CS)
+        rows = count_levels(levels_KD, counts_L, *counted)
+        head = np.array(exponents, np.int8).tobytes() + self._tables.begin()
+        events = len(levels_KD) + EVENTS_OF_A_LEVEL * rows * levels_KD.shape[1]
+        events_S, out = np.empty(events, np.uint32), np.empty(_room(events), np.uint8)
+        tables = self._tables.tables
+        size = encode_levels(levels_KD, counts_L, tables.chance_C, tables.starts_CE, events_S, out)
+        return head + out[:size].tobytes()
+
+    def restart(self) -> None:
+        """Send tables with the next message: who receives it may have none."""
+        self._tables.restart()
+
+
+@final
+class LevelReceiver:
+    """Reads what a `LevelSender` has coded.
+
+    Args:
+        num_tables: L.
+        exponents: that a message begins with.
+    """
+
+    def __init__(self, num_tables: int, exponents: int) -> None:
+        self._exponents = exponents
+        self._tables = TableReceiver(Shape(num_tables, num_tables, SYMBOLS))
+
+    def decode(self, message: memoryview, counts_L: Int64s, dim: int) -> tuple[Int32s, list[int]]:
+        """The levels (K, D) of a message, and its exponents.
+
+        Raises:
+            SectionError: it holds no such levels.
+        """
+        head, message = message[: self._exponents], message[self._exponents :]
+        section = Section(0, Encoding.DENSE, Dtype.UINT8, len(message), message)
+        exponents = np.frombuffer(head, np.int8).tolist()
+        if len(exponents) < self._exponents or any(abs(x) > MOST_EXPONENT for x in exponents):
+            raise section.error(f"it does not begin with {self._exponents} exponents of steps")
+        tables, codes = self._tables.begin(section)
+        levels_KD = np.empty((int(counts_L.sum()), dim), np.int32)
+        data = np.frombuffer(codes, np.uint8).copy()
+        if not decode_levels(data, counts_L, tables.chance_C, tables.starts_CE, levels_KD):
+            raise section.error(f"{len(data)} bytes are not the levels of {len(levels_KD)} rows")
+        return levels_KD, exponents
+
+
+def _room(events: int) -> int:
+    return EVENT_BYTES * events + STATE_BYTES

@@ -1,0 +1,193 @@
+"""What one trainer remembers of all tables, in parts that are held by different ends.
+
+Shapes: K rows of a message, L tables, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_hybrid.compress.embedding.memory import (
+    Copies,
+    LevelOptions,
+    Residuals,
+    Rows,
+    Step,
+    Sum,
+    first_exponent,
+)
+from dlrm_hybrid.types import DataError
+
+Array = NDArray[np.generic]
+Float32s = NDArray[np.float32]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+STEPS = "steps"
+
+
+@final
+class Part:
+    """What a trainer remembers of tables that one end holds.
+
+    Args:
+        tables: their numbers.
+        rows_L: of the tables.
+        dim: of a row.
+        most: rows to be remembered of each table.
+    """
+
+    def __init__(self, tables: Sequence[int], rows_L: Sequence[int], dim: int, most: int) -> None:
+        self.tables = tuple(tables)
+        self.copies = Copies(rows_L, dim, most)
+        self.residuals = Residuals(self.copies.slots, dim)
+        self.of_rows, self.of_gradients = Sum(len(rows_L)), Sum(len(rows_L))
+
+    def take(self, rows: Rows, view_KD: Float32s, fresh: Int64s) -> None:
+        """Rows that have come; `fresh` are the slots that change their row by it."""
+        self.residuals.forget(fresh)
+        self.of_rows.add(rows, view_KD)
+
+
+@final
+class TrainerMemory:
+    """What a trainer remembers.
+
+    Args:
+        parts: of all tables.
+        table_rows: of all tables.
+        options: how finely rows and gradients are sent.
+
+    Attributes:
+        row_step: in which the next rows are to be sent to this trainer.
+        gradient_step: of the last gradients.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], table_rows: Sequence[int], options: LevelOptions
+    ) -> None:
+        self.parts = tuple(parts)
+        self.row_step = Step(options.row_error, options.lifespan, 0.0)
+        self.row_step.exponent = first_exponent(table_rows, options)
+        self.gradient_step = Step(options.gradient_error, options.lifespan, 0.0)
+
+    @classmethod
+    def of_one_part(
+        cls, table_rows: Sequence[int], dim: int, options: LevelOptions
+    ) -> TrainerMemory:
+        """Where one end holds all tables."""
+        part = Part(range(len(table_rows)), table_rows, dim, options.copies_rows)
+        return cls([part], table_rows, options)
+
+    @property
+    def lost(self) -> int:
+        """Rows whose residuals were forgotten, because others took their slots."""
+        return sum(part.residuals.lost for part in self.parts)
+
+    def own_rows(self, place: int, rows: Rows, values_KD: Float32s) -> Float32s:
+        """What becomes of true rows of the part in this place, which this trainer holds itself."""
+        part = self.parts[place]
+        _, view_KD, fresh = part.copies.send(rows, values_KD, self.row_step.exponent)
+        part.take(rows, view_KD, fresh)
+        return view_KD
+
+    def round(self, rows: Sequence[Rows], sums: Sequence[Float32s]) -> list[Int32s]:
+        """The levels of the gradients of each part's rows; renews both steps where that is due.
+
+        Raises:
+            DivergedError: a gradient is not finite, or too large.
+        """
+        for part, own, sum_KD in zip(self.parts, rows, sums, strict=True):
+            part.of_gradients.add(own, sum_KD)
+        self.gradient_step.renew_if_due([part.of_gradients for part in self.parts])
+        self.row_step.renew_if_due([part.of_rows for part in self.parts])
+        return [
+            part.residuals.round(own, sum_KD, self.gradient_step.exponent)
+            for part, own, sum_KD in zip(self.parts, rows, sums, strict=True)
+        ]
+
+    def tensors(self) -> dict[str, Array]:
+        """What a checkpoint must hold, the same whoever holds a table: `<table>.slots` …"""
+        held: dict[str, Array] = {STEPS: self._steps()}
+        for part in self.parts:
+            for place, table in enumerate(part.tables):
+                held |= {f"{table}.{what}": one for what, one in _of_table(part, place).items()}
+        return held
+
+    def load(self, values: Mapping[str, Array]) -> None:
+        """Go on from the `tensors` of a checkpoint; raises DataError if one does not fit."""
+        for part in self.parts:
+            for place, table in enumerate(part.tables):
+                for what, own in _of_table(part, place).items():
+                    copy_into(own, values, f"{table}.{what}")
+        saved = np.zeros_like(self._steps())
+        copy_into(saved, values, STEPS)
+        messages, *of_steps = saved.tolist()
+        for part in self.parts:
+            part.copies.slots.messages = messages
+            part.of_rows.count = part.of_gradients.count = 0
+        # Sums of numbers of elements are as good in one part as in many.
+        self.parts[0].of_rows.count, self.parts[0].of_gradients.count = of_steps[4:]
+        self.row_step.exponent, self.gradient_step.exponent = of_steps[:2]
+        self.row_step.messages, self.gradient_step.messages = of_steps[2:4]
+
+    def _steps(self) -> Int64s:
+        counts = [
+            sum(part.of_rows.count for part in self.parts),
+            sum(part.of_gradients.count for part in self.parts),
+        ]
+        steps = (self.row_step, self.gradient_step)
+        return np.array(
+            [
+                self.parts[0].copies.slots.messages,
+                *(step.exponent for step in steps),
+                *(step.messages for step in steps),
+                *counts,
+            ]
+        )
+
+
+def load_copies(copies: Copies, tables: Sequence[int], values: Mapping[str, Array]) -> int:
+    """Make a holder's copies those that a trainer had; gives the exponent of the rows' step.
+
+    Args:
+        copies: of some tables.
+        tables: their numbers.
+        values: the trainer's `TrainerMemory.tensors`.
+
+    Raises:
+        DataError: one does not fit.
+    """
+    for place, table in enumerate(tables):
+        for what, own in _of_copies(copies, place).items():
+            copy_into(own, values, f"{table}.{what}")
+    copies.slots.messages = int(values[STEPS][0])
+    return int(values[STEPS][1])
+
+
+def copy_into(own: Array, values: Mapping[str, Array], name: str) -> None:
+    """Copy the value of this name; raises DataError if it does not fit or is missing."""
+    saved = values.get(name)
+    if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
+        found = "nothing" if saved is None else f"{saved.dtype} {saved.shape}"
+        raise DataError(f"levels {name}: {found}, expected {own.dtype} {own.shape}")
+    own[...] = saved
+
+
+def _of_copies(copies: Copies, place: int) -> dict[str, Array]:
+    where = copies.slots.of_table[place]
+    return {"slots": copies.slots.held_S2[where], "copies": copies.values_SD[where]}
+
+
+def _of_table(part: Part, place: int) -> dict[str, Array]:
+    where = part.copies.slots.of_table[place]
+    return {
+        **_of_copies(part.copies, place),
+        "residuals": part.residuals.values_SD[where],
+        "row_squares": part.of_rows.squares_L[place : place + 1],
+        "gradient_squares": part.of_gradients.squares_L[place : place + 1],
+    }

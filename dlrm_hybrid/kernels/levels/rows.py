@@ -1,0 +1,223 @@
+"""Rows of tables and their gradients as integer levels, with what both ends remember of them.
+
+A level is a whole number of steps, and a step is a power of two, so what a level stands for and
+what rounding leaves are exact. Rows travel as the difference from the copy that the receiver holds;
+what rounding leaves of a gradient stays in a residual.
+
+Memory is limited: a table has sets of WAYS slots, row i belongs to set i mod sets, and of a full
+set the row leaves that was asked for the longest ago. Which rows have slots follows from the ids of
+the messages alone, so both ends know it. The copy of a row without a slot is 0.
+
+Shapes: K rows of a message, table after table; L tables: first slot, sets; S slots of all: 1 + row
+or 0 for none, last message that asked for it; D embedding dimension.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.kernels.compiler.jit import kernel
+
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+WAYS = 8
+NO_SLOT = -1
+MOST_LEVELS = 1 << 30  # a level further from 0 is refused: nothing finite that learns is so large
+
+
+@kernel
+def find_slots(
+    ids_K: Int64s, counts_L: Int64s, tables_L2: Int64s, slots_S2: Int64s, slots_K: Int64s
+) -> None:
+    """Find the slots of rows, NO_SLOT for those that have none; see `take_slots`."""
+    k = 0
+    for table in range(counts_L.size):
+        for _ in range(counts_L[table]):
+            start = tables_L2[table, 0] + ids_K[k] % tables_L2[table, 1] * WAYS
+            slots_K[k] = NO_SLOT
+            for slot in range(start, start + WAYS):
+                if slots_S2[slot, 0] == ids_K[k] + 1:
+                    slots_K[k] = slot
+            k += 1
+
+
+@kernel
+def take_slots(
+    ids_K: Int64s,
+    counts_L: Int64s,
+    tables_L2: Int64s,
+    now: int,
+    slots_S2: Int64s,
+    slots_K: Int64s,
+    fresh_K: Int64s,
+) -> int:
+    """Give slots to the rows of a message.
+
+    Rows of the same message do not push each other out: of more than WAYS rows of a set, the last
+    ones get none.
+
+    Args:
+        ids_K: distinct rows of each table, table after table.
+        counts_L: how many are of each table.
+        tables_L2: where the slots of each table are.
+        now: number of the message; greater than that of all before.
+        slots_S2: who has them.
+        slots_K: receives the slots, NO_SLOT for none.
+        fresh_K: receives the slots that change their row.
+
+    Returns:
+        how many slots change their row.
+    """
+    fresh, k = 0, 0
+    for table in range(counts_L.size):
+        first, sets = tables_L2[table]
+        end = k + counts_L[table]
+        missing = end
+        for place in range(end - 1, k - 1, -1):
+            start = first + ids_K[place] % sets * WAYS
+            slots_K[place] = NO_SLOT
+            for slot in range(start, start + WAYS):
+                if slots_S2[slot, 0] == ids_K[place] + 1:
+                    slots_K[place] = slot
+                    slots_S2[slot, 1] = now
+            if slots_K[place] == NO_SLOT:
+                missing = place
+        for place in range(missing, end):
+            if slots_K[place] >= 0:
+                continue
+            start = first + ids_K[place] % sets * WAYS
+            oldest = start
+            for slot in range(start + 1, start + WAYS):
+                if slots_S2[slot, 1] < slots_S2[oldest, 1]:
+                    oldest = slot
+            if slots_S2[oldest, 1] < now:
+                slots_S2[oldest, 0] = ids_K[place] + 1
+                slots_S2[oldest, 1] = now
+                slots_K[place] = oldest
+                fresh_K[fresh] = oldest
+                fresh += 1
+        k = end
+    return fresh
+
+
+@kernel
+def row_levels(
+    rows_KD: Float32s,
+    step: float,
+    slots_K: Int64s,
+    copies_SD: Float32s,
+    levels_KD: Int32s,
+    view_KD: Float32s,
+) -> int:
+    """Round the differences of rows from their copies to whole steps, and move the copies by them.
+
+    Args:
+        rows_KD: the true rows.
+        step: a power of two.
+        slots_K: of the rows.
+        copies_SD: by slot.
+        levels_KD: receives the levels.
+        view_KD: receives the new copies.
+
+    Returns:
+        the first row with a level beyond MOST_LEVELS, or that is none; -1 if there is no such row.
+    """
+    size, limit = np.float32(step), np.float32(MOST_LEVELS)
+    for k in range(rows_KD.shape[0]):
+        slot = slots_K[k]
+        for column in range(rows_KD.shape[1]):
+            copy = copies_SD[slot, column] if slot >= 0 else np.float32(0)
+            level = np.rint((rows_KD[k, column] - copy) / size)
+            if not abs(level) <= limit:
+                return k
+            levels_KD[k, column] = np.int32(level)
+            copy += np.float32(size * level)
+            view_KD[k, column] = copy
+            if slot >= 0:
+                copies_SD[slot, column] = copy
+    return -1
+
+
+@kernel
+def rows_of_levels(
+    levels_KD: Int32s, step: float, slots_K: Int64s, copies_SD: Float32s, view_KD: Float32s
+) -> None:
+    """Move copies by levels that `row_levels` has given; the same arithmetic, the same bits."""
+    size = np.float32(step)
+    for k in range(levels_KD.shape[0]):
+        slot = slots_K[k]
+        for column in range(levels_KD.shape[1]):
+            copy = copies_SD[slot, column] if slot >= 0 else np.float32(0)
+            copy += np.float32(size * np.float32(levels_KD[k, column]))
+            view_KD[k, column] = copy
+            if slot >= 0:
+                copies_SD[slot, column] = copy
+
+
+@kernel
+def add_squares(values_KD: Float32s, counts_L: Int64s, squares_L: Float64s) -> None:
+    """Add the squares of all elements to the sums of their tables, one after the other."""
+    k = 0
+    for table in range(counts_L.size):
+        square = squares_L[table]
+        for _ in range(counts_L[table]):
+            for column in range(values_KD.shape[1]):
+                square += np.float64(values_KD[k, column]) * np.float64(values_KD[k, column])
+            k += 1
+        squares_L[table] = square
+
+
+@kernel
+def gradient_levels(
+    sum_KD: Float32s,
+    step: float,
+    slots_K: Int64s,
+    residuals_SD: Float32s,
+    levels_KD: Int32s,
+    lost_1: Int64s,
+) -> int:
+    """Round gradients plus residuals to whole steps; residuals become what rounding leaves.
+
+    Args:
+        sum_KD: the gradients.
+        step: a power of two.
+        slots_K: of the rows; what rounding leaves of a row without one is lost.
+        residuals_SD: by slot.
+        levels_KD: receives the levels.
+        lost_1: one more for each row of which something is lost.
+
+    Returns:
+        as `row_levels`.
+    """
+    size, limit = np.float32(step), np.float32(MOST_LEVELS)
+    for k in range(sum_KD.shape[0]):
+        slot = slots_K[k]
+        is_lost = False
+        for column in range(sum_KD.shape[1]):
+            total = sum_KD[k, column]
+            if slot >= 0:
+                total += residuals_SD[slot, column]
+            level = np.rint(total / size)
+            if not abs(level) <= limit:
+                return k
+            levels_KD[k, column] = np.int32(level)
+            rest = total - np.float32(size * level)
+            if slot >= 0:
+                residuals_SD[slot, column] = rest
+            elif rest != 0:
+                is_lost = True
+        lost_1[0] += is_lost
+    return -1
+
+
+@kernel
+def scale_levels(levels_KD: Int32s, step: float, values_KD: Float32s) -> None:
+    """What levels stand for."""
+    size = np.float32(step)
+    for k in range(levels_KD.shape[0]):
+        for column in range(levels_KD.shape[1]):
+            values_KD[k, column] = size * np.float32(levels_KD[k, column])
