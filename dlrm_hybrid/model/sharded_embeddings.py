@@ -20,6 +20,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
+from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.rows.fbgemm import FbgemmKernel, fbgemm_arguments
 from dlrm_hybrid.model.rows.lookup import OwnKernel, TableKernel
@@ -59,6 +60,7 @@ class ShardedEmbeddings:
 
     Attributes:
         shards: of all trainers, by table.
+        levels: sends rows and gradients as levels; None where they are cast.
         pieces: what this trainer holds of weights and optimizer states, named as `Embeddings` does.
     """
 
@@ -101,8 +103,12 @@ class ShardedEmbeddings:
         self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
         self._table_rows_F1 = torch.tensor(spec.table_rows).unsqueeze(1)
         self._ids = IdExchange(paths, group)
+        self.levels = (
+            LevelExchange(paths.wanted_T, spec, sharding.levels, group) if sharding.levels else None
+        )
+        cast_or_levels = (casts(sharding.comm_precision), group, self.levels)
         self._distinct = (
-            DistinctExchange(paths.wanted_T, spec, casts(sharding.comm_precision), group)
+            DistinctExchange(paths.wanted_T, spec, *cast_or_levels)
             if sharding.deduplicate
             else None
         )

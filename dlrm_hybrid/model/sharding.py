@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
 NARROWEST_SHARD = 4  # columns, as FBGEMM needs; a rule of the configuration knows it too
@@ -45,11 +46,13 @@ class ShardingOptions:
         kind: what of a table one trainer holds.
         comm_precision: of pooled embeddings and their gradients on the wire.
         deduplicate: look up every distinct id of a trainer's batch once.
+        levels: how finely distinct rows and gradients are sent as levels; None: they are cast.
     """
 
     kind: ShardingKind
     comm_precision: CommPrecision
     deduplicate: bool
+    levels: LevelOptions | None = None
 
 
 def columns_of_a_shard(embedding_dim: int) -> int | None:

@@ -8,6 +8,9 @@ from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, uns
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import LevelOptions
+from dlrm_hybrid.compress.embedding.state import tensors_of
+from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
 from dlrm_hybrid.model.exchange import distinct as exchanges
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec
@@ -54,7 +57,13 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
         faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
         first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
         precision = CommPrecision(trainer.given["precision"])
-        oracle = JointTables(EachIdOnce(embeddings, Rounding(precision)), SpanClock())
+        memories = [
+            TrainerMemory.of_one_part(SPEC.table_rows, SPEC.embedding_dim, LevelOptions(**levels))
+            for _ in range(trainer.trainers)
+            if (levels := trainer.given.get("levels"))
+        ]
+        look_up = EachIdOnce(embeddings, Rounding(precision), memories)
+        oracle = JointTables(look_up, SpanClock())
         own = LocalTables(sharded, trainer.trainers, SpanClock())
         same = True
         for step in range(STEPS):
@@ -79,7 +88,14 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
             for name, expected in tensors(embeddings).items():
                 moved = (expected - first[name]).abs().max().item()
                 values[name] = (torch.equal(gathered[name], expected), moved)
-        trainer.tell(same=same, values=values)
+        state_is_same = True
+        if memories:
+            expected = tensors_of(trainer.number, memories[trainer.number])
+            held = sharded.levels.tensors()
+            state_is_same = held.keys() == expected.keys() and all(
+                torch.equal(held[name], one) for name, one in expected.items()
+            )
+        trainer.tell(same=same and state_is_same, values=values)
 
 
 class Recorder:

@@ -21,6 +21,7 @@ from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
@@ -77,6 +78,7 @@ def trainer_of(
         kind=ShardingKind(given["kind"]),
         comm_precision=CommPrecision(given.get("precision", "float32")),
         deduplicate=given.get("deduplicate", False),
+        levels=LevelOptions(**given["levels"]) if "levels" in given else None,
     )
     with members_group(argument, trainer.count) as group:
         trainer.group = group

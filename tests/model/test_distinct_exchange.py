@@ -39,6 +39,25 @@ def test_trainers_equal_one_set_of_tables_bit_for_bit(
         assert moved >= least, name
 
 
+LEVELS = {"row_error": 0.02, "gradient_error": 0.5, "lifespan": 16}
+
+
+@pytest.mark.parametrize(
+    ("trainers", "optimizer", "copies_rows"),
+    [(2, "sgd", 1000), (3, "rowwise_adagrad", 24)],  # the largest table has 200 rows
+)
+def test_levels_of_trainers_equal_those_of_one_process_bit_for_bit(
+    tmp_path: Path, trainers: int, optimizer: str, copies_rows: int
+) -> None:
+    given = {**DISTINCT, "optimizer": optimizer, "levels": {**LEVELS, "copies_rows": copies_rows}}
+    given["precision"] = "float32"
+    told = run(tmp_path, "equals_one_set_of_tables", trainers, module=MODULE, **given)
+    assert [one["same"] for one in told] == [True] * trainers
+    for name, (same, moved) in told[0]["values"].items():
+        assert same, name
+        assert moved >= (1e-3 if name.endswith(".weight") else 1e-4), name
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_what_is_counted_is_what_the_group_is_given(tmp_path: Path, precision: str) -> None:
     rows_T = [50, 20, 0]

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, table_offsets
 from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
     BITS_OF_AN_ID,
@@ -40,6 +41,7 @@ from dlrm_hybrid.model.embeddings import (
     distinct_bags,
     distinct_ids,
 )
+from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DlrmError
@@ -57,16 +59,16 @@ class Asked:
 
     Attributes:
         mine: what this trainer looks up, by the trainers that hold the tables.
-        mine_T: how many of them each trainer holds.
+        mine_T: of them those that each trainer holds.
         bags: what all trainers look up in the tables held here.
-        bags_T: how many of them each trainer looks up.
+        theirs_T: of them those that each trainer looks up.
         rows_T: rows of every trainer's batch.
     """
 
     mine: DistinctIds
-    mine_T: list[int]
+    mine_T: list[Rows]
     bags: DistinctBags
-    bags_T: list[int]
+    theirs_T: list[Rows]
     rows_T: list[int]
 
 
@@ -79,6 +81,7 @@ class DistinctExchange:
         spec: the tables, of fewer than 2**31 rows.
         casts: of rows, and of gradients, on the wire.
         group: of the trainers.
+        levels: sends rows and gradients of training, if they are sent as levels; others are cast.
     """
 
     def __init__(
@@ -87,11 +90,13 @@ class DistinctExchange:
         spec: ModelSpec,
         casts: tuple[Cast, Cast],
         group: CountedGroup,
+        levels: LevelExchange | None = None,
     ) -> None:
         self._group = group
         self._rank = group.rank()
         self._dim = spec.embedding_dim
         self._casts = casts
+        self.levels = levels
         self._order_F = np.array([table for held in wanted_T for table in held], np.int64)
         self._rows_F = np.array(spec.table_rows, np.int64)[self._order_F]
         self._num_held_T = [len(held) for held in wanted_T]
@@ -110,11 +115,12 @@ class DistinctExchange:
             DlrmError: a trainer sent invalid ids.
         """
         mine = distinct_ids(bags, self._order_F)
-        mine_T = [int(mine.counts_F[held].sum()) for held in self._held_T]
-        parts_T = np.split(mine.ids_K, np.cumsum(mine_T)[:-1])
+        counts_T = [mine.counts_F[held] for held in self._held_T]
+        parts_T = np.split(mine.ids_K, np.cumsum([counts_L.sum() for counts_L in counts_T])[:-1])
+        mine_T = list(map(Rows, parts_T, counts_T))
         messages_T = [
-            encoded_ids(ids_K, mine.counts_F[held], self._rows_F[held], mine.most)
-            for ids_K, held in zip(parts_T, self._held_T, strict=True)
+            encoded_ids(rows.ids_K, rows.counts_L, self._rows_F[held], mine.most)
+            for rows, held in zip(mine_T, self._held_T, strict=True)
         ]
         received_T, most_T, rows_T = self._exchange(messages_T, mine)
         rows_L = self._rows_F[self._held_T[self._rank]]
@@ -126,32 +132,46 @@ class DistinctExchange:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
         theirs = distinct_bags(np.concatenate(ids_T), counts_TL)
-        return Asked(mine, mine_T, theirs, [len(ids_K) for ids_K in ids_T], rows_T)
+        return Asked(mine, mine_T, theirs, list(map(Rows, ids_T, counts_TL)), rows_T)
 
     def answer(self, pooled_NW: Tensor, asked: Asked) -> Tensor:
         """Send the rows that were asked for; returns those of this trainer's batch (B, F, D).
+
+        Without gradients, as in evaluations, rows are not sent as levels.
 
         Args:
             pooled_NW: float32 (N, L * D), looked up for the bags that were asked for.
             asked: what `ask` returned.
         """
+        if not torch.is_grad_enabled():
+            return self.send_rows(pooled_NW, asked, None)
         return cast(Tensor, _Travel.apply(pooled_NW, self, asked))
 
-    def send_rows(self, pooled_NW: Tensor, asked: Asked) -> Tensor:
+    def send_rows(self, pooled_NW: Tensor, asked: Asked, levels: LevelExchange | None) -> Tensor:
         """From the holders of tables to those that look up (B, F, D)."""
         others = sum(asked.rows_T) - asked.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * self._dim * self._num_held_T[self._rank] * others
+        given_KD = asked.bags.gather(pooled_NW, self._dim)
+        if levels is not None:
+            taken_KD = levels.rows(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
+            return asked.mine.pool(taken_KD)
         codec, _ = self._casts
-        given_KD = codec.encode(asked.bags.gather(pooled_NW, self._dim))
-        taken_KD = self._group.exchange(given_KD, asked.bags_T, asked.mine_T, dense_bytes)
+        taken_KD = self._group.exchange(
+            codec.encode(given_KD), _sizes(asked.theirs_T), _sizes(asked.mine_T), dense_bytes
+        )
         return asked.mine.pool(codec.decode(taken_KD))
 
     def send_gradients(self, gradient_BFD: Tensor, asked: Asked) -> Tensor:
         """From those that look up to the holders of tables: sums for distinct ids (K, D)."""
         dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
+        given_KD = asked.mine.sum_by_id(gradient_BFD)
+        if self.levels is not None:
+            return self.levels.gradients(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
         _, codec = self._casts
-        given_KD = codec.encode(asked.mine.sum_by_id(gradient_BFD))
-        return codec.decode(self._group.exchange(given_KD, asked.mine_T, asked.bags_T, dense_bytes))
+        taken_KD = self._group.exchange(
+            codec.encode(given_KD), _sizes(asked.mine_T), _sizes(asked.theirs_T), dense_bytes
+        )
+        return codec.decode(taken_KD)
 
     def _exchange(
         self, messages_T: list[Bytes], mine: DistinctIds
@@ -182,6 +202,10 @@ class DistinctExchange:
     def _num_elsewhere(self) -> int:
         """Tables that other trainers hold."""
         return len(self._order_F) - self._num_held_T[self._rank]
+
+
+def _sizes(rows_T: Sequence[Rows]) -> list[int]:
+    return [len(one.ids_K) for one in rows_T]
 
 
 def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> Bytes:
@@ -227,7 +251,7 @@ class _Travel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, asked: Asked) -> Tensor:
         ctx.exchange, ctx.asked, ctx.shape = exchange, asked, pooled_NW.shape
-        return exchange.send_rows(pooled_NW, asked)
+        return exchange.send_rows(pooled_NW, asked, exchange.levels)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -7,6 +7,7 @@ Shapes: B batch, F tables, D embedding dimension.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, final
 
 import torch
@@ -17,7 +18,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.types import BatchNumber, Version
 
 
 class EmbeddingTables(Protocol):
@@ -32,6 +33,18 @@ class EmbeddingTables(Protocol):
         ...
 
 
+class Remembered(Protocol):
+    """What ends remember of what they have sent each other."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold of it."""
+        ...
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint, if that holds it."""
+        ...
+
+
 @final
 class LocalTables(Tables):
     """Lookups and updates that are computed at once.
@@ -40,12 +53,20 @@ class LocalTables(Tables):
         embeddings: the tables.
         trainers: that share them.
         clock: measures the time they take.
+        remembered: of the rows that have travelled; None for nothing.
     """
 
-    def __init__(self, embeddings: EmbeddingTables, trainers: int, clock: SpanClock) -> None:
+    def __init__(
+        self,
+        embeddings: EmbeddingTables,
+        trainers: int,
+        clock: SpanClock,
+        remembered: Remembered | None = None,
+    ) -> None:
         self._embeddings = embeddings
         self._trainers = trainers
         self._looking_up = clock.within(Span.EMBEDDING)
+        self._remembered = remembered
         self._pooled: dict[BatchNumber, Tensor] = {}
 
     @override
@@ -67,3 +88,13 @@ class LocalTables(Tables):
         yield from ()
         with self._looking_up, torch.no_grad():
             return self._embeddings(bags)
+
+    @override
+    def state_ahead(self) -> Program[dict[str, Tensor]]:
+        yield from ()
+        return {} if self._remembered is None else self._remembered.tensors()
+
+    @override
+    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
+        if self._remembered is not None:
+            self._remembered.load(values)

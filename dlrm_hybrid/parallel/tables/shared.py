@@ -5,7 +5,7 @@ Shapes: B batch, F tables, D embedding dimension, K distinct ids, N bags of each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, final
 
@@ -16,6 +16,8 @@ from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags, joined
 from dlrm_hybrid.comm.counted_group import split
+from dlrm_hybrid.compress.embedding.memory import Rows, values_of
+from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
 from dlrm_hybrid.model.embeddings import (
     DistinctBags,
     DistinctIds,
@@ -25,9 +27,9 @@ from dlrm_hybrid.model.embeddings import (
 )
 from dlrm_hybrid.parallel.effects import Program, Together
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
-from dlrm_hybrid.parallel.tables.local import EmbeddingTables
+from dlrm_hybrid.parallel.tables.local import EmbeddingTables, Remembered
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.types import BatchNumber, Version
 
 
 class LookupRequest(NamedTuple):
@@ -123,11 +125,15 @@ class SharedTables(Tables):
     Args:
         joint: the tables.
         group: ranks of the workers that look up, in trainer order.
+        remembered: by this trainer, of the rows that have travelled; None for nothing.
     """
 
-    def __init__(self, joint: JointTables, group: tuple[int, ...]) -> None:
+    def __init__(
+        self, joint: JointTables, group: tuple[int, ...], remembered: Remembered | None = None
+    ) -> None:
         self._joint = joint
         self._group = group
+        self._remembered = remembered
 
     @override
     def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
@@ -142,6 +148,16 @@ class SharedTables(Tables):
     @override
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
         return (yield Together(self._group, self._joint.predict, bags))
+
+    @override
+    def state_ahead(self) -> Program[dict[str, Tensor]]:
+        yield from ()
+        return {} if self._remembered is None else self._remembered.tensors()
+
+    @override
+    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
+        if self._remembered is not None:
+            self._remembered.load(values)
 
 
 @final
@@ -207,10 +223,12 @@ class EachIdOnce(Lookup):
     Attributes:
         embeddings: the tables.
         rounding: of what would travel between processes.
+        memories: of the trainers, where rows and gradients of training would travel as levels.
     """
 
     embeddings: BagTables
     rounding: Rounding
+    memories: Sequence[TrainerMemory] = ()
 
     @override
     def set_lr(self, lr: float) -> None:
@@ -222,7 +240,11 @@ class EachIdOnce(Lookup):
         distinct = [distinct_ids(one, order_F) for one in bags]
         counts_TF = np.stack([one.counts_F for one in distinct])
         asked = distinct_bags(np.concatenate([one.ids_K for one in distinct]), counts_TF)
-        return _DistinctRows(distinct, asked, self.embeddings.pooled(asked), self.rounding)
+        pooled_NW = self.embeddings.pooled(asked)
+        if self.memories and torch.is_grad_enabled():
+            rows = [Rows(one.ids_K, one.counts_F) for one in distinct]
+            return _RowsOfLevels(distinct, rows, asked, pooled_NW, self.memories)
+        return _DistinctRows(distinct, asked, pooled_NW, self.rounding)
 
 
 @final
@@ -246,4 +268,38 @@ class _DistinctRows(LookedUp):
     def update(self, gradients: Sequence[Tensor]) -> None:
         pairs = zip(self.ids, gradients, strict=True)
         parts = [self.rounding.gradient(ids.sum_by_id(one)) for ids, one in pairs]
+        self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _RowsOfLevels(LookedUp):
+    """As `_DistinctRows`; each trainer holds all tables itself, for what becomes of rows."""
+
+    ids: list[DistinctIds]
+    asked: list[Rows]
+    bags: DistinctBags
+    pooled_NW: Tensor
+    memories: Sequence[TrainerMemory]
+
+    @override
+    def rows(self) -> list[Tensor]:
+        embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
+        rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
+        parts = split(rows_KD, [len(one.ids_K) for one in self.ids])
+        return [
+            ids.pool(torch.from_numpy(memory.own_rows(0, asked, part_KD.numpy())))
+            for ids, asked, part_KD, memory in zip(
+                self.ids, self.asked, parts, self.memories, strict=True
+            )
+        ]
+
+    @override
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        parts: list[Tensor] = []
+        for ids, asked, gradient_BFD, memory in zip(
+            self.ids, self.asked, gradients, self.memories, strict=True
+        ):
+            (levels_KD,) = memory.round([asked], [ids.sum_by_id(gradient_BFD).numpy()])
+            parts.append(torch.from_numpy(values_of(levels_KD, memory.gradient_step.exponent)))
         self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))

@@ -1,0 +1,238 @@
+"""Rows and gradients of shared tables as integer levels, between the trainers that share them.
+
+A message's length does not follow from the ids, so lengths travel first, in a collective of their
+own. What a trainer looks up in its own tables is rounded as all else, though it does not travel:
+then it does not matter who holds a table.
+
+Shapes: D embedding dimension, K distinct ids, T trainers, L tables held here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.comm.counted_group import CountedGroup, split
+from dlrm_hybrid.compress.embedding.memory import Copies, LevelOptions, Rows, values_of
+from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
+from dlrm_hybrid.compress.embedding.state import tensors_of, values_of_trainer
+from dlrm_hybrid.compress.embedding.trainer import Part, TrainerMemory, load_copies
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.section import SectionError
+
+Array = NDArray[np.generic]
+Float32s = NDArray[np.float32]
+Int32s = NDArray[np.int32]
+
+ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
+
+
+@final
+class Answering:
+    """What a holder of tables needs for one trainer that looks up.
+
+    Args:
+        tables: that are held here.
+        copies: of their rows that the trainer has.
+        exponent: of the step of rows.
+        lifespan: messages that tables of probabilities serve.
+    """
+
+    def __init__(self, tables: Sequence[int], copies: Copies, exponent: int, lifespan: int) -> None:
+        self.tables = tuple(tables)
+        self.copies = copies
+        self.exponent = exponent
+        self.sender = LevelSender(len(tables), lifespan)
+        self.receiver = LevelReceiver(len(tables), GRADIENT_EXPONENTS)
+
+    def rows(self, rows: Rows, values_KD: Float32s) -> bytes:
+        """The message for some rows; empty where no table is held."""
+        if not self.tables:
+            return b""
+        levels_KD, _, _ = self.copies.send(rows, values_KD, self.exponent)
+        return self.sender.encode(levels_KD, rows.counts_L, [self.exponent])
+
+    def gradients(self, message: memoryview, rows: Rows) -> Float32s:
+        """The gradients of some rows, from the trainer's message."""
+        dim = self.copies.values_SD.shape[1]
+        if not self.tables:
+            return np.empty((0, dim), np.float32)
+        levels_KD, exponents = self.receiver.decode(message, rows.counts_L, dim)
+        exponent, self.exponent = exponents
+        return values_of(levels_KD, exponent)
+
+    def load(self, values: Mapping[str, Array]) -> None:
+        """Go on with what the trainer remembers; `values` are its `TrainerMemory.tensors`."""
+        self.exponent = load_copies(self.copies, self.tables, values)
+        self.sender.restart()
+
+
+@final
+class Asking:
+    """What a trainer that looks up needs for one holder of tables.
+
+    Args:
+        part: what it remembers of them.
+        lifespan: messages that tables of probabilities serve.
+    """
+
+    def __init__(self, part: Part, lifespan: int) -> None:
+        self.part = part
+        self.sender = LevelSender(len(part.tables), lifespan)
+        self.receiver = LevelReceiver(len(part.tables), ROW_EXPONENTS)
+
+    def rows(self, message: memoryview, rows: Rows) -> Float32s:
+        """The rows of a holder's message."""
+        dim = self.part.copies.values_SD.shape[1]
+        if not self.part.tables:
+            return np.empty((0, dim), np.float32)
+        levels_KD, (exponent,) = self.receiver.decode(message, rows.counts_L, dim)
+        view_KD, fresh = self.part.copies.receive(rows, levels_KD, exponent)
+        self.part.take(rows, view_KD, fresh)
+        return view_KD
+
+    def gradients(self, levels_KD: Int32s, rows: Rows, exponents: Sequence[int]) -> bytes:
+        """The message with the gradients of some rows; empty where no table is held."""
+        if not self.part.tables:
+            return b""
+        return self.sender.encode(levels_KD, rows.counts_L, exponents)
+
+
+@final
+class LevelExchange:
+    """Sends levels between trainers with table-wise sharding.
+
+    Args:
+        held_T: tables that each trainer holds, in the order of lookups.
+        spec: the tables.
+        options: how finely rows and gradients are sent.
+        group: of the trainers.
+
+    Attributes:
+        memory: of this trainer.
+    """
+
+    def __init__(
+        self,
+        held_T: Sequence[Sequence[int]],
+        spec: ModelSpec,
+        options: LevelOptions,
+        group: CountedGroup,
+    ) -> None:
+        self._group = group
+        self._rank = group.rank()
+        self._dim = spec.embedding_dim
+        rows, most = spec.table_rows, options.copies_rows
+        parts = [Part(held, [rows[one] for one in held], self._dim, most) for held in held_T]
+        self.memory = TrainerMemory(parts, rows, options)
+        self._asking_T = [Asking(part, options.lifespan) for part in parts]
+        own = held_T[self._rank]
+        rows_L, first = [rows[one] for one in own], self.memory.row_step.exponent
+        # Of its own rows a trainer is both ends.
+        copies_T = [
+            parts[self._rank].copies if trainer == self._rank else Copies(rows_L, self._dim, most)
+            for trainer in range(len(held_T))
+        ]
+        self._answering_T = [Answering(own, one, first, options.lifespan) for one in copies_T]
+
+    def rows(
+        self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
+    ) -> Tensor:
+        """Send the rows that were asked for; returns those that this trainer asked for.
+
+        Args:
+            given_KD: true rows, for one trainer after the other.
+            theirs_T: what each trainer asked for.
+            mine_T: what was asked of each trainer.
+            dense_bytes: that would leave this trainer uncompressed.
+        """
+        given_T = _parts(given_KD, theirs_T)
+        messages_T = [
+            b"" if trainer == self._rank else answering.rows(rows, values_KD)
+            for trainer, (answering, rows, values_KD) in enumerate(
+                zip(self._answering_T, theirs_T, given_T, strict=True)
+            )
+        ]
+        received_T = self._exchange(messages_T, dense_bytes)
+        views: list[Float32s] = []
+        for trainer, (asking, rows) in enumerate(zip(self._asking_T, mine_T, strict=True)):
+            if trainer == self._rank:
+                views.append(self.memory.own_rows(trainer, rows, given_T[trainer]))
+                continue
+            with _named(f"rows of trainer {trainer}"):
+                views.append(asking.rows(received_T[trainer], rows))
+        return torch.from_numpy(np.concatenate(views))
+
+    def gradients(
+        self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
+    ) -> Tensor:
+        """Send gradients of the rows that this trainer asked for; returns those of its own rows.
+
+        Args:
+            given_KD: sums for distinct ids, of one holder after the other.
+            theirs_T: what each trainer asked for.
+            mine_T: what was asked of each trainer.
+            dense_bytes: as of `rows`.
+        """
+        levels_T = self.memory.round(mine_T, _parts(given_KD, mine_T))
+        exponents = [self.memory.gradient_step.exponent, self.memory.row_step.exponent]
+        messages_T = [
+            b"" if trainer == self._rank else asking.gradients(levels_KD, rows, exponents)
+            for trainer, (asking, rows, levels_KD) in enumerate(
+                zip(self._asking_T, mine_T, levels_T, strict=True)
+            )
+        ]
+        received_T = self._exchange(messages_T, dense_bytes)
+        gradients: list[Float32s] = []
+        for trainer, (one, rows) in enumerate(zip(self._answering_T, theirs_T, strict=True)):
+            if trainer == self._rank:
+                gradients.append(values_of(levels_T[trainer], exponents[0]))
+                continue
+            with _named(f"gradients of trainer {trainer}"):
+                gradients.append(one.gradients(received_T[trainer], rows))
+        return torch.from_numpy(np.concatenate(gradients))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold of this trainer."""
+        return tensors_of(self._rank, self.memory)
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Go on with the `tensors` of all trainers, if they are among these."""
+        for trainer, one in enumerate(self._answering_T):
+            own = values_of_trainer(trainer, values)
+            if own and trainer == self._rank:
+                self.memory.load(own)
+            elif own:
+                one.load(own)
+        for asking in self._asking_T:
+            asking.sender.restart()
+
+    def _exchange(self, messages_T: Sequence[bytes], dense_bytes: int) -> list[memoryview]:
+        """The messages that all trainers have for this one."""
+        lengths_T, once_T = [len(message) for message in messages_T], [1] * len(messages_T)
+        lengths = torch.tensor(lengths_T, dtype=torch.int32)
+        theirs_T = [int(one) for one in self._group.exchange(lengths, once_T, once_T, 0)]
+        given = torch.from_numpy(np.frombuffer(b"".join(messages_T), np.uint8).copy())
+        taken = self._group.exchange(given, lengths_T, theirs_T, dense_bytes)
+        return [memoryview(part.numpy().data) for part in split(taken, theirs_T)]
+
+
+def _parts(values_KD: Tensor, rows_T: Sequence[Rows]) -> list[Float32s]:
+    """Values for the rows of one end after the other."""
+    parts = split(values_KD.contiguous(), [len(one.ids_K) for one in rows_T])
+    return [part.numpy() for part in parts]
+
+
+@contextmanager
+def _named(what: str) -> Generator[None, None, None]:
+    try:
+        yield
+    except SectionError as error:
+        raise DlrmError(f"{what}: {error}") from error
