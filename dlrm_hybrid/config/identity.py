@@ -35,6 +35,8 @@ FREE_IN_A_NEW_RUN = (
     *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
     *("embedding.name", "embedding.staleness", "embedding.cache_rows", "embedding.cache_batches"),
+    *("embedding.levels", "embedding.row_error", "embedding.gradient_error"),
+    "embedding.copies_rows",
     *("train.patience", "train.min_delta", "train.monitor"),
     *("gradient", "activation", "pull", "model.dropout"),
 )
@@ -54,6 +56,11 @@ VERSIONS = ("pull", "sync")
 LOOKUPS = (
     *("parallel.trainers", "sync.name", "embedding.name", "embedding.staleness"),
     *("embedding.cache_rows", "embedding.cache_batches"),
+)
+# What ends remember of rows that were sent as levels belongs to these.
+LEVELS = (
+    *("parallel.trainers", "parallel.table_servers", "embedding.name", "embedding.levels"),
+    *("embedding.row_error", "embedding.gradient_error", "embedding.copies_rows"),
 )
 # What batches in flight are to workers belongs to these.
 FLIGHTS = ("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name")
@@ -130,6 +137,11 @@ def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """
     is_ahead = bool(flat(now).get("embedding.staleness"))
     return _same(saved, now, LOOKUPS) and (not is_ahead or _rests(saved) == _rests(now))
+
+
+def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether what ends remember of rows that were sent as levels fits as it is."""
+    return _same(saved, now, LEVELS)
 
 
 def in_flight(facts: Mapping[str, Any]) -> bool:

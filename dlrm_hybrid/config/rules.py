@@ -232,6 +232,23 @@ def _threads(config: Config) -> Iterator[str]:
 def _tables(config: Config) -> Iterator[str]:
     served = config.embedding.name == "served"
     yield from _served_tables(config) if served else _fused_tables(config)
+    if config.embedding.levels:
+        yield from _row_levels(config)
+
+
+def _row_levels(config: Config) -> Iterator[str]:
+    """Faults of what cannot be sent as levels, or not yet."""
+    embedding, given = config.embedding, "embedding.levels = True"
+    wanted = {
+        "embedding.name": ("fused", "table servers send rows and gradients as they are"),
+        "embedding.deduplicate": (True, "levels are of distinct rows"),
+        "embedding.comm_precision": ("float32", "evaluations send rows as they are"),
+    }
+    for key, (value, why) in wanted.items():
+        if (found := _at(config, key)) != value:
+            yield f"{given}: {why}; needs {key}={shown(value)}, not {shown(found)}"
+    if embedding.name == "fused" and config.schedule.name == "dsp":
+        yield f"{given}: schedule=dsp looks up batches in flight again when it resumes"
 
 
 def _served_tables(config: Config) -> Iterator[str]:

@@ -198,7 +198,7 @@ class EmbeddingConfig:
     """The optimizer of the tables, who owns their rows, and how these travel.
 
     `sharding` belongs to `fused`; `staleness` and all that follows it to `served`, which always
-    deduplicates.
+    deduplicates. The three keys after `levels` say how these are made.
     """
 
     name: Literal["fused", "served"]
@@ -208,6 +208,10 @@ class EmbeddingConfig:
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
     comm_precision: Precision
     deduplicate: bool
+    levels: bool
+    row_error: Rate
+    gradient_error: Rate
+    copies_rows: Annotated[int, Field(ge=1, le=2**31)]
     staleness: Annotated[int, Field(ge=0, le=1024)]
     cache_rows: Annotated[int, Field(ge=0, le=2**31)]
     cache_batches: Annotated[int, Field(ge=0, le=1024)]

@@ -22,6 +22,7 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
+from dlrm_hybrid.compress.embedding.state import LEVELS_PREFIX
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
@@ -33,7 +34,7 @@ from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError, Version
 from dlrm_hybrid.wire.frame import Kind
 
-COMPRESSOR, LOOKUPS, FLIGHT = "compressor", "lookups", "flight"
+COMPRESSOR, LOOKUPS, FLIGHT, LEVELS = "compressor", "lookups", "flight", "levels"
 _VERSION = re.compile(r"\.(published|threshold|life|behind[0-9]+)$")
 WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
 
@@ -265,7 +266,8 @@ def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
 
     `dense` and `embeddings` are in every checkpoint, the others where the layout of the world needs
     them: `versions` that workers have of weights, `lookups` of rows that they have asked for, the
-    state of a `compressor`, and batches in `flight`; or the model: `statistics` of batch norm.
+    state of a `compressor`, what is remembered of rows sent as `levels`, batches in `flight`; or
+    the model: `statistics` of batch norm.
     """
     groups: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -282,6 +284,8 @@ def _group(name: str) -> str:
         return FLIGHT
     if name.startswith(statistics.PREFIX):
         return statistics.GROUP
+    if name.startswith(LEVELS_PREFIX):
+        return LEVELS
     if name.startswith(LOOKUPS_PREFIX):
         return LOOKUPS
     return "versions" if _VERSION.search(name) else "dense"

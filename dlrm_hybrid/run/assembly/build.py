@@ -137,6 +137,7 @@ def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
         selects=config.pull.sparsity is not None,
         levels=trains and "levels" in (config.gradient.precision, config.pull.precision),
         activation_levels=trains and config.activation.bits is not None,
+        rows=trains and config.embedding.levels,
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.compress.embedding.state import KeptMemory
+from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
@@ -19,7 +21,7 @@ from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.local import LocalTables
+from dlrm_hybrid.parallel.tables.local import LocalTables, Remembered
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import model as build_model
@@ -194,11 +196,25 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
         own = {group[0]: LocalTables(embeddings, 1, clock)}
         return _Access(pieces=pieces, training=own, evaluation=own)
     rounding = Rounding(CommPrecision(config.embedding.comm_precision))
-    look_up = EachIdOnce if config.embedding.deduplicate else AllIds
-    joint = JointTables(look_up(embeddings, rounding), clock)
+    options, spec = build_model.level_options(config), layout.spec
+    memories = [
+        TrainerMemory.of_one_part(spec.table_rows, spec.embedding_dim, options)
+        for _ in group
+        if options is not None
+    ]
+    look_up = (
+        EachIdOnce(embeddings, rounding, memories)
+        if config.embedding.deduplicate
+        else AllIds(embeddings, rounding)
+    )
+    joint = JointTables(look_up, clock)
+    kept: list[Remembered | None] = [*map(KeptMemory, range(len(group)), memories)]
     return _Access(
         pieces=pieces,
-        training={rank: SharedTables(joint, group) for rank in group},
+        training={
+            rank: SharedTables(joint, group, own)
+            for rank, own in zip(group, kept or [None] * len(group), strict=True)
+        },
         evaluation={group[0]: SharedTables(joint, group[:1])},
     )
 

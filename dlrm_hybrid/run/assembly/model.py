@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
@@ -36,6 +37,8 @@ from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.train.patience import Patience
 from dlrm_hybrid.train.progress import Plan
+
+LIFESPAN = 1000  # batches that steps of levels and chances of codes serve at most
 
 
 def prepare_torch(config: Config) -> None:
@@ -68,6 +71,19 @@ def embedding_options(config: Config) -> EmbeddingOptions:
     """The optimizer of the tables."""
     return EmbeddingOptions(
         optimizer=EmbeddingOptimizer(config.embedding.optimizer), eps=config.embedding.eps
+    )
+
+
+def level_options(config: Config) -> LevelOptions | None:
+    """How finely rows and their gradients are sent as levels; None if they are not."""
+    keys = config.embedding
+    if not keys.levels:
+        return None
+    return LevelOptions(
+        row_error=keys.row_error,
+        gradient_error=keys.gradient_error,
+        copies_rows=keys.copies_rows,
+        lifespan=LIFESPAN,
     )
 
 

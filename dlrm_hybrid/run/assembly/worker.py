@@ -85,7 +85,10 @@ def worker_rank(
             pieces = sharded.pieces
             tables = (
                 LocalTables(
-                    _EqualBatches(sharded, topology.trainers), topology.trainers, meter.clock
+                    _EqualBatches(sharded, topology.trainers),
+                    topology.trainers,
+                    meter.clock,
+                    sharded.levels,
                 ),
                 LocalTables(sharded, topology.trainers, meter.clock),
             )
@@ -199,6 +202,7 @@ def _sharded(
         kind=ShardingKind(config.embedding.sharding),
         comm_precision=CommPrecision(config.embedding.comm_precision),
         deduplicate=config.embedding.deduplicate,
+        levels=build_model.level_options(config),
     )
     embeddings = ShardedEmbeddings(
         layout.spec, build_model.embedding_options(config), sharding, group

@@ -16,12 +16,14 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, SCORE
 from dlrm_hybrid.checkpoint.reader import Checkpoint
+from dlrm_hybrid.compress.embedding.state import LEVELS_PREFIX
 from dlrm_hybrid.config.identity import (
     STALE_SCHEDULE,
     config_hash,
     differences,
     in_flight,
     same_compressors,
+    same_levels,
     same_lookups,
     same_versions,
 )
@@ -37,7 +39,7 @@ from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
 from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import LOOKUPS, Committer
+from dlrm_hybrid.train.saver import LEVELS, LOOKUPS, Committer
 from dlrm_hybrid.types import DataError
 
 # What MKL and oneDNN choose by themselves cannot be read; the processor stands for it.
@@ -206,6 +208,37 @@ def lookups_ahead(
     }
     checkpoint.fill(full_pieces(rows))
     return rows
+
+
+def row_levels(
+    checkpoint: Checkpoint,
+    facts: Mapping[str, Any],
+    values: Mapping[str, Any],
+    trainers: Sequence[int],
+) -> dict[str, Tensor]:
+    """What ends remembered of rows that were sent as levels, as far as it fits.
+
+    Where other keys say otherwise all rows are sent anew, which it says in the log: residuals are
+    lost, less than half a step of each gradient.
+
+    Args:
+        checkpoint: to go on from.
+        facts: of it.
+        values: the configuration of this run.
+        trainers: that look up in this process.
+    """
+    names = checkpoint.names(LEVELS)
+    if not names or not trainers:
+        return {}
+    if not same_levels(facts["config"], values):
+        print(
+            f"{checkpoint.folder}: saved with other trainers or options of embedding.levels; "
+            "residuals of row gradients are dropped, and rows are sent anew"
+        )
+        return {}
+    own = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
+    of_all = (".slots", ".copies", ".steps")  # what a holder knows of others
+    return checkpoint.tensors(one for one in names if one.startswith(own) or one.endswith(of_all))
 
 
 def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from dlrm_hybrid.run.rank.facts import (
     lookups_ahead,
     other_compressors,
     resumed,
+    row_levels,
 )
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
@@ -146,6 +147,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     trainers = other_compressors(folder, facts, job.values)
     tables = len(job.shards.table_rows)
     ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up, tables)
+    levels = row_levels(saved, facts, job.values, trainer.looking_up)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
     if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals
@@ -153,7 +155,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
     statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)
     saved.fill(held.get("embeddings", []))  # before batches in flight look up what they will update
-    trainer.restart(progress, {**dense, **kept, **ahead, **flying})
+    trainer.restart(progress, {**dense, **kept, **ahead, **levels, **flying})
     # The sums of all workers are counted once.
     return progress if trainer.leads else replace(progress, interval=Interval())
 
