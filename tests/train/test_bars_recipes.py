@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bars_files import HEADERS, write_criteo, write_drawn
@@ -11,7 +12,6 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.schema import builtin
-from dlrm_hybrid.model.interaction import Cross
 from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -23,7 +23,7 @@ NARROW = {
     "bars_criteo_x4": ("model.cross.deep=[64,32]",),
     "bars_avazu_x1": ("model.top=[64,1]",),
 }
-# Parameters that FuxiCTR counts, and the width of its tables.
+# Parameters, those of tables too, that FuxiCTR counts, and the width of its tables.
 COUNTED = {
     "bars_criteo_x1": (21_664_241, 10),
     "bars_criteo_x4": (20_382_577, 16),
@@ -38,15 +38,14 @@ def test_models_have_as_many_parameters_as_those_of_fuxictr(experiment: str) -> 
     spec, (every, dim) = model_spec(config, (9,) * columns), COUNTED[experiment]
     spec = replace(spec, embedding_dim=dim, bottom=(*spec.bottom[:-1], *[dim][: len(spec.bottom)]))
     dense = sum(shape[0] * (shape[1:] or (1,))[0] for shape in spec.dense_shapes().values())
-    deep = spec.interaction.deep if isinstance(spec.interaction, Cross) else ()
-    norms = 2 * sum((*spec.bottom[1:-1], *deep, *spec.top[:-1]))
-    rows = (every - dense - norms) / dim  # of the tables: a number of categories, so whole
+    idle = sum(spec.normed_layers.values())  # biases before batch norm, which has its own
+    rows = (every - dense - idle) / dim  # of the tables: a number of categories, so whole
     assert rows == {"bars_criteo_x1": 2_086_303, "bars_criteo_x4": 910_747}.get(
         experiment, 1_298_599
     )
 
 
-def trained(experiment: str, files: Path, folder: Path, *options: str) -> dict:
+def trained(experiment: str, files: Path, folder: Path, *options: str) -> dict[str, Any]:
     """The summary of a run that evaluates every epoch, until patience ends it."""
     given = (f"+experiment={experiment}", f"data.raw={files}/*.csv", *options)
     rows = (f"data.prepared={folder / 'rows'}", f"hydra.run.dir={folder / 'run'}")
@@ -59,7 +58,7 @@ def every(steps: int, batch: int) -> tuple[str, ...]:
     return (*due, f"train.batch_size={batch}", f"telemetry.every={steps}")
 
 
-def check(folder: Path, summary: dict, auc: float) -> None:
+def check(folder: Path, summary: dict[str, Any], auc: float) -> None:
     """It has learnt, has lowered its rates, has ended by itself, and has scored the right parts."""
     found = list(events.read(folder / "run" / "events.jsonl"))
     progress = [one.values for one in found if one.kind is Kind.PROGRESS]
