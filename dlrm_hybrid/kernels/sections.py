@@ -171,7 +171,8 @@ def _read_index32(data: Bytes, count: int, indices_K: Int32s) -> bool:
     good = True
     previous = np.int64(-1)
     for k in range(indices_K.size):
-        index = np.int64(np.int32(tail64(data, 4 * k) & _WORD))
+        word = load64(data, 4 * k) if 4 * k + 8 <= data.size else tail64(data, 4 * k)
+        index = np.int64(np.int32(word & _WORD))
         good &= previous < index
         previous = index
         indices_K[k] = index

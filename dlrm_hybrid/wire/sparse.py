@@ -107,6 +107,8 @@ def sparse_all(
     indices_K: Int32s,
     values_K: Float32s,
     dtype: Dtype,
+    *,
+    allow_rice: bool = True,
 ) -> list[Section]:
     """The smallest section of some elements of each of T tensors, in one go.
 
@@ -119,12 +121,13 @@ def sparse_all(
         indices_K: int32, contiguous, those of each tensor increasing from 0 to its count - 1.
         values_K: float32, contiguous, rounded as `wire.dense.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
+        allow_rice: whether RICE may be used, which takes longest to write and to read.
 
     Raises:
         ValueError: some but not all elements of a tensor, and indices that do not increase from 0
             to its count - 1.
     """
-    wanted = Format(0, True, ELEMENT_BYTES[dtype])
+    wanted = Format(0, allow_rice, ELEMENT_BYTES[dtype])
     return _written(tensors, counts_T, offsets_E, indices_K, values_K, dtype, wanted)
 
 

@@ -78,6 +78,10 @@ def test_one_trainer_learns_the_bits_of_lock_step(
         ),
         ("gradient=dct", "gradient.sparsity=0.9", "pull.precision=bfloat16", *CACHED),
         pytest.param(
+            ("gradient=dct", "gradient.precision=levels", "pull.precision=levels"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ("optimizer=adagrad", "sync.lr_scale=one", "embedding.optimizer=rowwise_adagrad"),
             marks=pytest.mark.slow,
         ),

@@ -33,6 +33,7 @@ METHODS = {
     "momentum": ("gradient=dgc", "gradient.sparsity=0.9", "gradient.correction.warmup_steps=8"),
     "fitted": ("gradient=sidco", "gradient.sparsity=0.9", "gradient.scope=stage"),
     "levels": ("activation.bits=4", "schedule=one_f_one_b", "schedule.microbatches=2"),
+    "levels of weights": ("gradient.precision=levels", "pull.precision=levels"),
     "sketched": ("activation=sketch", *EXACT),
     "feedback": ("activation=gradient_topk", "schedule.microbatches=2", *EXACT),
 }

@@ -83,8 +83,12 @@ def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
         np.testing.assert_allclose(of_updates[name].numpy(), weight.numpy(), atol=1e-6)
 
 
-DENSE_PUSHES = [
+LEVELS = ("gradient.precision=levels", "pull.precision=levels")
+MORE = [
+    ("dct", LEVELS),
+    ("deft", (*LEVELS, "pull.sparsity=0.9")),
     ("none", ("pull.sparsity=0.9",)),
+    ("none", ("pull.precision=levels",)),
     (
         "terngrad",
         ("gradient.terngrad.pull=weights", "pull.sparsity=0.9", "pull.precision=bfloat16"),
@@ -93,7 +97,7 @@ DENSE_PUSHES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "more"), [*((one, ()) for one in methods()), *DENSE_PUSHES])
+@pytest.mark.parametrize(("method", "more"), [*((one, ()) for one in methods()), *MORE])
 def test_processes_compress_as_one_process_does(
     method: str, more: tuple[str, ...], train: Train
 ) -> None:

@@ -156,6 +156,7 @@ class ErrorFeedback(Compressor):
         sections = sparse_all(
             *(self.layout.ids, self.layout.sizes, indices.splits_E),
             *(indices.local_K, rounded_K, self._options.dtype),
+            allow_rice=not self._options.levels,  # they are coded again
         )
         return dict(zip(self._names, sections, strict=True))
 

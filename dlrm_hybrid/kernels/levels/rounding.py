@@ -1,9 +1,9 @@
 """Values as integer multiples of a power of two, one for each tensor.
 
-The quantum of a tensor is the power of two nearest to the smallest magnitude that is sent, but at
-least half of the one nearest to the mean magnitude: elements that a threshold selects become
-±1, ±2 or a little more, and a choice that others have made is not written out to its last bits. So
-the product of level and quantum and the rest are both exact in float32: nothing is lost.
+The quantum of a tensor is the smallest power of two that the smallest magnitude to be sent does not
+exceed, but at least the one nearest to the mean magnitude: most elements that a threshold selects
+become ±1 or ±2, and a choice that others have made is not written out to its last bits. So the
+product of level and quantum and the rest are both exact in float32: nothing is lost.
 
 Shapes: K values of T tensors, E = T + 1 offsets: where those of each tensor begin, then K.
 """
@@ -34,6 +34,13 @@ def _nearest_power(value: float) -> int:
 
 
 @kernel
+def _power_above(value: float) -> int:
+    """The exponent of the smallest power of two that a positive number does not exceed."""
+    fraction, exponent = math.frexp(value)
+    return exponent - (fraction == 0.5)
+
+
+@kernel
 def _quantum(values_K: Float32s) -> float:
     """Of one tensor; 0 if there is none, as all are 0, NaN if a value is not finite."""
     smallest, largest, total = np.inf, 0.0, 0.0
@@ -47,8 +54,8 @@ def _quantum(values_K: Float32s) -> float:
         return np.nan
     if total == 0:
         return 0.0
-    of_mean = _nearest_power(total / values_K.size) - 1
-    exponent = max(_nearest_power(smallest), of_mean, _nearest_power(largest) - _MOST_BITS)
+    of_mean = _nearest_power(total / values_K.size)
+    exponent = max(_power_above(smallest), of_mean, _nearest_power(largest) - _MOST_BITS)
     return math.ldexp(1.0, min(max(exponent, _LOWEST), _HIGHEST))
 
 

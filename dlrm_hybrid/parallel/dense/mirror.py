@@ -268,7 +268,8 @@ def _published_levels(
     levels_K = rounded_K[sent_K]
     value_N[indices.flat[sent_K]] += levels_K
     splits_E, local_K = np.searchsorted(sent_K, splits_E), indices.local_K[sent_K]
-    sections = sparse_all(*(layout.ids, layout.sizes, splits_E, local_K, levels_K, Dtype.BFLOAT16))
+    parts = (layout.ids, layout.sizes, splits_E, local_K, levels_K)
+    sections = sparse_all(*parts, Dtype.BFLOAT16, allow_rice=False)  # they are coded again
     return Published(sections, sent_K.size)
 
 
