@@ -20,6 +20,7 @@ from dlrm_hybrid.plan.sizes import (
     dense_bytes,
     frame_bytes,
     id_set_bytes,
+    levels_bytes,
     sparse_bytes,
     union,
 )
@@ -151,14 +152,10 @@ def _push(world: Layout, bucket: list[DenseTensor]) -> float:
     if not methods()[gradient.name].is_sparse:
         return frame_bytes(dense_bytes(one.count, gradient.precision) for one in bucket)
     shared = gradient.aggregation == "union"
-    densities = (
+    densities = [
         pull_density(world, one) if shared else gradient_density(world, one) for one in bucket
-    )
-    sparse = frame_bytes(
-        sparse_bytes(one.count, density * one.count, gradient.precision)
-        for one, density in zip(bucket, densities, strict=True)
-    )
-    return sparse * world.densities.push
+    ]
+    return _update(bucket, densities, gradient.precision) * world.densities.push
 
 
 def _version(world: Layout, bucket: list[DenseTensor]) -> float:
@@ -172,11 +169,17 @@ def _version(world: Layout, bucket: list[DenseTensor]) -> float:
             for one in bucket
         )
     densities = [pull_density(world, one) for one in bucket]
-    sent = frame_bytes(
-        sparse_bytes(one.count, density * one.count, config.pull.precision)
-        for one, density in zip(bucket, densities, strict=True)
-    )
+    sent = _update(bucket, densities, config.pull.precision)
     return sent if min(densities) == 1 else sent * world.densities.version
+
+
+def _update(bucket: list[DenseTensor], densities: list[float], precision: str) -> float:
+    """Of a frame with some elements of each tensor."""
+    kept = [density * one.count for one, density in zip(bucket, densities, strict=True)]
+    pairs = zip(bucket, kept, strict=True)
+    if precision == "levels":
+        return frame_bytes([sum(levels_bytes(one.count, part) for one, part in pairs)])
+    return frame_bytes(sparse_bytes(one.count, part, precision) for one, part in pairs)
 
 
 def _level_bits(trainers: int) -> int:

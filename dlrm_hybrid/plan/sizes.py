@@ -14,7 +14,10 @@ FRAME_BYTES, SECTION_BYTES, ALIGNMENT_BYTES = 40, 16, 8
 INDEX_BYTES = 4
 RICE_HEAD_BYTES = 4
 MOST_RICE_PARAMETER = 31
-VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "levels": 2}
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of levels of updates, measured on synthetic rows: what is left of the entropy of positions spread
+# evenly when they come by popularity, and bits of a level, its part of tables included.
+POPULARITY, LEVEL_BITS = 0.42, 2.5
 MOST_ROW_WIDTH = 256  # of a matrix whose indices may be a byte each
 
 
@@ -65,6 +68,22 @@ def sparse_bytes(
     if width is not None and width <= MOST_ROW_WIDTH:
         indices.append(count / width + kept)
     return math.ceil(min(indices) / value) * value + kept * value
+
+
+def levels_bytes(count: int, kept: float) -> float:
+    """Of a tensor's elements among those of a bucket that are coded together as levels.
+
+    Args:
+        count: elements of the tensor.
+        kept: how many are sent, on average.
+    """
+    if kept <= 0:
+        return 0.0
+    density = min(kept / count, 1.0)
+    even_bits = -math.log2(density)
+    if density < 1:
+        even_bits -= (1 - density) / density * math.log2(1 - density)
+    return kept * (POPULARITY * even_bits + LEVEL_BITS) / 8
 
 
 def id_set_bytes(counts: Sequence[float], rows: Sequence[int], batch_rows: int) -> float:

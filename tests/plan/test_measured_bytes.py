@@ -30,6 +30,7 @@ WORLD = (
         ("gradient=terngrad", "parallel.servers=2", "parallel.trainers=3"),
         ("gradient=deft", "parallel.cuts=[]", *("embedding=served", "parallel.table_servers=1")),
         ("gradient=dct", "gradient.precision=bfloat16", "pull.precision=bfloat16"),
+        ("gradient=dct", "gradient.precision=levels", "pull.precision=levels"),
     ],
     ids=lambda one: one[0],
 )
