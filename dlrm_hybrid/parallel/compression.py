@@ -12,6 +12,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.parallel.dense.master import copy_into
+from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT, counted
 
 PREFIX = "trainer."
@@ -27,12 +28,14 @@ class Compression:
         trainer: whose worker it is.
         gradients: None where no server is pushed to.
         activations: of both its boundaries, by number.
+        tables: for its lookups, where the interaction is.
         turn: held by the one of several threads that compresses gradients or counts.
     """
 
     trainer: int
     gradients: Compressor | None
     activations: Mapping[int, ActivationCodec]
+    tables: Tables | None = None
     turn: Lock = field(default_factory=Lock, repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -59,7 +62,15 @@ class Compression:
         with self.turn:
             gradients = self.gradients.report() if self.gradients is not None else {}
         reports = activations | {f"{GRADIENT}{name}": one for name, one in gradients.items()}
-        return {
+        looked_up: Mapping[str, tuple[int, int]] = {}
+        if self.tables is not None:
+            looked_up = self.tables.counts()
+        rows = {
+            name: counted(elements, sent, 0.0, 0)
+            for name, (elements, sent) in looked_up.items()
+            if elements
+        }
+        return rows | {
             name: counted(one.elements, one.sent, one.threshold_sum, one.thresholds)
             for name, one in reports.items()
             if one is not None

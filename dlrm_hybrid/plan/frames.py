@@ -16,6 +16,7 @@ from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.sizes import (
     FRAME_BYTES,
+    ROW_LEVELS_BYTES,
     VALUE_BYTES,
     dense_bytes,
     frame_bytes,
@@ -278,6 +279,9 @@ def _exchange(world: Layout) -> tuple[float, ...]:
         distinct = sum(world.ids.distinct) * share
         ids = id_set_bytes(world.ids.distinct, world.ids.rows, world.config.train.batch_size)
         header = EXCHANGE_HEADER_BYTES + (0 if world.ids.per_row is None else ID_BYTES)
+        if keys.levels:
+            rows = LENGTH_BYTES, distinct * ROW_LEVELS_BYTES
+            return header, ids * share, *rows, *rows
         return header, ids * share, distinct * values, distinct * values
     looked_up = world.config.train.batch_size * tables * share
     rows = looked_up * values, looked_up * values

@@ -1,6 +1,7 @@
 """What compression let through, counted where it happens and summed over a run: pure.
 
-Names: `gradient.<tensor>` and `activation.<boundary>`.
+Names: `gradient.<tensor>`, `activation.<boundary>`; of rows that travel as levels `rows.levels`,
+elements of their gradients, and `rows.lost_residuals`, rows of which what rounding left is lost.
 """
 
 from __future__ import annotations

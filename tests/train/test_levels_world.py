@@ -8,6 +8,7 @@ from world_runs import (
     assert_same,
     assert_same_state,
     checkpoint,
+    curve,
     summary,
     tensors,
 )
@@ -46,6 +47,11 @@ def test_processes_equal_the_in_process_world_bit_for_bit(
     for step in (50, 100):
         assert_same_state(processes, in_process, step)
     assert_moved(processes, 50, 100)
+    assert curve(processes) == curve(in_process)  # with the number of residuals that were lost
+    told = [values["of"] for _, values in curve(processes) if "of" in values]
+    lost = sum(one["rows.lost_residuals"]["sent"] for one in told)
+    assert lost > 0 if FEW in options else lost == 0
+    assert all(0 < one["rows.levels"]["density"] < 1 for one in told)
     assert summary(processes)["test"] == summary(in_process)["test"]
 
 

@@ -48,6 +48,10 @@ class KeptMemory:
         """What a checkpoint must hold of it."""
         return tensors_of(self.trainer, self.memory)
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """See `TrainerMemory.counts`."""
+        return self.memory.counts()
+
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint, if that holds it."""
         if own := values_of_trainer(self.trainer, values):

@@ -28,6 +28,7 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 STEPS = "steps"
+SENT, LOST = "rows.levels", "rows.lost_residuals"
 
 
 @final
@@ -74,6 +75,7 @@ class TrainerMemory:
         self.row_step = Step(options.row_error, options.lifespan, 0.0)
         self.row_step.exponent = first_exponent(table_rows, options)
         self.gradient_step = Step(options.gradient_error, options.lifespan, 0.0)
+        self._rows = self._elements = self._sent = self._told_lost = 0
 
     @classmethod
     def of_one_part(
@@ -105,10 +107,22 @@ class TrainerMemory:
             part.of_gradients.add(own, sum_KD)
         self.gradient_step.renew_if_due([part.of_gradients for part in self.parts])
         self.row_step.renew_if_due([part.of_rows for part in self.parts])
-        return [
+        rounded = [
             part.residuals.round(own, sum_KD, self.gradient_step.exponent)
             for part, own, sum_KD in zip(self.parts, rows, sums, strict=True)
         ]
+        self._rows += sum(map(len, rounded))
+        self._elements += sum(levels_KD.size for levels_KD in rounded)
+        self._sent += sum(int(np.count_nonzero(levels_KD)) for levels_KD in rounded)
+        return rounded
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Elements and those sent; rows and those of lost residuals; both since the last call."""
+        lost = self.lost
+        told = {SENT: (self._elements, self._sent), LOST: (self._rows, lost - self._told_lost)}
+        self._rows = self._elements = self._sent = 0
+        self._told_lost = lost
+        return told
 
     def tensors(self) -> dict[str, Array]:
         """What a checkpoint must hold, the same whoever holds a table: `<table>.slots` …"""

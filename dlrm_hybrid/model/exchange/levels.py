@@ -203,6 +203,10 @@ class LevelExchange:
         """What a checkpoint must hold of this trainer."""
         return tensors_of(self._rank, self.memory)
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """See `TrainerMemory.counts`."""
+        return self.memory.counts()
+
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Go on with the `tensors` of all trainers, if they are among these."""
         for trainer, one in enumerate(self._answering_T):

@@ -55,6 +55,10 @@ class Tables(Protocol):
         yield from ()
         return {}
 
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """By name, since the last call, of how many how many were sent, or lost."""
+        return {}
+
     def flush(self) -> Program[None]:
         """Send what is held back of gradients, after the last update and before `settle`."""
         yield from ()

@@ -44,6 +44,10 @@ class Remembered(Protocol):
         """Go on from a checkpoint, if that holds it."""
         ...
 
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """By name, since the last call, of how many how many were sent, or lost."""
+        ...
+
 
 @final
 class LocalTables(Tables):
@@ -93,6 +97,10 @@ class LocalTables(Tables):
     def state_ahead(self) -> Program[dict[str, Tensor]]:
         yield from ()
         return {} if self._remembered is None else self._remembered.tensors()
+
+    @override
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        return {} if self._remembered is None else self._remembered.counts()
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:

@@ -155,6 +155,10 @@ class SharedTables(Tables):
         return {} if self._remembered is None else self._remembered.tensors()
 
     @override
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        return {} if self._remembered is None else self._remembered.counts()
+
+    @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
         if self._remembered is not None:
             self._remembered.load(values)

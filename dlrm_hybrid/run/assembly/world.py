@@ -181,7 +181,7 @@ def worker(
     """
     port = Port(topology=plan.topology, rank=rank, attempt=plan.attempt, transmit=send)
     model = stage_model(config, plan, port.stage)
-    own = compression(config, plan, rank)
+    own = replace(compression(config, plan, rank), tables=tables)
     client = _client(config, plan, port, model, own, clock)
     boundaries = Boundaries(port, model.part, own.activations, clock)
     made = _worker(config, plan, model, boundaries, tables, client)
