@@ -61,6 +61,18 @@ def test_a_trainer_killed_while_a_checkpoint_is_saved(train: Train, tmp_path: Pa
     assert saved == [30, 60, 90, 120, 150, 180, 200]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["sync=sync", "sync=async"])
+def test_a_trainer_that_comes_again_is_sent_tables_of_levels(
+    sync: str, train: Train, tmp_path: Path
+) -> None:
+    kills = [Fault("worker-1.1", reached(20)), Fault("worker-1.0", reached(60))]
+    options = (sync, "gradient=dct", "gradient.sparsity=0.9", "gradient.precision=levels")
+    options = (*options, "pull.precision=levels", "train.steps=300")
+    folder, told = run(train, tmp_path, kills, *options)
+    assert_all_learned(folder, told, 2)
+
+
 def test_in_rounds_others_go_on_and_the_killed_trainer_comes_again(
     train: Train, tmp_path: Path
 ) -> None:
