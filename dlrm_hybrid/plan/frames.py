@@ -18,6 +18,8 @@ from dlrm_hybrid.plan.sizes import (
     FRAME_BYTES,
     ROW_LEVELS_BYTES,
     VALUE_BYTES,
+    activation_bytes,
+    activation_gradient_bytes,
     dense_bytes,
     frame_bytes,
     id_set_bytes,
@@ -237,6 +239,8 @@ def _activation(world: Layout, cut: int) -> float:
     count = shape[0] * shape[1]
     if keys.name == "dct":
         kept = _kept_of_row(world, cut, shape[1]) * shape[0]
+        if keys.bits is not None:
+            return frame_bytes([activation_bytes(count, kept, keys.bits)])
         rice = bool(keys.allow_rice)
         return frame_bytes([sparse_bytes(count, kept, keys.precision, shape[1], rice=rice)])
     if keys.name == "sketch":
@@ -251,6 +255,8 @@ def _activation_gradient(world: Layout, cut: int) -> float:
     if keys.name not in ACTIVATION_METHODS or keys.name == "sketch":
         return frame_bytes([dense_bytes(shape[0] * shape[1], "float32")])
     kept = _kept_of_row(world, cut, shape[1]) * shape[0]
+    if keys.bits is not None:
+        return frame_bytes([activation_gradient_bytes(kept, keys.bits)])
     if keys.name == "dct":
         return frame_bytes([kept * VALUE_BYTES[keys.precision]])
     return frame_bytes([sparse_bytes(shape[0] * shape[1], kept, keys.precision)])

@@ -15,6 +15,12 @@ LAYOUTS = {
         "embedding=served",
         "parallel.table_servers=2",
     ],
+    "levels": [
+        "+experiment=dct_hybrid",
+        "parallel.world=in_process",
+        "activation.bits=4",
+        "activation.sparsity=0.75",
+    ],
 }
 
 

@@ -49,10 +49,10 @@ def prepared(checkpoint: Path) -> Shards:
     return open_shards(Path(config.data.prepared), None)
 
 
-def saved(checkpoint: Path) -> SavedModel:
+def saved(checkpoint: Path, *, rounds: bool = False) -> SavedModel:
     config = validate(saved_values(read_facts(find(checkpoint))["config"]))
     rows = prepared(checkpoint).table_rows
-    return SavedModel.load(config, find(checkpoint), rows, Precision.FLOAT32, rounds=False)
+    return SavedModel.load(config, find(checkpoint), rows, Precision.FLOAT32, rounds=rounds)
 
 
 def some_rows(checkpoint: Path, rows: range) -> Batch:
@@ -106,6 +106,23 @@ def test_masks_of_evaluations_are_in_the_graph(runs: dict[str, Path], tmp_path: 
     assert np.abs(unmasked - model.logits(batch)).max() > 100 * TOLERANCE  # or this says nothing
     graph = import_module("onnx").load(tmp_path / "out" / "model.onnx").graph
     assert [node.op_type for node in graph.node].count("TopK") == len(kept) == 2
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+def test_levels_of_activations_are_in_the_graph(
+    format: Any, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """A sum in another order may be another level: one row of 1,000 may be apart, as with masks."""
+    model = saved(runs["levels"], rounds=True)
+    assert [mask.bits for mask in model.masks.values()] == [4, 4]
+    file = ModelFile(format=format, naming="ours", spec=model.spec, int8=False, masks=model.masks)
+    file.write(tmp_path, model.tensors)
+    batch = some_rows(runs["levels"], range(5 * ROWS))
+    found = compare(model.score, file.scorer(tmp_path), [batch], lambda rows: None)
+    assert found.is_equal(masked=True), found
+    plain = saved(runs["levels"])
+    assert [mask.bits for mask in plain.masks.values()] == [None, None]
+    assert np.abs(plain.logits(batch) - model.logits(batch)).max() > 100 * TOLERANCE
 
 
 def test_the_folder_has_the_vocabularies(runs: dict[str, Path], tmp_path: Path) -> None:
