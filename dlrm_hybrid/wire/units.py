@@ -36,8 +36,16 @@ from dlrm_hybrid.kernels.levels.activations import (
     encode_gradients,
     encode_kept,
 )
-from dlrm_hybrid.kernels.levels.positions import CLASSES, END, FAR, FIRST_GAPS, REACH, SYMBOLS
-from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
+from dlrm_hybrid.kernels.levels.positions import (
+    CLASSES,
+    END,
+    FAR,
+    FIRST_GAPS,
+    HINTS,
+    REACH,
+    SYMBOLS,
+)
+from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, SCALE, STATE_BYTES
 from dlrm_hybrid.kernels.levels.steps import count_symbols, flip
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender
@@ -45,9 +53,11 @@ from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender
 Int16s = NDArray[np.int16]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Halves = NDArray[np.uint16]
 Bytes = NDArray[np.uint8]
 Float64s = NDArray[np.float64]
 
+_NO_HINTS = np.zeros((1, 1), np.uint16)  # a sender needs none
 _ROUNDS = 6  # of grouping
 _LOWEST_OCTAVE = -10  # of the odds that a unit is kept
 _PARTS = 64  # expected gaps are counted in parts of one
@@ -163,7 +173,11 @@ class UnitSender:
         lowest = self._count_steps(counts_CS[STEPS])
         head = self._sender.begin()
         self._tables = UnitTables(
-            kept_class_N, level_class_N, self._sender.tables.starts_CE, np.array([lowest])
+            kept_class_N,
+            level_class_N,
+            self._sender.tables.starts_CE,
+            _NO_HINTS,
+            np.array([lowest]),
         )
         self._levels_NS[:] = self._codes[:] = self._rows = self._messages = 0
         classes_N = kept_class_N | level_class_N << _LEVEL_SHIFT
@@ -248,11 +262,19 @@ class UnitReceiver:
                 classes_N & np.uint8(CLASSES - 1),
                 classes_N >> np.uint8(_LEVEL_SHIFT),
                 tables.starts_CE,
+                _hints(tables.starts_CE),
                 np.array([lowest]),
             )
             payload = payload[2 + width :]
         assert self._tables is not None
         return self._tables, payload
+
+
+def _hints(starts_CE: Halves) -> Halves:
+    """Where to begin to look for a symbol, of each context; see `UnitTables`."""
+    places_H = np.arange(HINTS) * (SCALE // HINTS)
+    found = [np.searchsorted(starts_E, places_H, side="right") - 1 for starts_E in starts_CE]
+    return np.array(found, np.uint16)
 
 
 def _readable(payload: memoryview) -> Bytes:

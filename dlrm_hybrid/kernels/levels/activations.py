@@ -20,14 +20,20 @@ import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import address_of
 from dlrm_hybrid.kernels.compiler.jit import ReadOnlyBytes, kernel
-from dlrm_hybrid.kernels.levels.positions import CLASSES, SYMBOLS, list_positions, read_positions
+from dlrm_hybrid.kernels.levels.positions import (
+    CLASSES,
+    SYMBOLS,
+    hint_of,
+    list_positions,
+    read_hinted,
+    read_positions,
+)
 from dlrm_hybrid.kernels.levels.rans import (
     begin,
     has_ended,
     list_bits,
     list_symbol,
     read_bits,
-    read_symbol,
     row_of,
     write,
 )
@@ -55,12 +61,14 @@ class UnitTables(NamedTuple):
         kept_class_N: by how often a unit is kept.
         level_class_N: by its levels.
         starts_CE: intervals of symbols.
+        hints_CH: of each context, the first symbol in each 16 of 4096 places.
         lowest_1: code of the first symbol of steps.
     """
 
     kept_class_N: Bytes
     level_class_N: Bytes
     starts_CE: Halves
+    hints_CH: Halves
     lowest_1: Int64s
 
 
@@ -75,9 +83,15 @@ def _list_step(code: int, lowest: int, starts: np.uint64, events: np.uint64, at:
 
 @kernel
 def _read_step(
-    words: np.uint64, state: np.uint64, at: int, starts: np.uint64, lowest: int
+    words: np.uint64,
+    state: np.uint64,
+    at: int,
+    starts: np.uint64,
+    hints: np.uint64,
+    lowest: int,
 ) -> tuple[int, np.uint64, int]:
-    symbol, state, at = read_symbol(words, state, at, row_of(starts, STEPS, SYMBOLS))
+    row, hint = row_of(starts, STEPS, SYMBOLS), hint_of(hints, STEPS)
+    symbol, state, at = read_hinted(words, state, at, row, hint)
     if symbol < ESCAPE:
         return lowest + symbol, state, at
     code, state, at = read_bits(words, state, at, CODE_BITS)
@@ -155,12 +169,11 @@ def decode_kept(
     words, state, at = begin(data)
     if at < 0:
         return -1
-    starts = address_of(tables.starts_CE)
+    starts, hints = address_of(tables.starts_CE), address_of(tables.hints_CH)
     offsets_B = np.zeros(rows + 1, np.int64)
-    positions = row_of(starts, POSITIONS, SYMBOLS)
-    found, state, at = read_positions(
-        words, state, at, tables.kept_class_N, positions, offsets_B, indices_K
-    )
+    first, hint = row_of(starts, POSITIONS, SYMBOLS), hint_of(hints, POSITIONS)
+    class_N = tables.kept_class_N
+    found, state, at = read_positions(words, state, at, class_N, first, hint, offsets_B, indices_K)
     low_bits = max(bits - SYMBOL_BITS, 0)
     for row in range(rows):
         codes_B[row] = 0
@@ -168,13 +181,14 @@ def decode_kept(
             return -1
         if offsets_B[row] == offsets_B[row + 1]:
             continue
-        code, state, at = _read_step(words, state, at, starts, tables.lowest_1[0])
+        code, state, at = _read_step(words, state, at, starts, hints, tables.lowest_1[0])
         if at < 0 or code < LOWEST_CODE or code > HIGHEST_CODE:
             return -1
         codes_B[row] = code
         for k in range(offsets_B[row], offsets_B[row + 1]):
             context = np.int64(tables.level_class_N[indices_K[k] - row * width])
-            size, state, at = read_symbol(words, state, at, row_of(starts, context, SYMBOLS))
+            level_row, hint = row_of(starts, context, SYMBOLS), hint_of(hints, context)
+            size, state, at = read_hinted(words, state, at, level_row, hint)
             if low_bits:
                 low, state, at = read_bits(words, state, at, low_bits)
                 size = size << low_bits | low
@@ -257,14 +271,14 @@ def decode_gradients(
     words, state, at = begin(data)
     if at < 0:
         return False
-    starts = address_of(tables.starts_CE)
+    starts, hints = address_of(tables.starts_CE), address_of(tables.hints_CH)
     k = 0
     for row in range(codes_B.size):
         first = row * width
         code = np.int64(0)
         turned = np.int64(0)
         if k < indices_K.size and indices_K[k] < first + width:
-            code, state, at = _read_step(words, state, at, starts, tables.lowest_1[0])
+            code, state, at = _read_step(words, state, at, starts, hints, tables.lowest_1[0])
             if at < 0 or (code and code < LOWEST_CODE) or code > HIGHEST_CODE:
                 return False
             if code:
@@ -274,7 +288,8 @@ def decode_gradients(
             level = np.int64(0)
             if code:
                 context = np.int64(tables.level_class_N[indices_K[k] - first])
-                value, state, at = read_symbol(words, state, at, row_of(starts, context, SYMBOLS))
+                level_row, hint = row_of(starts, context, SYMBOLS), hint_of(hints, context)
+                value, state, at = read_hinted(words, state, at, level_row, hint)
                 if low_bits:
                     low, state, at = read_bits(words, state, at, low_bits)
                     value = value << low_bits | low

@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from dlrm_hybrid.kernels.levels.rans import list_bits, list_symbol, read_bits, read_symbol, row_of
+from dlrm_hybrid.kernels.bits import load16_at
+from dlrm_hybrid.kernels.levels.rans import (
+    SCALE,
+    list_bits,
+    list_symbol,
+    read_bits,
+    read_symbol,
+    row_of,
+)
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -28,6 +36,8 @@ SYMBOLS = 32
 CLASSES = 16
 FAR, END = 30, 31  # none among the next REACH; none in the class
 REACH = 384
+HINTS = 256  # of a context: the first symbol in each 16 of its 4096 places
+_MASK, _HINT_SHIFT = np.uint64(SCALE - 1), np.uint64(4)
 _SINGLE = 8  # gaps with a symbol of their own; above, four symbols to an octave
 FIRST_GAPS = np.array([*range(8), *((4 + s % 4) << (s // 4 + 1) for s in range(FAR - 8)), REACH])
 """The least gap of every symbol, and what is above all."""
@@ -110,12 +120,42 @@ def list_positions(
 
 
 @register_jitable
+def hint_of(hints: np.uint64, context: int) -> np.uint64:
+    """Address of a context's hints in an array of those of all."""
+    return hints + np.uint64(2 * HINTS * context)
+
+
+@register_jitable
+def read_hinted(
+    words: np.uint64, state: np.uint64, at: int, row: np.uint64, hint: np.uint64
+) -> tuple[int, np.uint64, int]:
+    """As `read_symbol`, from the first symbol on that is possible."""
+    place = (state & _MASK) >> _HINT_SHIFT
+    return read_symbol(words, state, at, row, np.int64(load16_at(hint + place + place)))
+
+
+@register_jitable
+def _order_by_row(begins_N: Int64s, ends_N: Int64s, offsets_B: Int64s, indices_K: Int32s) -> None:
+    """Make rows by unit to flat indices that increase, and numbers of rows to their sums."""
+    rows, width = offsets_B.size - 1, begins_N.size
+    for row in range(rows):
+        offsets_B[row + 1] += offsets_B[row]
+    at_B, row_K = offsets_B.copy(), indices_K.copy()
+    for unit in range(width):
+        for k in range(begins_N[unit], ends_N[unit]):
+            row = np.int64(row_K[k])
+            indices_K[at_B[row]] = row * width + unit
+            at_B[row] += 1
+
+
+@register_jitable
 def read_positions(
     words: np.uint64,
     state: np.uint64,
     at: int,
     class_N: Bytes,
     starts: np.uint64,
+    hints: np.uint64,
     offsets_B: Int64s,
     indices_K: Int32s,
 ) -> tuple[int, np.uint64, int]:
@@ -128,9 +168,10 @@ def read_positions(
     found, place = 0, 0
     for one in range(CLASSES):
         table = row_of(starts, one, SYMBOLS)
+        hint = hint_of(hints, one)
         count, following = units_P[one] * rows, np.int64(0)
         while count:
-            symbol, state, at = read_symbol(words, state, at, table)
+            symbol, state, at = read_hinted(words, state, at, table, hint)
             if symbol == END:
                 break
             if symbol == FAR:
@@ -154,13 +195,5 @@ def read_positions(
                 ends_N[unit] = found
                 following += 1
         place += units_P[one]
-    for row in range(rows):
-        offsets_B[row + 1] += offsets_B[row]
-    at_B, sorted_K = offsets_B.copy(), np.empty(found, np.int32)
-    for unit in range(width):
-        for k in range(begins_N[unit], ends_N[unit]):
-            row = np.int64(indices_K[k])
-            sorted_K[at_B[row]] = row * width + unit
-            at_B[row] += 1
-    indices_K[:found] = sorted_K
+    _order_by_row(begins_N, ends_N, offsets_B, indices_K[:found])
     return found, state, at

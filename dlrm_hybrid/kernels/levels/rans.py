@@ -181,12 +181,12 @@ def read_flag(
 
 @register_jitable
 def read_symbol(
-    words: np.uint64, state: np.uint64, at: int, row: np.uint64
+    words: np.uint64, state: np.uint64, at: int, row: np.uint64, symbol: int = 0
 ) -> tuple[int, np.uint64, int]:
-    """A symbol, and state and place behind it."""
+    """A symbol, and state and place behind it; the search begins at one that is not behind it."""
     slot = state & _MASK
-    start, end = np.uint64(0), load16_at(row + _TWO)
-    symbol = 0
+    start = load16_at(row + np.uint64(2 * symbol))
+    end = load16_at(row + np.uint64(2 * symbol + 2))
     while end <= slot:
         symbol += 1
         start, end = end, load16_at(row + np.uint64(2 * symbol + 2))
