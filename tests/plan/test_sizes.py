@@ -10,9 +10,7 @@ from dlrm_hybrid.plan.sizes import (
     BUILD_UP,
     build_up,
     frame_bytes,
-    gradient_level_bytes,
     id_set_bytes,
-    level_bytes,
     rice_bits,
     sparse_bytes,
     union,
@@ -61,12 +59,6 @@ def test_frames_of_dense_sections_are_exact(counts: list[int]) -> None:
     sections = [dense(0, np.zeros(count, np.float32)) for count in counts]
     calculated = frame_bytes(4 * count for count in counts)
     assert calculated == encoded_bytes(frame(*sections))
-
-
-def test_levels_are_about_as_long_as_was_measured() -> None:
-    # Of a row of 256 units, 0.90 dropped, in an epoch of `make train` with activation.bits=4.
-    assert level_bytes(256, 26, 4) == pytest.approx(14.5, rel=0.05)
-    assert gradient_level_bytes(26, 4) == pytest.approx(6.1, rel=0.05)
 
 
 def test_ids_are_as_long_as_calculated() -> None:

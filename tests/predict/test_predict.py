@@ -54,12 +54,10 @@ def predict(run_folder: Path, rows: Path | str, output: Path, *overrides: str) -
     return run(["dlrm_hybrid", "predict", *given, f"predict.output={output}", *overrides])
 
 
-@pytest.mark.parametrize("bits", ["null", "4"])
 def test_masked_and_rounded_worlds_are_scored_as_they_are_evaluated(
-    bits: str, small_rows: list[str], shards: Shards, tmp_path: Path
+    small_rows: list[str], shards: Shards, tmp_path: Path
 ) -> None:
     world = ["+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=20"]
-    world.append(f"activation.bits={bits}")
     folder, output = tmp_path / "run", tmp_path / "evaluated.json"
     train = ["train", *small_rows, *world, "optimizer.lr=0.2", f"hydra.run.dir={folder}"]
     evaluate = ["evaluate", f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]

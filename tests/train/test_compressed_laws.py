@@ -102,7 +102,6 @@ def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(train: 
     [
         ("activation=gradient_topk", "activation.precision=float32", "parallel.trainers=3"),
         ("activation=sketch", "activation.precision=float32", "optimizer=adagrad"),
-        ("activation.bits=4", "activation.sparsity=0.75"),
         ("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
         ("activation=none", "activation.precision=float32", "activation.sparsity=0"),
     ],
