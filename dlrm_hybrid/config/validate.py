@@ -27,7 +27,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "embedding": {
         **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
         **{"storage": "memory", "folder": None},
-        **{"levels": False, "row_error": 0.03125, "gradient_error": 2.0, "copies_rows": 2**18},
+        **{"levels": False, "row_error": 0.0625, "gradient_error": 2.0, "copies_rows": 2**18},
     },
     "model": {
         **{"interaction": "dot", "cross": None, "fm": None},

@@ -127,18 +127,29 @@ def row_levels(
         the first row with a level beyond MOST_LEVELS, or that is none; -1 if there is no such row.
     """
     size, limit = np.float32(step), np.float32(MOST_LEVELS)
+    inverse = np.float32(1 / step)  # exact, as the step is a power of two
+    dim = rows_KD.shape[1]
     for k in range(rows_KD.shape[0]):
         slot = slots_K[k]
-        for column in range(rows_KD.shape[1]):
-            copy = copies_SD[slot, column] if slot >= 0 else np.float32(0)
-            level = np.rint((rows_KD[k, column] - copy) / size)
-            if not abs(level) <= limit:
-                return k
-            levels_KD[k, column] = np.int32(level)
-            copy += np.float32(size * level)
-            view_KD[k, column] = copy
-            if slot >= 0:
-                copies_SD[slot, column] = copy
+        bad = 0
+        if slot >= 0:  # the loops have no branches: they become vector instructions
+            for column in range(dim):
+                copy = copies_SD[slot, column]
+                level = np.rint((rows_KD[k, column] - copy) * inverse)
+                bad += not abs(level) <= limit
+                levels_KD[k, column] = np.int32(level)
+                view_KD[k, column] = copy + np.float32(size * level)
+        else:
+            for column in range(dim):
+                level = np.rint(rows_KD[k, column] * inverse)
+                bad += not abs(level) <= limit
+                levels_KD[k, column] = np.int32(level)
+                view_KD[k, column] = size * level
+        if bad:
+            return k
+        if slot >= 0:
+            for column in range(dim):
+                copies_SD[slot, column] = view_KD[k, column]
     return -1
 
 
@@ -147,15 +158,18 @@ def rows_of_levels(
     levels_KD: Int32s, step: float, slots_K: Int64s, copies_SD: Float32s, view_KD: Float32s
 ) -> None:
     """Move copies by levels that `row_levels` has given; the same arithmetic, the same bits."""
-    size = np.float32(step)
+    size, dim = np.float32(step), levels_KD.shape[1]
     for k in range(levels_KD.shape[0]):
         slot = slots_K[k]
-        for column in range(levels_KD.shape[1]):
-            copy = copies_SD[slot, column] if slot >= 0 else np.float32(0)
-            copy += np.float32(size * np.float32(levels_KD[k, column]))
-            view_KD[k, column] = copy
-            if slot >= 0:
-                copies_SD[slot, column] = copy
+        if slot < 0:
+            for column in range(dim):
+                view_KD[k, column] = size * np.float32(levels_KD[k, column])
+            continue
+        for column in range(dim):
+            moved = np.float32(size * np.float32(levels_KD[k, column]))
+            view_KD[k, column] = copies_SD[slot, column] + moved
+        for column in range(dim):
+            copies_SD[slot, column] = view_KD[k, column]
 
 
 @kernel
@@ -194,23 +208,29 @@ def gradient_levels(
         as `row_levels`.
     """
     size, limit = np.float32(step), np.float32(MOST_LEVELS)
+    inverse = np.float32(1 / step)  # exact, as the step is a power of two
+    dim = sum_KD.shape[1]
+    rest_D = np.empty(dim, np.float32)
     for k in range(sum_KD.shape[0]):
         slot = slots_K[k]
-        is_lost = False
-        for column in range(sum_KD.shape[1]):
-            total = sum_KD[k, column]
-            if slot >= 0:
-                total += residuals_SD[slot, column]
-            level = np.rint(total / size)
-            if not abs(level) <= limit:
-                return k
+        bad = 0
+        for column in range(dim):
+            rest_D[column] = sum_KD[k, column]
+        if slot >= 0:
+            for column in range(dim):
+                rest_D[column] += residuals_SD[slot, column]
+        for column in range(dim):
+            level = np.rint(rest_D[column] * inverse)
+            bad += not abs(level) <= limit
             levels_KD[k, column] = np.int32(level)
-            rest = total - np.float32(size * level)
-            if slot >= 0:
-                residuals_SD[slot, column] = rest
-            elif rest != 0:
-                is_lost = True
-        lost_1[0] += is_lost
+            rest_D[column] -= np.float32(size * level)
+        if bad:
+            return k
+        if slot >= 0:
+            for column in range(dim):
+                residuals_SD[slot, column] = rest_D[column]
+        else:
+            lost_1[0] += np.any(rest_D != 0)
     return -1
 
 
