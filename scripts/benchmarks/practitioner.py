@@ -18,11 +18,12 @@ Shapes: B rows of a trainer, I integer features, F tables, D embedding dimension
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
@@ -62,12 +63,10 @@ from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.signals import StopRequest
 
-LR, SEED = 0.1, 0
-BATCHES = 50  # drawn before, used again and again
+LR, SEED, BATCHES = 0.1, 0, 50  # batches are drawn before, and used again and again
 LOOPBACK, ENTRY = "loopback", "practitioner:be_rank"
 DEADLINE_SECONDS = 300.0
 MOST_STEPS, LINE_SECONDS = 150, 12.0
-ID_BYTES = 4
 WORLD = (
     *("+experiment=dct_hybrid", "data.rows=300000", "train.evaluate_every=0"),
     *("checkpoint.every=0", "checkpoint.minutes=0", f"train.steps={WARMUP_STEPS + MOST_STEPS}"),
@@ -165,6 +164,12 @@ class Practitioner:
         self._optimizer.step()
         return loss.item()
 
+    def close(self) -> None:
+        """Let go of DDP before its group ends, which it would else do itself."""
+        # Holding Python's lock it would join a thread that may wait for that lock.
+        del self._dense
+        gc.collect()
+
 
 def in_bfloat16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """torch's hook by another name: by its own DDP refuses it on a CPU, where gloo can do it."""
@@ -202,8 +207,10 @@ def be_rank(argument: str, report: Report, _: StopRequest) -> None:
         address=address,
         deadline_seconds=DEADLINE_SECONDS,
     )
-    with process_group(range(job.trainers), trainer, options, count, SpanClock()) as group:
-        practitioner = Practitioner(PAPER_SPEC, WIRES[job.wire], group, job.batch_size)
+    with (
+        process_group(range(job.trainers), trainer, options, count, SpanClock()) as group,
+        closing(Practitioner(PAPER_SPEC, WIRES[job.wire], group, job.batch_size)) as practitioner,
+    ):
         drawn = batches(PAPER_SPEC, job.batch_size, seed=trainer)
         for step in range(WARMUP_STEPS):
             practitioner.step(*drawn[step % BATCHES])
@@ -221,12 +228,7 @@ def be_rank(argument: str, report: Report, _: StopRequest) -> None:
 
 
 def measure(link: str, trainers: int, steps: int, wire: str, batch_size: int) -> Measured:
-    """Train on links of a rate, or all on one host's loopback.
-
-    Raises:
-        SystemExit: a rank fails; says why.
-        ResourceError: no network can be made here.
-    """
+    """Train on links of a rate, or all on one host's loopback; SystemExit says why a rank fails."""
     told: list[dict[str, Any]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="dlrm_hybrid-")))
@@ -276,7 +278,7 @@ def ring_bytes(spec: ModelSpec, trainers: int, wire: Wire, batch_size: int) -> f
 
 def all_to_all_bytes(spec: ModelSpec, trainers: int, wire: Wire) -> float:
     """Per sample: ids to the other trainers' tables, pooled rows and their gradients."""
-    one = ID_BYTES + 2 * spec.embedding_dim * _width(wire.rows)
+    one = torch.int32.itemsize + 2 * spec.embedding_dim * _width(wire.rows)
     return (trainers - 1) / trainers * len(spec.table_rows) * one
 
 
@@ -362,9 +364,8 @@ def steps_on(link: str, trainers: int, wire: Wire, batch_size: int) -> int:
     if link == LOOPBACK:
         return MOST_STEPS
     ring = ring_bytes(PAPER_SPEC, trainers, wire, batch_size)
-    sent = batch_size * (ring + all_to_all_bytes(PAPER_SPEC, trainers, wire))
-    step_seconds = 8 * sent / bits_per_second(link)
-    return max(1, min(MOST_STEPS, int(LINE_SECONDS / step_seconds)))
+    sent_bits = 8 * batch_size * (ring + all_to_all_bytes(PAPER_SPEC, trainers, wire))
+    return max(1, min(MOST_STEPS, int(LINE_SECONDS * bits_per_second(link) / sent_bits)))
 
 
 def main() -> None:

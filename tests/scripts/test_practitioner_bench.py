@@ -1,6 +1,7 @@
 """The practitioner's baseline learns what one process learns, and sends what its formulas say."""
 
 import json
+import weakref
 from pathlib import Path
 
 import practitioner
@@ -18,14 +19,16 @@ from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.signals import StopRequest
 
 TRAINERS, ROWS, STEPS = 2, 8, 5
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 8, 4), top=(8, 1), table_rows=tuple(range(3, 3 + 26)))
 
 
-def be_trainer(argument: str, report, stop) -> None:
+def be_trainer(argument: str, report: Report, stop: StopRequest) -> None:
     """Leave the weights of this rank's replica and tables in a file."""
     trainer, wire, folder = json.loads(argument)
     torch.set_num_threads(1)
@@ -35,8 +38,11 @@ def be_trainer(argument: str, report, stop) -> None:
         address="127.0.0.1",
         deadline_seconds=60.0,
     )
-    members = range(TRAINERS)
-    with process_group(members, trainer, options, lambda *counts: None, SpanClock()) as group:
+
+    def count(sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
+        """Nothing is counted here."""
+
+    with process_group(range(TRAINERS), trainer, options, count, SpanClock()) as group:
         one = Practitioner(SPEC, WIRES[wire], group, ROWS)
         for batch in practitioner.batches(SPEC, ROWS, seed=trainer)[:STEPS]:
             one.step(*batch)
@@ -44,6 +50,9 @@ def be_trainer(argument: str, report, stop) -> None:
         learned |= {piece.name: piece.view.clone() for piece in one.embeddings.pieces}
         torch.save(learned, Path(folder, f"{trainer}.pt"))
         group.barrier().wait()
+        ddp = weakref.ref(one.__dict__["_dense"])
+        one.close()
+        assert ddp() is None, "who holds the last reference to a group may never end"
 
 
 @pytest.mark.slow
