@@ -27,6 +27,8 @@ from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, pa, pa_csv, parque
 from dlrm_hybrid.types import DataError
 
 BLOCK_ROWS = 1 << 16  # of Parquet and .npy
+# Arrow reads 32 of its blocks of CSV ahead: these are pieces of ours, so that it is not 32 of ours.
+PIECES = 8
 _HEAD_BYTES = 1 << 20
 _PARQUET = b"PAR1"
 _NPY = b"\x93NUMPY"
@@ -250,6 +252,21 @@ class _Csv:
         return True
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        pieces: list[Block] = []
+        try:
+            for piece in self._pieces(names):
+                pieces.append(piece)
+                if len(pieces) == PIECES:
+                    yield _joined(pieces)
+                    pieces = []
+        except DataError:
+            if pieces:  # what is wrong with these rows comes first
+                yield _joined(pieces)
+            raise
+        if pieces:
+            yield _joined(pieces)
+
+    def _pieces(self, names: Sequence[str]) -> Iterator[Block]:
         odd: list[OddRow] = []
 
         def note(row: Any) -> str:
@@ -260,7 +277,7 @@ class _Csv:
 
         options: dict[str, Any] = {
             "read_options": pa_csv.ReadOptions(
-                use_threads=False, block_size=max(self._block_bytes, 1 << 16)
+                use_threads=False, block_size=max(self._block_bytes // PIECES, 1 << 16)
             ),
             "parse_options": pa_csv.ParseOptions(
                 delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=note
@@ -283,12 +300,23 @@ class _Csv:
                     row_N = _numbers(batch.num_rows, last, odd)
                     last = int(row_N[-1]) if len(row_N) else last
                     before = tuple(one for one in odd if one.row <= last)
-                    odd[:] = [one for one in odd if one.row > last]  # Arrow reads ahead
+                    odd[:] = [one for one in odd if one.row > last]
                     yield Block(batch, row_N, before)
         if odd:
             nothing = [pa.array([], pa.binary())] * len(names)
             rest = pa.record_batch(nothing, list(names))
             yield Block(rest, np.empty(0, np.int64), tuple(odd))
+
+
+def _joined(pieces: Sequence[Block]) -> Block:
+    """Consecutive blocks as one."""
+    columns: Any = pa.Table.from_batches([one.columns for one in pieces]).combine_chunks()
+    whole = columns.to_batches()
+    return Block(
+        whole[0] if whole else pieces[0].columns,
+        np.concatenate([one.row_N for one in pieces]),
+        tuple(odd for one in pieces for odd in one.odd),
+    )
 
 
 def _numbers(count: int, last: int, odd: Sequence[OddRow]) -> npt.NDArray[np.int64]:
