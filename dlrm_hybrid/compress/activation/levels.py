@@ -39,7 +39,7 @@ from dlrm_hybrid.wire.units import Format, Levels, UnitReceiver, UnitSender
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
-LIFESPAN = 1_000  # messages that tables serve at most
+LIFESPAN = 200  # messages that tables serve at most; weights move, and with them what is frequent
 
 
 @final
