@@ -24,6 +24,7 @@ from dlrm_hybrid.data.schema import builtin
 
 Rule = Callable[[Config], Iterator[str]]
 
+
 # Keys that one choice alone reads, and the value that they have beside every other choice.
 ONLY: Mapping[str, Mapping[str, Any]] = {
     "data=synthetic": {"data.rows": None, "data.seed": None},
@@ -281,13 +282,13 @@ def _fused_tables(config: Config) -> Iterator[str]:
             "embedding.deduplicate = True: needs embedding.sharding=table_wise, "
             f"not {embedding.sharding}"
         )
-    if embedding.sharding == "column_wise" and embedding.optimizer == "rowwise_adagrad":
+    if embedding.sharding == "column_wise" and embedding.optimizer.startswith("rowwise"):
         yield (
-            "embedding.sharding = 'column_wise': embedding.optimizer=rowwise_adagrad keeps one "
-            "accumulator per full row"
+            f"embedding.sharding = 'column_wise': embedding.optimizer={embedding.optimizer} keeps "
+            "one accumulator per full row"
         )
     dim = config.model.embedding_dim
-    if embedding.sharding == "column_wise" and dim < 8:
+    if embedding.sharding == "column_wise" and (dim < 8 or dim % 4):
         yield (
             f"embedding.sharding = 'column_wise': model.embedding_dim = {dim} cannot be cut: "
             "FBGEMM needs columns in multiples of 4"

@@ -88,7 +88,7 @@ class ModelConfig:
     """
 
     name: Name
-    embedding_dim: Annotated[int, Field(ge=4, le=4096, multiple_of=4)]  # FBGEMM's tables
+    embedding_dim: Annotated[int, Field(ge=1, le=4096)]
     bottom: tuple[Positive, ...]
     top: Annotated[tuple[Positive, ...], Field(min_length=1)]
     interaction: Literal["dot", "cross", "fm"]
@@ -197,14 +197,17 @@ class NetworkConfig:
 class EmbeddingConfig:
     """The optimizer of the tables, who owns their rows, and how these travel.
 
-    `sharding` belongs to `fused`; `staleness` and all that follows it to `served`, which always
-    deduplicates. The three keys after `levels` say how these are made.
+    `betas` belongs to `adam` and `rowwise_adam`, `sharding` to `fused`; `staleness` and all that
+    follows it to `served`, which always deduplicates. The three keys after `levels` say how these
+    are made.
     """
 
     name: Literal["fused", "served"]
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad"]
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
     lr: Rate | None
     eps: Rate
+    betas: tuple[BelowOne, BelowOne]
+    weight_decay: Annotated[float, Field(ge=0)]
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
     comm_precision: Precision
     deduplicate: bool

@@ -14,11 +14,17 @@ READ: Mapping[str, Mapping[str, str]] = {
     "adam": {"eps": "a number", "betas": "two numbers"},
 }
 """Keys that not all choices read, which of them read it, and what it must be there."""
+BETAS = (0.9, 0.999)  # of tables whose optimizer does not read them
 
 
 def optimizer_rules(config: Config) -> Iterator[str]:
     """Faults of `optimizer`: keys that it does not read, or lacks, and what they do not go with."""
-    optimizer = config.optimizer
+    optimizer, tables = config.optimizer, config.embedding
+    if not tables.optimizer.endswith("adam") and tables.betas != BETAS:
+        yield (
+            f"embedding.betas = {shown(tables.betas)}: only applies to embedding.optimizer=adam "
+            f"or rowwise_adam, not {tables.optimizer}"
+        )
     read = READ.get(optimizer.name, {})
     for key in dict.fromkeys(key for keys in READ.values() for key in keys):
         value = getattr(optimizer, key)

@@ -70,7 +70,7 @@ class CategoricalColumn:
         separator: between the categories of one row in text, for a multi-hot column.
         expand_to: ids that a model gets for the one of a row: itself, and others that a hash draws
             from its table, for the same id always the same.
-        embedding_dim: width of its table; null takes the model's.
+        embedding_dim: width of its table; only null, which takes the model's.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -354,6 +354,9 @@ def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
             yield (
                 f"{key}.missing = {column.missing}: a number needs kind: integer, not {column.kind}"
             )
+    if (dim := column.embedding_dim) is not None:
+        own = f"column {column.name!r} cannot have a width of its own"
+        yield f"{key}.embedding_dim = {dim}: {own}; all tables have model.embedding_dim"
     if column.expand_to > 1 and column.max_length > 1:
         yield f"{key}.expand_to: only with max_length = 1, a column of one id a row"
 

@@ -95,5 +95,7 @@ def _worker(world: Layout, stage: int) -> int:
 
 def _row_bytes(world: Layout) -> int:
     """Of a row of a table, with the state of its optimizer."""
-    state = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": world.spec.embedding_dim}
-    return FLOAT_BYTES * (world.spec.embedding_dim + state[world.config.embedding.optimizer])
+    dim = world.spec.embedding_dim
+    state = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": dim, "rowwise_adam": dim + 1}
+    state["adam"] = 2 * dim
+    return FLOAT_BYTES * (dim + state[world.config.embedding.optimizer])

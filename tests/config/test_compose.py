@@ -104,7 +104,7 @@ def test_every_choice_holds(choice: str) -> None:
             "hydra.run.dir='???'",
             "hydra.run.dir = ???: is read as a missing value; write hydra.run.dir=./???",
         ),
-        ("model.embedding_dim=6", "model.embedding_dim = 6: must be a multiple of 4"),
+        ("model.embedding_dim=0", "model.embedding_dim = 0: must be greater than or equal to 1"),
         (
             "model.bottom=[12,16]",
             "model.bottom[0] = 12: must be 13, the integer features",
@@ -429,6 +429,15 @@ def test_the_configuration_is_shown() -> None:
                 "model.bottom=[13,512,256,64,4]",
             ],
             "embedding.sharding = 'column_wise': model.embedding_dim = 4 cannot be cut: "
+            "FBGEMM needs columns in multiples of 4",
+        ),
+        (
+            [
+                *("parallel=hybrid", "parallel.trainers=2", "embedding.sharding=column_wise"),
+                *("parallel.servers=1", "model.embedding_dim=10", "model.bottom=[13,10]"),
+                "parallel.cuts=[]",
+            ],
+            "embedding.sharding = 'column_wise': model.embedding_dim = 10 cannot be cut: "
             "FBGEMM needs columns in multiples of 4",
         ),
         (

@@ -42,13 +42,34 @@ HYBRID = "parallel=hybrid"
             f"{HYBRID} gradient=dct gradient.residual=update optimizer=adam",
             "gradient.residual = 'update': needs optimizer=sgd; optimizer=adam must see",
         ),
-        ("embedding.optimizer=adam", "'sgd', 'adagrad' or 'rowwise_adagrad'"),
+        (
+            "embedding.optimizer=momentum",
+            "'sgd', 'adagrad', 'rowwise_adagrad', 'adam' or 'rowwise_adam'",
+        ),
+        (
+            "embedding.betas=[0.8,0.9]",
+            "embedding.betas = [0.8, 0.9]: only applies to embedding.optimizer=adam or "
+            "rowwise_adam, not sgd",
+        ),
+        ("embedding.weight_decay=-1", "embedding.weight_decay = -1: must be greater than or equal"),
+        (
+            f"{HYBRID} embedding.sharding=column_wise embedding.optimizer=rowwise_adam",
+            "embedding.optimizer=rowwise_adam keeps one accumulator per full row",
+        ),
     ],
 )
 def test_faults_name_their_keys(overrides: str, message: str):
     with pytest.raises(ConfigError) as raised:
         values_of(overrides.split())
     assert message in str(raised.value)
+
+
+def test_tables_of_an_earlier_version_decay_nothing():
+    values = values_of([])
+    added = ("betas", "weight_decay")
+    before = {key: one for key, one in values["embedding"].items() if key not in added}
+    assert len(before) == len(values["embedding"]) - len(added)
+    assert saved_values({**values, "embedding": before}) == values
 
 
 def test_a_checkpoint_of_an_earlier_version_decays_nothing():

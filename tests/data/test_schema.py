@@ -23,7 +23,7 @@ dense:
 categorical:
   - {name: città, min_count: 5}
   - {name: tags, max_length: 8, separator: "|"}
-  - {name: shop, kind: integer, hash_size: 1000, embedding_dim: 8}
+  - {name: shop, kind: integer, hash_size: 1000}
 ignore: [user]
 split: {by: time, column: when, validation_from: 2024-02-01, test_from: "2024-03-01"}
 """
@@ -67,7 +67,6 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert found.differences(other) == [
         "data.schema.categorical[2].kind: prepared with 'integer', the schema says 'string'",
         "data.schema.categorical[2].hash_size: prepared with 1000, the schema says 0",
-        "data.schema.categorical[2].embedding_dim: prepared with 8, the schema says None",
     ]
 
 
@@ -78,6 +77,11 @@ FAULTS = [
     ("label: 1\nlabel: 2", r"m.yaml:1:1: not YAML: 'label' twice"),
     ("label: &x y\nignore: [*x]", "m.yaml:2:10: not YAML: aliases"),
     ("label: y", "m.yaml: dense: missing\nm.yaml: categorical: missing"),
+    (
+        GOOD.replace("{name: c}", "{name: c, embedding_dim: 8}")
+        + "split: {by: fraction, test: 0.1}",
+        "embedding_dim = 8: column 'c' cannot have a width of its own",
+    ),
     (GOOD, "split: missing; by: fraction, file or time"),
     (GOOD + "split: {test: 0.1}", "split.by: missing"),
     (GOOD + "split: {by: fraction, test: 1.5}", "split.test = 1.5: must be less than 1"),

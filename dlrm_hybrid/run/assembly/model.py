@@ -70,7 +70,10 @@ def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 |
 def embedding_options(config: Config) -> EmbeddingOptions:
     """The optimizer of the tables."""
     return EmbeddingOptions(
-        optimizer=EmbeddingOptimizer(config.embedding.optimizer), eps=config.embedding.eps
+        optimizer=EmbeddingOptimizer(config.embedding.optimizer),
+        eps=config.embedding.eps,
+        betas=config.embedding.betas,
+        weight_decay=config.embedding.weight_decay,
     )
 
 
