@@ -81,6 +81,17 @@ def test_rows_that_keep_nothing_or_all_travel() -> None:
         assert back.indices_K.tolist() == levels.indices_K.tolist()
 
 
+def test_elements_of_as_many_events_as_there_can_be_travel() -> None:
+    """Far apart, of either sign, with bits below their symbols: a room too small is overwritten."""
+    rng, format, rows = np.random.default_rng(6), Format(512, 8, False), 4000
+    sender, receiver = UnitSender(format, 10), UnitReceiver(format)
+    levels = drawn(rng, rng.random((rows, 512)) < 0.05, format, signed=True)
+    for _ in range(2):
+        back = received(receiver, sender.section(copied(levels)), levels)
+        for one, other in zip(back, levels, strict=True):
+            assert np.array_equal(one, other)
+
+
 @pytest.mark.parametrize("is_gradient", [False, True])
 def test_a_message_is_not_read_with_other_tables(is_gradient: bool) -> None:
     rng, format = np.random.default_rng(1), Format(40, 4, is_gradient)

@@ -51,7 +51,8 @@ STEPS, POSITIONS = CLASSES, CLASSES + 1
 CONTEXTS, CONTEXTS_OF_GRADIENTS = POSITIONS + CLASSES, POSITIONS
 ESCAPE = 31  # symbol of a step whose code follows in 10 bits
 CODE_BITS = 10
-EVENTS_OF_AN_ELEMENT, EVENTS_OF_A_ROW = 4, 3
+# Of an element: gap and its low bits, symbol and low bits of its level, sign.
+EVENTS_OF_AN_ELEMENT, EVENTS_OF_A_ROW = 5, 3
 
 
 class UnitTables(NamedTuple):
@@ -117,7 +118,7 @@ def encode_kept(
         bits: of a level's magnitude.
         signed: whether a level may be negative.
         tables: to code with.
-        out: has room for 2 bytes for each of 4 events an element, 3 a row, one in REACH places
+        out: has room for 2 bytes for each of 5 events an element, 3 a row, one in REACH places
             and one a class, and STATE_BYTES.
     """
     width, rows = tables.kept_class_N.size, codes_B.size
@@ -220,7 +221,7 @@ def encode_gradients(
         flips_B: rows that were turned.
         bits: of a level's magnitude.
         tables: to code with.
-        out: has room for 2 bytes for each of 4 events an element and 3 a row, and STATE_BYTES.
+        out: has room for 2 bytes for each of 5 events an element and 3 a row, and STATE_BYTES.
     """
     width = tables.level_class_N.size
     zero = 1 << bits
