@@ -188,11 +188,14 @@ def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
     rng = np.random.default_rng(seed)
     one = TrainerMemory.of_one_part(TABLES, DIM, OPTIONS)
     order = rng.permutation(len(TABLES)).tolist()
+    # The first holds no table, and is never asked.
+    held = [[], *([table] for table in order)]
     several = TrainerMemory(
-        [Part([table], [TABLES[table]], DIM, OPTIONS.copies_rows) for table in order],
+        [Part(own, [TABLES[table] for table in own], DIM, OPTIONS.copies_rows) for own in held],
         TABLES,
         OPTIONS,
     )
+    nothing = Rows(np.empty(0, np.int64), np.empty(0, np.int64))
     for _ in range(20):
         rows = some_rows(rng)
         ends_L = np.cumsum(rows.counts_L)[:-1]
@@ -202,10 +205,11 @@ def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
         expected = np.split(one.own_rows(0, rows, true_KD), ends_L)
         parts = [Rows(ids_L[table], rows.counts_L[table : table + 1]) for table in order]
         for place, table in enumerate(order):
-            view_KD = several.own_rows(place, parts[place], true_L[table])
+            view_KD = several.own_rows(1 + place, parts[place], true_L[table])
             assert np.array_equal(view_KD, expected[table])
         (levels_KD,) = one.round([rows], [sum_KD])
-        found = several.round(parts, [sum_L[table] for table in order])
+        sums = [sum_KD[:0], *(sum_L[table] for table in order)]
+        _, *found = several.round([nothing, *parts], sums)
         for table, levels in zip(order, found, strict=True):
             assert np.array_equal(levels, np.split(levels_KD, ends_L)[table])
     assert several.tensors().keys() == one.tensors().keys()

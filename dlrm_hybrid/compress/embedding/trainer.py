@@ -157,7 +157,8 @@ class TrainerMemory:
         steps = (self.row_step, self.gradient_step)
         return np.array(
             [
-                self.parts[0].copies.slots.messages,
+                # A part without tables is never asked.
+                max(part.copies.slots.messages for part in self.parts),
                 *(step.exponent for step in steps),
                 *(step.messages for step in steps),
                 *counts,
