@@ -187,6 +187,10 @@ class TableReceiver:
             raise section.error(f"it was coded with tables {number}; this rank has {held}")
         return self._tables, payload
 
+    def forget(self) -> None:
+        """Read nothing until tables come: what came with the last ones was no good."""
+        self._tables = None
+
     def _read(self, given: Halves, section: Section) -> Tables:
         flags, contexts, symbols = self.shape
         starts_CE = np.zeros((contexts, symbols + 1), np.uint16)

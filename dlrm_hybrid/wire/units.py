@@ -254,7 +254,7 @@ class UnitReceiver:
         if self._receiver.brought:
             width = self.format.width
             if len(payload) < 2 + width:
-                self._receiver = TableReceiver(self.format.shape)
+                self._receiver.forget()
                 raise section.error(f"{len(payload)} bytes hold no classes of {width} units")
             lowest = int.from_bytes(payload[:2], "little")
             classes_N = np.frombuffer(payload[2 : 2 + width], np.uint8)

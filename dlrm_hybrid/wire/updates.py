@@ -126,15 +126,8 @@ class UpdateReceiver:
             raise section.error(f"{name} of {section.count} elements, expected CODED of {count}")
         tables, rest = self._tables.begin(section)
         if self._tables.brought:
-            size = self._matrices.payload_bytes
-            if len(rest) < size:
-                raise section.error(f"{len(rest)} bytes hold no popularity of {size}")
-            told = read_payload(np.frombuffer(rest[:size], np.uint8), self._matrices)
-            if told is None:
-                raise section.error("an exponent is no float32's")
-            (self._order, self._known_T), rest = told, rest[size:]
-        if self._order is None:
-            raise section.error("its tables came without popularity")
+            rest = self._popularity(rest, section)
+        assert self._order is not None
         exponents_T = np.empty(len(self._known_T), np.int64)
         data = np.frombuffer(rest, np.uint8).copy()  # writable: one type for the kernel
         offsets_E = self._matrices.offsets_E
@@ -152,6 +145,18 @@ class UpdateReceiver:
             *(splits_E, indices_K, values_K),
         )
         return Elements(splits_E, indices_K, values_K)
+
+    def _popularity(self, rest: memoryview, section: Section) -> memoryview:
+        """Read what came with tables, which serve nothing without it; gives what follows."""
+        size = self._matrices.payload_bytes
+        told = None
+        if len(rest) >= size:
+            told = read_payload(np.frombuffer(rest[:size], np.uint8), self._matrices)
+        if told is None:
+            self._tables.forget()
+            raise section.error(f"{len(rest)} bytes hold no popularity of {size}")
+        self._order, self._known_T = told
+        return rest[size:]
 
 
 def _told(payload: bytes, matrices: Matrices) -> tuple[Order, Int64s]:

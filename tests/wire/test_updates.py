@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutated_bytes import changed
 
+from dlrm_hybrid.kernels.levels.updates import CONTEXTS, SYMBOLS
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.popularity import Matrices
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import Elements, sparse_all
 from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
@@ -158,3 +160,19 @@ def test_any_bytes_are_elements_or_an_error(data: st.DataObject, number: int) ->
 def test_what_does_not_fit_is_named(section: Section, reason: str) -> None:
     with pytest.raises(DlrmError, match=reason):
         UpdateReceiver(SHAPES).decode(section)
+
+
+@pytest.mark.parametrize("broken", ["short", "exponent"])
+def test_tables_without_popularity_serve_nothing(broken: str) -> None:
+    receiver, payload = UpdateReceiver(SHAPES), bytearray(GENUINE[1].payload)
+    receiver.decode(GENUINE[0])
+    head = 1 + 2 * CONTEXTS * (SYMBOLS - 1)
+    if broken == "short":
+        del payload[head + 9 :]
+    else:
+        end = head + Matrices(SHAPES).payload_bytes
+        payload[end - 2 : end] = b"\xff\x7f"
+    with pytest.raises(SectionError, match="no popularity of"):
+        receiver.decode(GENUINE[1]._replace(payload=bytes(payload)))
+    with pytest.raises(SectionError, match="this rank has none"):  # not by the order before
+        receiver.decode(GENUINE[0]._replace(payload=bytes([payload[0] & 127, 0])))
