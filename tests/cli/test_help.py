@@ -66,7 +66,7 @@ def test_the_help_of_a_verb_lists_what_it_reads_on_80_columns(
 def test_types_choices_and_defaults_come_from_the_schema_and_the_configuration() -> None:
     text = " ".join(help_text("train", values_of(["gradient=dct", "parallel=hybrid"])).split())
     assert "train.batch_size=128 rows per trainer and step (integer ≥ 1)" in text
-    assert "(integer ≥ 4, ≤ 4096, multiple of 4)" in text
+    assert "model.embedding_dim=16 columns of each embedding table (integer ≥ 1, ≤ 4096)" in text
     assert "embedding.sharding=table_wise how tables are split over trainers (table_wise |" in text
     assert "gradient=dct: DCT-DP (Gupta et al., KDD 2021)" in text
     assert "gradient.lifespan=1000 maximum steps between two estimates" in text

@@ -129,13 +129,13 @@ def test_a_file_of_pandas_with_its_index_and_another_delimiter(
     assert f"{ROWS:,} rows (" in capsys.readouterr().out
 
 
-def test_a_model_needs_a_dense_column(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bottom_mlp_needs_a_dense_column(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(
         "label: clicked\ndense: []\ncategorical: [{name: kind}]\nsplit: {by: fraction, test: 0.1}"
     )
     assert program("train", *SMALL, "data=table", "data.schema=mine.yaml") == 2
     told = capsys.readouterr().err
-    assert "mine.yaml: dense = []: a model needs one dense column at least" in told
+    assert "model.bottom[0] = null: mine.yaml has no dense columns; needs model.bottom=[]" in told
 
 
 def test_a_schema_that_is_there_is_never_overwritten(

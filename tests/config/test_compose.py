@@ -308,7 +308,8 @@ def test_the_configuration_is_shown() -> None:
         ([*ASYNC, "sync.in_flight=65"], "sync.in_flight = 65: must be less than or equal to 64"),
         (
             [*ASYNC, "parallel.threads=2", "activation=dct", "activation.bits=4"],
-            "activation.bits = 4: threads of one worker (parallel.threads = 2) send in no order",
+            "activation.bits = 4: threads of one worker (parallel.threads = 2) send in no order, "
+            "and tables come with what they code",
         ),
         (
             [*ASYNC, "parallel.threads=2", "sync.in_flight=2"],

@@ -85,7 +85,7 @@ def test_others_are_not(override: str) -> None:
     ("override", "section"),
     [
         ("+data@_global_.hydra.callbacks.x=synthetic", "hydra.callbacks"),
-        ("+model@_global_.hydra.job.env_set=dlrm_small", "hydra.job"),
+        ("+checkpoint@_global_.hydra.job.env_set=local", "hydra.job"),
         ("+hydra.callbacks.x._target_=os.mkdir", "hydra.callbacks"),
         ("+hydra.job.env_set.LD_PRELOAD=x", "hydra.job"),
         ("hydra.launcher._target_=os.mkdir", "hydra.launcher"),
