@@ -132,3 +132,19 @@ def test_symbols_take_as_many_bits_as_they_are_worth() -> None:
 
     assert entropy(is_set_K) <= bits(FLAG, is_set_K) <= 1.01 * entropy(is_set_K)
     assert entropy(levels_K) <= bits(LEVEL, levels_K) <= 1.01 * entropy(levels_K)
+
+
+def test_states_are_divided_exactly_by_every_width() -> None:
+    for width, reciprocal in enumerate(rans.RECIPROCALS.tolist()[1:], start=1):
+        largest = (width << 20) - 1  # of a state whose event is written
+        excess = reciprocal * width - 2**44
+        assert excess > 0 and largest * excess < 2**44, width  # so no product is too large
+        assert largest * reciprocal < 2**64, width
+    rng = np.random.default_rng(0)
+    widths_X = rng.integers(1, rans.SCALE + 1, 100_000).astype(np.uint64)
+    for shift in (0, 1):  # the last state of a quotient, and the first of the next
+        quotients_X = rng.integers(0, 2**20, widths_X.size).astype(np.uint64)
+        states_X = (quotients_X + np.uint64(1)) * widths_X - np.uint64(1 - shift)
+        states_X = np.minimum(states_X, (widths_X << np.uint64(20)) - np.uint64(1))
+        found_X = states_X * rans.RECIPROCALS[widths_X] >> np.uint64(44)
+        assert np.array_equal(found_X, states_X // widths_X)

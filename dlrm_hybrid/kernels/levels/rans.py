@@ -48,6 +48,11 @@ _WIDTH = np.uint64(0xFFFF)
 _TWO = np.uint64(2)
 _LENGTH_BITS = 5
 
+# By width, more than 2**44 / width by at most 1. The upper bits of the product with a state below
+# 2**20 * width are the quotient: the excess does not reach the next integer, nor the product 2**64.
+_QUOTIENT_BITS = np.uint64(44)
+RECIPROCALS = ((1 << 44) // np.arange(SCALE + 1).clip(1) + 1).astype(np.uint64)
+
 
 @register_jitable
 def row_of(starts: np.uint64, context: int, symbols: int) -> np.uint64:
@@ -128,7 +133,7 @@ def write(events_S: Words, size: int, out: Bytes) -> int:
             out[at + 1] = (state >> np.uint64(8)) & np.uint64(0xFF)
             at += 2
             state >>= _WORD_BITS
-        whole = np.uint64(np.uint32(state) // np.uint32(width))
+        whole = state * RECIPROCALS[width] >> _QUOTIENT_BITS
         state += whole * (_SCALE - width) + start
     for byte in range(STATE_BYTES):
         out[at + byte] = (state >> np.uint64(8 * byte)) & np.uint64(0xFF)
