@@ -105,6 +105,16 @@ def interaction_rules(config: Config) -> Iterator[str]:
             yield f"model.{section}: only applies to model.interaction={section}, not {chosen}"
 
 
+def dropout_rules(config: Config) -> Iterator[str]:
+    """Faults of `model.bottom_dropout`: a share of nothing."""
+    model = config.model
+    if model.bottom_dropout and not model.bottom[1:-1]:
+        yield (
+            f"model.bottom_dropout = {model.bottom_dropout}: model.bottom = "
+            f"{shown(model.bottom)} has no hidden layer to drop from; needs null"
+        )
+
+
 def dense_tensors(model: ModelConfig) -> int:
     """How many dense parameters a model has."""
     of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))

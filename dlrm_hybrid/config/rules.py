@@ -15,6 +15,7 @@ from dlrm_hybrid.config.model import (
     batch_norm_rules,
     data_rules,
     dense_tensors,
+    dropout_rules,
     interaction_rules,
 )
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
@@ -391,7 +392,7 @@ def _activation(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_choices, data_rules, _model, interaction_rules, batch_norm_rules, optimizer_rules),
-    *(_parallel, stopping_rules, schedule_rules, _sync, _tables, _network, gradient_rules, _pull),
-    _activation,
+    *(_choices, data_rules, _model, interaction_rules, batch_norm_rules, dropout_rules),
+    *(optimizer_rules, _parallel, stopping_rules, schedule_rules, _sync, _tables, _network),
+    *(gradient_rules, _pull, _activation),
 )

@@ -26,6 +26,10 @@ from dlrm_hybrid.types import ConfigError
         ("model=deepfm model.fm.deep=[]", "model.fm.deep = []: must"),
         ("model=deepfm model.fm.deep=[4,0]", "model.fm.deep[1] = 0: must be"),
         ("model.interaction=bilinear", "model.interaction = 'bilinear': must be 'dot', 'cross' or"),
+        (
+            "model.bottom=[13,16] model.bottom_dropout=0.1",
+            "model.bottom_dropout = 0.1: model.bottom = [13, 16] has no hidden layer",
+        ),
         ("model.dropout=1.0", "model.dropout = 1.0: must be less than or equal to 0.99"),
         ("model.bottom=[]", "model.bottom = []: must be 13, the integer features"),
         ("model.bottom=null", "model.bottom = []: must be 13, the integer features"),
