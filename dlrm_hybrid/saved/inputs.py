@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from dlrm_hybrid.data.sources.keys import Key, keys_of, missing_key
 from dlrm_hybrid.types import DataError
 
 READ = ("name", "kind", "hash_size", "bucket", "missing")
+_LARGEST = float(np.finfo(np.float32).max)
 Row = Mapping[str, Any]
 """Values by column, as JSON has them; what is left out, null or an empty text is missing."""
 
@@ -34,6 +35,7 @@ class ModelInputs:
 
     Raises:
         OSError: a file is missing.
+        DataError: it has weights of bags (`expand_to`) instead of a graph.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -42,6 +44,12 @@ class ModelInputs:
         self._columns: dict[str, list[dict[str, Any]]] = {
             name: one["columns"] for name, one in about["inputs"].items()
         }
+        lists = [columns[0] for name, columns in self._columns.items() if name.startswith("ids_")]
+        if bags := [one["name"] for one in lists if one.get("expand_to", 1) > 1]:
+            raise DataError(
+                f"{folder}: the ids of {', '.join(bags)} stand for bags (expand_to), which only "
+                "export.format=onnx and pt2 have in their tables"
+            )
         self._ids = {
             one["name"]: _ids(Path(folder, one["vocabulary"]), one["first_id"])
             for name, columns in self._columns.items()
@@ -55,6 +63,9 @@ class ModelInputs:
         Raises:
             DataError: a value is none of its column, or no row of a table stands for a category.
         """
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DataError(f"row {number}: {row!r:.60} is not an object of values by column")
         found: dict[str, npt.NDArray[Any]] = {}
         for name, columns in self._columns.items():
             if name == "dense":
@@ -101,15 +112,28 @@ def _number(value: Any, column: Mapping[str, Any]) -> float:
     """A dense value as the model takes it."""
     if value is None or value == "" or value != value:  # NaN
         value = column["missing"]
-    if not isinstance(value, (int, float)) or math.isinf(value):
+    try:
+        x = float(value) if isinstance(value, (int, float)) else math.inf
+    except OverflowError:  # a whole number that no float is near to
+        x = math.inf
+    if math.isinf(x):
         raise DataError(f"{column['name']}: {value!r:.60} is not a finite number")
-    x = math.log1p(max(value, 0.0)) if column["transform"] == "log1p" else value
+    x = math.log1p(max(x, 0.0)) if column["transform"] == "log1p" else x
+    if abs(x) > _LARGEST:
+        raise DataError(f"{column['name']}: {value!r:.60} is outside 32 bits")
     return (x - column.get("mean", 0.0)) / column.get("deviation", 1.0)
 
 
 def _list(value: Any, column: Mapping[str, Any]) -> list[Any]:
     """The categories of a row, as a list or as text with the separator; empty ones left out."""
-    separator = column.get("separator")
+    separator, most = column.get("separator"), column.get("max_length")
     if isinstance(value, str):
         value = value.split(separator) if separator else [value]
-    return [one for one in value or () if one is not None and one != ""]
+    elif value is None or isinstance(value, float) and math.isnan(value):
+        value = ()
+    elif not isinstance(value, (list, tuple, np.ndarray)):
+        raise DataError(f"{column['name']}: {value!r:.60} is no list")
+    found = cast("Sequence[Any]", value)
+    if most is not None and len(found) > most:
+        raise DataError(f"{column['name']}: {len(found)} values, max_length = {most}")
+    return [one for one in found if one is not None and one != ""]

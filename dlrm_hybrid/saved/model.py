@@ -43,11 +43,13 @@ class SavedModel:
         model: with the weights of the checkpoint.
         stages: of it, with the same weights, where boundaries mask what leaves them; else none.
         masks: by the layer that they follow.
+        rounding: of the sums of bags, where these travel in evaluations of the run's world.
     """
 
     model: Dlrm
     stages: tuple[StageModel, ...] = ()
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
+    rounding: Rounding | None = None
 
     @classmethod
     def load(
@@ -71,7 +73,8 @@ class SavedModel:
             progress: is called while a file is verified.
             padded_rows: of each table, at least as many; rows beyond the checkpoint's are zero.
             rounds: what travels in evaluations of the run's world to the precision that it has
-                there, rows of tables and masked activations: scores are then those of `evaluate`.
+                there, rows of tables or sums of bags, and masked activations: scores are then
+                those of `evaluate`.
 
         Raises:
             DataError: a file is missing, changed or does not fit.
@@ -80,7 +83,9 @@ class SavedModel:
         options = build_model.embedding_options(config)
         masks = evaluation_masks(config, spec, rounds=rounds)
         model = Dlrm(spec, options, precision, seed=0)
-        loaded = cls(model, _stages(model, tuple(masks), precision), masks)
+        rounding, of_rows = _rounding(config) if rounds else None, _rows_travel(config)
+        stages = _stages(model, tuple(masks), precision)
+        loaded = cls(model, stages, masks, None if of_rows else rounding)
         tensors = loaded.tensors
         for name, rows in zip(spec.table_names, table_rows, strict=True):
             table = tensors[f"{name}.weight"]
@@ -91,8 +96,7 @@ class SavedModel:
         checkpoint.fill(full_pieces(tensors))
         for name, running in statistics.saved(checkpoint, spec.statistics_shapes()).items():
             of_norms[name].copy_(running)
-        if rounds and (config.parallel.trainers > 1 or config.embedding.name == "served"):
-            rounding = Rounding(CommPrecision(config.embedding.comm_precision))
+        if rounding is not None and of_rows:
             for name in spec.table_names:
                 table = tensors[f"{name}.weight"]
                 for first in range(0, len(table), BLOCK_ROWS):
@@ -115,10 +119,11 @@ class SavedModel:
         """Logits (B,) of rows; the same bits as in an evaluation of one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
-            x_BN = torch.from_numpy(batch.dense_BI)
+            x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.model.embeddings(bags)
+            if self.rounding is not None:
+                pooled_BFD = self.rounding.pooled(pooled_BFD)
             if not self.stages:
-                return self.model(x_BN, bags).numpy()
-            pooled_BFD = self.model.embeddings(bags)
+                return self.model.logits(x_BN, pooled_BFD).numpy()
             for stage, mask in zip(self.stages, (*self.masks.values(), None), strict=True):
                 x_BN = stage(x_BN, pooled_BFD if stage.part.has_interaction else None)
                 x_BN = x_BN if mask is None else mask(x_BN)
@@ -128,6 +133,18 @@ class SavedModel:
         """Logits and probabilities (B,) of rows."""
         logit_B = self.logits(batch)
         return logit_B, torch.from_numpy(logit_B).sigmoid().numpy()
+
+
+def _rounding(config: Config) -> Rounding | None:
+    """What the rows of tables become on their way to trainers; None where they do not travel."""
+    if config.parallel.trainers == 1 and config.embedding.name != "served":
+        return None
+    return Rounding(CommPrecision(config.embedding.comm_precision))
+
+
+def _rows_travel(config: Config) -> bool:
+    """Whether trainers get rows and add up bags themselves, instead of the sums of bags."""
+    return config.embedding.name == "served" or config.embedding.deduplicate
 
 
 def _stages(model: Dlrm, cuts: tuple[str, ...], precision: Precision) -> tuple[StageModel, ...]:

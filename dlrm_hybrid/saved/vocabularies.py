@@ -111,6 +111,7 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
                 "first_id": one.first_id,
                 "rows": one.table_rows,
             }
+            | ({"max_length": one.column.max_length} if one.column.max_length > 1 else {})
             | ({"expand_to": one.column.expand_to} if one.column.expand_to > 1 else {})
         )
     return columns

@@ -19,6 +19,7 @@ from dlrm_hybrid.export.formats import inputs_of
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.saved.inputs import ModelInputs
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DataError
 
 ROWS = 1500
@@ -340,6 +341,10 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
         ({"code": "12"}, "code: '12' is not eight hexadecimal digits"),
         ({"tags": ["t1", "t99"]}, "tags: category 't99' was not seen in training"),
         ({"user": None}, "user: a missing value was not seen in training"),
+        ({"age": 10**400}, "age: 1000.* is not a finite number"),
+        ({"depth": 1e39}, "depth: 1e[+]39 is outside 32 bits"),
+        ({"tags": 5}, "tags: 5 is no list"),
+        ({"tags": ["t1"] * 5}, "tags: 5 values, max_length = 4"),
     ],
 )
 def test_a_value_that_a_served_model_cannot_take_is_named(
@@ -347,3 +352,37 @@ def test_a_value_that_a_served_model_cannot_take_is_named(
 ) -> None:
     with pytest.raises(DataError, match=told):
         ModelInputs(served)([{"user": 0, "code": "00000000", **row}])
+
+
+def test_what_is_no_row_is_named(served: Path) -> None:
+    with pytest.raises(DataError, match="row 2: 'age' is not an object of values by column"):
+        ModelInputs(served)([{"user": 0, "code": "00000000"}, "age"])  # type: ignore[list-item]
+
+
+def test_weights_of_bags_are_not_fed_with_single_ids(served: Path, tmp_path: Path) -> None:
+    about = json.loads((served / "model.json").read_text())
+    about["inputs"]["ids_6"]["columns"][0] |= {"expand_to": 3}
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match="the ids of tags stand for bags"):
+        ModelInputs(tmp_path)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_scores_are_those_of_evaluate_where_rows_or_sums_of_bags_are_rounded(
+    deduplicate: bool, own: Path, tmp_path: Path
+) -> None:
+    rows = ["data=table", f"data.schema={own / 'schema.yaml'}", f"data.prepared={own / 'prepared'}"]
+    world = ["parallel=hybrid", "parallel.world=in_process", "parallel.trainers=2"]
+    given = [f"embedding.deduplicate={deduplicate}", "embedding.comm_precision=bfloat16"]
+    more = ["model=dlrm_small", "train.steps=10", "telemetry.tensorboard=false", "optimizer.lr=0.5"]
+    folder, output = tmp_path / "run", tmp_path / "scores.json"
+    argv = ["train", *rows, *world, *given, *more, f"hydra.run.dir={folder}"]
+    assert run(["dlrm_hybrid", *argv]) == 0
+    told = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
+    assert run(["dlrm_hybrid", "evaluate", *told]) == 0
+    shards, metrics = open_shards(own / "prepared", None), BinaryMetrics()
+    model = Predictor(folder)._model  # type: ignore[reportPrivateUsage]
+    for batch in sequential_batches(shards, shards.test_rows("day"), 500):
+        metrics.add(model.logits(batch), batch.label_B)
+    wanted, found = json.loads(output.read_text()), metrics.scores()
+    assert (found.log_loss, found.auc) == (wanted["log_loss"], wanted["auc"])
