@@ -5,7 +5,7 @@ class are one sequence, units first, in which the gap from one kept element to t
 geometric: so positions take what each unit's own frequency says, and to code them takes as long as
 there are kept ones.
 
-    of each class that has a unit    gap │ … │ END
+    of each class that has a unit    gap │ … │ END        nothing if there are no rows
 
 A gap is FAR for each REACH, then a symbol and its low bits. Class c has table c.
 
@@ -113,7 +113,7 @@ def list_positions(
                 at = list_symbol(symbol, table, events, at)
                 if bits:
                     at = list_bits(low, bits, events, at)
-        if units_P[one]:
+        if units_P[one] * rows:
             at = list_symbol(END, table, events, at)
         place += units_P[one]
     return at
