@@ -145,6 +145,19 @@ def trailing_zeros(_typing: Any, bits: Any) -> Any:
 
 
 @intrinsic
+def highest_bit(_typing: Any, bits: Any) -> Any:
+    """highest_bit(bits): index of the highest set bit of a uint64 that is not 0, as int64."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_INT64, [_INT64, ir.IntType(1)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.ctlz.i64")
+        zeros = builder.call(function, [arguments[0], ir.Constant(ir.IntType(1), 1)])
+        return builder.sub(ir.Constant(_INT64, 63), zeros)
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
 def population(_typing: Any, bits: Any) -> Any:
     """population(bits): number of set bits of a uint64, as int64."""
 

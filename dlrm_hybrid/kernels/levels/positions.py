@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from dlrm_hybrid.kernels.bits import load16_at
+from dlrm_hybrid.kernels.bits import highest_bit, load16_at
 from dlrm_hybrid.kernels.levels.rans import (
     SCALE,
     list_bits,
@@ -57,9 +57,7 @@ def _symbol_of(gap: int) -> tuple[int, int, int]:
     """Symbol of a gap below REACH, how many bits follow, and these."""
     if gap < _SINGLE:
         return gap, 0, 0
-    octave = 0
-    while gap >> (octave + 4) > 0:
-        octave += 1
+    octave = highest_bit(np.uint64(gap)) - 3
     bits = octave + 1
     return _SINGLE + 4 * octave + ((gap >> bits) & 3), bits, gap & ((1 << bits) - 1)
 

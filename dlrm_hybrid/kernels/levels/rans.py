@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from dlrm_hybrid.kernels.bits import address_of, load16_at, store32_at
+from dlrm_hybrid.kernels.bits import address_of, highest_bit, load16_at, store32_at
 
 Words = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
@@ -89,9 +89,7 @@ def list_bits(value: int, bits: int, events: np.uint64, at: int) -> int:
 @register_jitable
 def list_number(number: int, events: np.uint64, at: int) -> int:
     """List a number from 1 to 2**32 - 1; gives the place behind it."""
-    length = 0
-    while number >> length > 1:
-        length += 1
+    length = highest_bit(np.uint64(number))
     at = list_bits(length, _LENGTH_BITS, events, at)
     while length > 0:
         bits = min(length, SCALE_BITS)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from dlrm_hybrid.kernels.bits import address_of, trailing_zeros
+from dlrm_hybrid.kernels.bits import address_of, highest_bit, trailing_zeros
 from dlrm_hybrid.kernels.compiler.jit import kernel
 from dlrm_hybrid.kernels.levels import rans
 from dlrm_hybrid.kernels.levels.order import GROUPS, Order, sort_by_order
@@ -92,9 +92,7 @@ def _mark_gap(gap: int, group: int, events_S: Words, at: int, symbols_CS: Int64s
         gap -= 1 << _SKIP_BITS
     if gap < 4:
         return _mark_symbol(group, gap, events_S, at, symbols_CS)
-    bits = 1
-    while gap >> bits > 3:
-        bits += 1
+    bits = highest_bit(np.uint64(gap)) - 1
     at = _mark_symbol(group, 2 * bits + (gap >> bits), events_S, at, symbols_CS)
     return rans.list_bits(gap & ((1 << bits) - 1), bits, address_of(events_S), at)
 
