@@ -63,6 +63,8 @@ class ModelInputs:
         Raises:
             DataError: a value is none of its column, or no row of a table stands for a category.
         """
+        if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DataError(f"{rows!r:.60} is not a list of rows")
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise DataError(f"row {number}: {row!r:.60} is not an object of values by column")

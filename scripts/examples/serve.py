@@ -18,10 +18,10 @@ inputs = ModelInputs(sys.argv[1])
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # noqa: N802
-        rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = self.rfile.read(int(self.headers["Content-Length"]))
         try:
-            status, answer = 200, session.run(["score"], inputs(rows))[0].tolist()
-        except DataError as error:
+            status, answer = 200, session.run(["score"], inputs(json.loads(text)))[0].tolist()
+        except (DataError, ValueError) as error:  # of a value, or no JSON
             status, answer = 400, str(error)
         self.send_response(status)
         self.end_headers()

@@ -305,6 +305,10 @@ def test_the_example_of_a_server_scores_rows_of_any_schema(
             urllib.request.urlopen(address, b'[{"city": "nowhere"}]')
         assert caught.value.code == 400
         assert json.load(caught.value) == "city: category 'nowhere' was not seen in training"
+        for body in (b"no JSON", b"5", b'{"city": "nowhere"}', b"[5]"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(address, body)
+            assert caught.value.code == 400
     finally:
         running.terminate()
         running.wait()
