@@ -46,6 +46,10 @@ def shards(small_rows: list[str]) -> Shards:
     return open_shards(Path(small_rows[1].partition("=")[2]), None)
 
 
+# Each format once, of models that are not alike.
+QUICK = {("pt2", "crossed"), ("onnx", "masked"), ("safetensors", "trainers")}
+
+
 def evaluated(folder: Path, output: Path, *options: str) -> dict[str, Any]:
     given = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}", *options)
     assert run(["dlrm_hybrid", "evaluate", *given]) == 0
@@ -67,8 +71,14 @@ def test_predictions_are_those_of_evaluate(
         assert np.abs(running.numpy() - name.endswith("var")).max() > 1e-2, name
 
 
-@pytest.mark.parametrize("world", list(WORLDS))
-@pytest.mark.parametrize("format", ["pt2", "onnx", "safetensors"])
+@pytest.mark.parametrize(
+    ("format", "world"),
+    [
+        pytest.param(format, world, marks=() if (format, world) in QUICK else pytest.mark.slow)
+        for format in ("pt2", "onnx", "safetensors")
+        for world in WORLDS
+    ],
+)
 def test_what_is_written_scores_as_the_checkpoint(
     format: str, world: str, trained: dict[str, Path], tmp_path: Path
 ) -> None:

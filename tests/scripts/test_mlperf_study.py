@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STUDY = Path(__file__).parent.parent.parent / "scripts" / "studies" / "mlperf.py"
 
 
+@pytest.mark.slow
 def test_memory_and_bytes_are_those_of_the_tables() -> None:
     done = subprocess.run([sys.executable, STUDY], capture_output=True, text=True, check=True)
     head, *lines = done.stdout.strip().splitlines()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -111,9 +112,13 @@ def test_new_rows_are_scored_as_evaluations_score_them(
     assert losses.mean() == pytest.approx(summary(single)["test"]["loss"], abs=1e-6)
 
 
+def slow(*options: str) -> Any:
+    return pytest.param(options, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "options",
-    [("pt2",), pytest.param(("onnx",), marks=pytest.mark.slow), ("safetensors",), ("pt2", "int8")],
+    [("pt2",), slow("onnx"), ("safetensors",), slow("pt2", "int8")],
 )
 def test_files_score_as_the_checkpoint_with_one_id_or_with_bags(
     options: tuple[str, ...], recipe: tuple[str, ...], single: Path, tmp_path: Path

@@ -16,7 +16,10 @@ DECAY = "embedding.weight_decay=0.001"
     [
         ("embedding.optimizer=adam", DECAY),
         ("embedding.optimizer=rowwise_adam", "embedding.deduplicate=true"),
-        (*SERVED, "embedding.optimizer=rowwise_adam", "embedding.storage=mmap"),
+        pytest.param(
+            (*SERVED, "embedding.optimizer=rowwise_adam", "embedding.storage=mmap"),
+            marks=pytest.mark.slow,
+        ),
         (
             *(*SERVED, "embedding.optimizer=adam", DECAY, "embedding.staleness=2"),
             *("embedding.cache_rows=300", "embedding.cache_batches=4"),
