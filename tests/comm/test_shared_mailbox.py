@@ -132,10 +132,14 @@ def test_threads_that_ask_over_one_channel_get_every_answer_once(row: Row, tmp_p
 
 
 def test_a_lost_peer_is_told_to_every_thread(tmp_path: Path) -> None:
+    have_met = threading.Event()
+
     def program(channel: Channel) -> None:
         if channel.rank == 1:
+            assert have_met.wait(JOIN_SECONDS)  # who is lost before is told by opening
             channel.abandon()
             return
+        have_met.set()
         box = SharedMailbox(Mailbox(channel, ATTEMPT, capacity=9))
         for future in waiting(3, box, lambda: None):
             assert isinstance(future.exception(), PeerLostError)
