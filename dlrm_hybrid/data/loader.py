@@ -354,8 +354,10 @@ class _Records:
         """
         bags = batch.bags
         if self._multi_hot:
-            tables = [jagged(bags.values.reshape(-1), np.ones(bags.values.shape, np.int64))]
-            tables += [joined(of_column) for of_column in zip(*parts, strict=True)]
+            tables = [joined(of_column) for of_column in zip(*parts, strict=True)]
+            if len(bags.values):  # bags of no tables do not know their rows
+                single = jagged(bags.values.reshape(-1), np.ones(bags.values.shape, np.int64))
+                tables = [single, *tables]
             values_N = np.concatenate([one.values for one in tables])
             lengths_FB = np.concatenate([lengths_of(one) for one in tables])
             bags = in_order(jagged(values_N, lengths_FB), self._order_F)

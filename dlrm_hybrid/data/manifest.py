@@ -194,7 +194,8 @@ class Manifest:
         """Checksums of the shards: the same rows in the same order, whatever their folder."""
         borders = "-".join(str(part.rows) for part in self.parts)
         expanded = [f"{i}: {size}" for i, size in self.schema.expanded.items()]  # as it is read
-        return [borders, *(array.xxh3 for array in self.arrays), *expanded]
+        lists = [f"{i}: lists" for i in self.schema.multi_hot]  # else others' of the same sizes
+        return [borders, *(array.xxh3 for array in self.arrays), *lists, *expanded]
 
     @property
     def vocabulary(self) -> dict[str, Any]:

@@ -139,6 +139,13 @@ def test_without_lists_bags_have_no_offsets(tmp_path: Path) -> None:
     assert next(sequential_batches(plain, range(5), 5)).bags.offsets is None
 
 
+def test_lists_of_other_columns_are_other_rows(shards: Shards) -> None:
+    manifest, columns = shards.manifest, SCHEMA.categorical
+    moved = replace(SCHEMA, categorical=(columns[1], columns[0], *columns[2:]))
+    other = replace(manifest, semantics=replace(manifest.semantics, schema=moved))
+    assert other.identity != manifest.identity
+
+
 @pytest.mark.parametrize("fault", ["negative", "no row", "too long"])
 def test_bad_lists_are_named(tmp_path: Path, fault: str) -> None:
     lists = drawn()
