@@ -83,7 +83,7 @@ def stopping_rules(config: Config) -> Iterator[str]:
 
 
 def _falling(config: Config) -> Iterator[str]:
-    """Faults of `optimizer.schedule=plateau`."""
+    """Faults of a run whose learning rate falls when scores no longer improve."""
     given, parallel = "optimizer.schedule = 'plateau'", config.parallel
     yield from _judged(config, given)
     are_apart = parallel.name == "hybrid" and parallel.world == "processes"

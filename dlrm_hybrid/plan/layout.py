@@ -116,7 +116,7 @@ class TableIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A planned world.
+    """A planned world: who holds which part of the model, and what is sent.
 
     Attributes:
         config: of the run.

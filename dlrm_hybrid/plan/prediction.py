@@ -35,7 +35,7 @@ MOST_RANKS = 96  # of a simulation
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What limits a world.
+    """The resource that limits how fast a world trains.
 
     Attributes:
         name: `link of server-0`, `cores`, `thread of worker-0.1`, `network thread of server-0` or

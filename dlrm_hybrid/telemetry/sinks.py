@@ -61,7 +61,7 @@ class Call:
     function: Callable[[Event], object]
 
     def write(self, event: Event) -> None:
-        """Call the function."""
+        """Hand the event to the function at once."""
         self.function(event)
 
     def close(self) -> None:

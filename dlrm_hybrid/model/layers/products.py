@@ -31,14 +31,14 @@ def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool
 
 
 def gradient_of_input(g_BM: Tensor, weight_MN: Tensor) -> Tensor:
-    """G W: (B, N)."""
+    """The gradient of a layer's input, G W: (B, N)."""
     if _onednn_is_faster(weight_MN):
         return _onednn(g_BM, weight_MN.t(), None, relu=False)
     return g_BM.mm(weight_MN)
 
 
 def gradient_of_weight(g_BM: Tensor, x_BN: Tensor, weight_MN: Tensor) -> Tensor:
-    """G^T X: (M, N); of `weight_MN` only the shape matters."""
+    """The gradient of a layer's weight, G^T X: (M, N); of `weight_MN` only the shape matters."""
     if not _onednn_is_faster(weight_MN):
         return g_BM.t().mm(x_BN)
     if x_BN.shape[1] < NARROW:
