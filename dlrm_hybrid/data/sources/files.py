@@ -30,6 +30,7 @@ BLOCK_ROWS = 1 << 16  # of Parquet and .npy
 # Arrow reads 32 of its blocks of CSV ahead: these are pieces of ours, so that it is not 32 of ours.
 PIECES = 8
 _HEAD_BYTES = 1 << 20
+_READ_BYTES = 1 << 16  # of each Parquet column at a time; else whole columns of a row group
 _PARQUET = b"PAR1"
 _NPY = b"\x93NUMPY"
 _SHOWN_NAMES = 8
@@ -330,7 +331,7 @@ class _Parquet:
         self._path = path
         self._key = key
         with _damage(path, key):
-            self._file = parquet.ParquetFile(path, pre_buffer=False)
+            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
             self._names = tuple(cast("list[str]", self._file.schema_arrow.names))
 
     @property
