@@ -339,12 +339,6 @@ def _emulated(config: Config) -> Iterator[str]:
         )
 
 
-def sparsity_per_cut(config: Config) -> tuple[float, ...]:
-    """`activation.sparsity` of every cut, whether one number or a list was given."""
-    sparsity = config.activation.sparsity
-    return sparsity if isinstance(sparsity, tuple) else (sparsity,) * len(config.parallel.cuts)
-
-
 def _pull(config: Config) -> Iterator[str]:
     """Faults of `pull`."""
     pull = config.pull
@@ -370,25 +364,25 @@ def _activation(config: Config) -> Iterator[str]:
     keys, cuts = config.activation, config.parallel.cuts
     method = METHODS.get(keys.name)
     if method is None and keys.sparsity != 0:
-        yield f"activation.sparsity = {keys.sparsity}: only applies to activation=dct"
+        yield f"activation.sparsity = {shown(keys.sparsity)}: only applies to activation=dct"
     if keys.precision not in (("float32",) if method is None else method.precisions):
         yield (f"activation.precision = {keys.precision!r}: activation={keys.name} sends float32")
-    if keys.bits is not None and config.parallel.threads > 1:
+    if keys.sends_levels and config.parallel.threads > 1:
         yield (
-            f"activation.bits = {keys.bits}: threads of one worker (parallel.threads = "
+            f"activation.bits = {shown(keys.bits)}: threads of one worker (parallel.threads = "
             f"{config.parallel.threads}) send in no order, and tables come with what they code"
         )
     if keys.observe is not None and method is None and not cuts:
         yield f"activation.observe = {keys.observe}: needs parallel.cuts"
     if method is not None and not cuts:
         yield f"activation = {keys.name!r}: {_no_cuts(config)}"
-    elif (
-        method is not None and isinstance(keys.sparsity, tuple) and len(keys.sparsity) != len(cuts)
-    ):
-        yield (
-            f"activation.sparsity = {shown(keys.sparsity)}: one number, or one for each of "
-            f"parallel.cuts = {shown(cuts)}"
-        )
+    elif method is not None:
+        for name, given in (("sparsity", keys.sparsity), ("bits", keys.bits)):
+            if isinstance(given, tuple) and len(given) != len(cuts):
+                yield (
+                    f"activation.{name} = {shown(given)}: one number, or one for each of "
+                    f"parallel.cuts = {shown(cuts)}"
+                )
 
 
 RULES: tuple[Rule, ...] = (

@@ -16,7 +16,8 @@ def shown(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(str, cast('tuple[Any, ...]', value)))}]"
+        parts = cast("tuple[Any, ...]", value)
+        return f"[{', '.join('null' if one is None else str(one) for one in parts)}]"
     return repr(value) if isinstance(value, str) else str(value)
 
 

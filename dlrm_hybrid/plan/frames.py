@@ -11,7 +11,6 @@ from dlrm_hybrid.compress.activation.methods import METHODS as ACTIVATION_METHOD
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.gradient.methods.leader import DeftSettings
-from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.sizes import (
@@ -239,12 +238,12 @@ def _activation(world: Layout, cut: int) -> float:
     count = shape[0] * shape[1]
     if keys.name == "dct":
         kept = _kept_of_row(world, cut, shape[1]) * shape[0]
-        if keys.bits is not None:
-            return frame_bytes([activation_bytes(count, kept, keys.bits)])
+        if (bits := keys.bits_at(cut)) is not None:
+            return frame_bytes([activation_bytes(count, kept, bits)])
         rice = bool(keys.allow_rice)
         return frame_bytes([sparse_bytes(count, kept, keys.precision, shape[1], rice=rice)])
     if keys.name == "sketch":
-        columns = max(1, round(shape[1] * (1 - sparsity_per_cut(world.config)[cut])))
+        columns = max(1, round(shape[1] * (1 - keys.sparsity_at(cut))))
         return frame_bytes([4.0 * shape[0] * columns])
     return frame_bytes([dense_bytes(count, "float32")])
 
@@ -255,8 +254,8 @@ def _activation_gradient(world: Layout, cut: int) -> float:
     if keys.name not in ACTIVATION_METHODS or keys.name == "sketch":
         return frame_bytes([dense_bytes(shape[0] * shape[1], "float32")])
     kept = _kept_of_row(world, cut, shape[1]) * shape[0]
-    if keys.bits is not None:
-        return frame_bytes([activation_gradient_bytes(kept, keys.bits)])
+    if (bits := keys.bits_at(cut)) is not None:
+        return frame_bytes([activation_gradient_bytes(kept, bits)])
     if keys.name == "dct":
         return frame_bytes([kept * VALUE_BYTES[keys.precision]])
     return frame_bytes([sparse_bytes(shape[0] * shape[1], kept, keys.precision)])
@@ -272,7 +271,7 @@ def _kept_of_row(world: Layout, cut: int, width: int) -> float:
     measured = world.densities.activation.get(cut)
     if measured is not None:
         return measured * width
-    return max(1, round(width * (1 - sparsity_per_cut(world.config)[cut])))
+    return max(1, round(width * (1 - world.config.activation.sparsity_at(cut))))
 
 
 def _exchange(world: Layout) -> tuple[float, ...]:

@@ -3,7 +3,6 @@ import pytest
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.keys import all_keys, conf_folder
-from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.types import ConfigError
 
@@ -57,6 +56,15 @@ HYBRID = "parallel=hybrid"
             "activation.bits = 2: must be greater than or equal to 3",
         ),
         (
+            [HYBRID, "activation=dct", "activation.bits=[8,9]"],
+            "activation.bits[1] = 9: must be less than or equal to 8",
+        ),
+        (
+            [HYBRID, "activation=dct", "activation.bits=[null,4,4]"],
+            "activation.bits = [null, 4, 4]: one number, or one for each of "
+            "parallel.cuts = [bottom.2, top.2]",
+        ),
+        (
             [HYBRID, "activation=sketch", "activation.precision=float16"],
             "activation.precision = 'float16': activation=sketch sends float32",
         ),
@@ -92,11 +100,23 @@ def test_experiments_compress_what_their_names_say(
     assert (config.parallel.name, config.parallel.world) == ("hybrid", world)
 
 
-def test_one_sparsity_serves_all_cuts() -> None:
-    config = validate(values_of([HYBRID, "activation=dct"]))
-    assert sparsity_per_cut(config) == (0.9, 0.9)
-    several = values_of([HYBRID, "activation=dct", "activation.sparsity=[0.5,0.75]"])
-    assert sparsity_per_cut(validate(several)) == (0.5, 0.75)
+@pytest.mark.parametrize(
+    ("sparsity", "bits", "expected"),
+    [
+        ("0.9", "null", [(0.9, None), (0.9, None)]),
+        ("0.9", "4", [(0.9, 4), (0.9, 4)]),
+        ("[0.5,0.75]", "[8,4]", [(0.5, 8), (0.75, 4)]),
+        ("[0.5,0.75]", "[null,4]", [(0.5, None), (0.75, 4)]),
+        ("0.9", "[null,null]", [(0.9, None), (0.9, None)]),
+    ],
+)
+def test_one_number_serves_all_cuts(
+    sparsity: str, bits: str, expected: list[tuple[float, int | None]]
+) -> None:
+    given = (f"activation.sparsity={sparsity}", f"activation.bits={bits}")
+    keys = validate(values_of([HYBRID, "activation=dct", *given])).activation
+    assert [(keys.sparsity_at(cut), keys.bits_at(cut)) for cut in (0, 1)] == expected
+    assert keys.sends_levels == any(one is not None for _, one in expected)
 
 
 def test_every_choice_of_activation_is_built() -> None:

@@ -30,9 +30,9 @@ OTHER = (
     ("steps", "options"),
     [
         pytest.param(30, LATE, id="late-short"),
-        pytest.param(30, ("activation.bits=4",), id="levels-short"),
+        pytest.param(30, ("activation.bits=[8,4]",), id="levels-short"),
         pytest.param(
-            *(120, (*LATE, "activation.bits=3")), id="late-levels", marks=pytest.mark.slow
+            *(120, (*LATE, "activation.bits=[null,3]")), id="late-levels", marks=pytest.mark.slow
         ),
         pytest.param(30, (*LATE, *SPARSE_PULLS), id="sparse-pulls-short"),
         pytest.param(200, (), id="hybrid", marks=pytest.mark.slow),

@@ -21,10 +21,24 @@ class ActivationKeys:
     name: Literal["none", "dct", "sketch", "gradient_topk"]
     sparsity: BelowOne | tuple[BelowOne, ...]
     precision: Precision
-    bits: LevelBits | None
+    bits: LevelBits | tuple[LevelBits | None, ...] | None
     allow_rice: bool | None
     evaluate_masked: bool
     observe: BelowOne | None
+
+    def sparsity_at(self, cut: int) -> float:
+        """Of what crosses this cut, whether one number or a list was given."""
+        return self.sparsity[cut] if isinstance(self.sparsity, tuple) else self.sparsity
+
+    def bits_at(self, cut: int) -> int | None:
+        """Of the levels that cross this cut; None where these are no levels."""
+        return self.bits[cut] if isinstance(self.bits, tuple) else self.bits
+
+    @property
+    def sends_levels(self) -> bool:
+        """Whether levels cross a cut."""
+        bits = self.bits if isinstance(self.bits, tuple) else (self.bits,)
+        return any(one is not None for one in bits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +80,11 @@ class Method:
 
 
 def _dct(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
-    if keys.bits is not None:
+    bits = keys.bits_at(context.boundary)
+    if bits is not None:
         from dlrm_hybrid.compress.activation.levels import LevelCodec
 
-        return LevelCodec(sparsity=context.sparsity, bits=keys.bits)
+        return LevelCodec(sparsity=context.sparsity, bits=bits)
     from dlrm_hybrid.compress.activation.dct import ThresholdCodec
     from dlrm_hybrid.wire.section import Dtype
 

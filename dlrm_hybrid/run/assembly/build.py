@@ -136,7 +136,7 @@ def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
         world=world if trains else None,
         selects=config.pull.sparsity is not None,
         levels=trains and "levels" in (config.gradient.precision, config.pull.precision),
-        activation_levels=trains and config.activation.bits is not None,
+        activation_levels=trains and config.activation.sends_levels,
         rows=trains and config.embedding.levels,
     )
 

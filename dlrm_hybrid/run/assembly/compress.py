@@ -15,7 +15,6 @@ from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods import StageContext, methods
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
-from dlrm_hybrid.config.rules import sparsity_per_cut
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
@@ -86,15 +85,15 @@ def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
     contexts = [
         BoundaryContext(
             boundary=boundary,
-            sparsity=sparsity,
+            sparsity=keys.sparsity_at(boundary),
             sends_gradients=boundary == part.index - 1,
             width=part.input_width,
             rows=microbatch_rows(config.train.batch_size, microbatches),
             microbatches=microbatches,
             seed=config.train.seed,
         )
-        for boundary, sparsity in enumerate(sparsity_per_cut(config))
-        if boundary in (part.index - 1, part.index)
+        for boundary in (part.index - 1, part.index)
+        if 0 <= boundary < len(config.parallel.cuts)
     ]
     return {one.boundary: method.build(keys, one) for one in contexts}
 
@@ -118,16 +117,14 @@ def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[s
     keys = config.activation
     if keys.name != "dct" or not keys.evaluate_masked:
         return {}
-    dtype = getattr(torch, keys.precision) if rounds and keys.bits is None else None
-    bits = keys.bits if rounds else None
     partition = Partition.of(spec, config.parallel.cuts)
-    widths = [part.output_width for part in partition.stages[:-1]]
-    return {
-        cut: KeepLargest(target_k(width, sparsity), dtype, bits)
-        for cut, width, sparsity in zip(
-            partition.cuts, widths, sparsity_per_cut(config), strict=True
-        )
-    }
+    masks: dict[str, KeepLargest] = {}
+    for boundary, cut in enumerate(partition.cuts):
+        k = target_k(partition.stages[boundary].output_width, keys.sparsity_at(boundary))
+        bits = keys.bits_at(boundary) if rounds else None
+        dtype = getattr(torch, keys.precision) if rounds and bits is None else None
+        masks[cut] = KeepLargest(k, dtype, bits)
+    return masks
 
 
 def _dense(part: StagePart, observe: float | None) -> dict[int, ActivationCodec]:
