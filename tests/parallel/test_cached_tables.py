@@ -1,6 +1,6 @@
 """Trainers with a cache learn what its rule says, send every gradient once, and can go on."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import numpy as np
@@ -185,6 +185,63 @@ def test_a_world_goes_on_from_what_it_held(
     assert any(not torch.equal(table, anew[n]) for n, table in unbroken.weights().items())
     with pytest.raises(DataError, match=r"lookups\.0\.\*: 0 keys and other numbers"):
         from_there({name: one for name, one in held.items() if not name.endswith("keys")})
+
+
+def held_by(world: World, trainer: int = 0) -> dict[str, Tensor]:
+    return world.runner.run({trainer: world.tables[trainer].state_ahead()})[trainer]
+
+
+LONG = CacheLimits(60, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("keys", lambda one: one.index_fill(0, torch.tensor([3]), 1 << 50), r"keys\[3\] = 112589"),
+        ("keys", lambda one: one - (1 << 40), r"keys\[0\] = -10[0-9]+: is no row of a table"),
+        ("keys", lambda one: one.flip(0), r"keys\[1\] = .* or not after the one before"),
+        ("keys", lambda one: one.float(), r"keys: torch.float32 of shape .* expected torch.int64"),
+        ("ages", lambda one: one - 9, r"ages\[0\] = .* with embedding.cache_batches = 4"),
+        ("ages", lambda one: one + (1 << 62), r"ages\[0\] = .* batches since it was fetched"),
+        ("ages", lambda one: one.flip(1), r"ages\[\d+\] = \[1, [234]\]"),
+        (
+            "ages",
+            lambda one: one[:, 0],
+            r"ages: torch.int64 of shape \[\d+\], expected .* \[N, 2\]",
+        ),
+        ("rows", lambda one: one[1:], r"keys and other numbers of ages, rows or sums"),
+        ("sums", lambda one: one.double(), r"sums: torch.float64 of shape"),
+        ("counts", lambda one: one + 1, r"counts = .*: of \d+ rows fetched"),
+        ("counts", lambda one: one - 9_999, r"counts = .*: of \d+ rows fetched"),
+        ("fetched", lambda one: one[:, :3], r"fetched: torch.float32 of shape .* \[N, 8\]"),
+    ],
+)
+def test_what_no_cache_can_have_held_is_refused(
+    name: str, change: Callable[[Tensor], Tensor], told: str
+) -> None:
+    world = World(1, 1, 2, cache=LONG)
+    world.learn(0, 9)
+    held = held_by(world)
+    key = f"lookups.0.{name}"
+    other = World(1, 1, 2, cache=LONG)
+    other.tables[0].restart(Version(9), held)
+    with pytest.raises(DataError, match=rf"^lookups\.0\.(?:\*: \d+ )?{told}"):
+        other.tables[0].restart(Version(9), {**held, key: change(held[key])})
+
+
+def test_rows_of_another_batch_or_a_larger_cache_are_refused() -> None:
+    world = World(1, 1, 2, cache=MANY)
+    world.learn(0, 9)
+    held, small = held_by(world), World(1, 1, 2, cache=CacheLimits(5, 3))
+    with pytest.raises(DataError, match=r"lookups\.0\.keys: \d+ of embedding.cache_rows = 5"):
+        small.tables[0].restart(Version(9), held)
+    counts = held["lookups.0.counts"]
+    other = World(1, 1, 2, cache=MANY)
+    other.tables[0].restart(
+        Version(9), {**held, "lookups.0.counts": counts + torch.tensor([1, -1])}
+    )
+    with pytest.raises(DataError, match=r"fetched: \d+ rows for batch 9, which lacks \d+"):
+        other.learn(9, 1)
 
 
 def test_a_rest_changes_nothing_that_is_kept() -> None:

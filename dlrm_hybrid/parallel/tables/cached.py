@@ -35,7 +35,14 @@ from dlrm_hybrid.parallel.tables.lookups import (
     split_batch,
     split_ids,
 )
-from dlrm_hybrid.parallel.tables.row_cache import CacheLimits, CacheTurn, RowCache, ids_of, keys_of
+from dlrm_hybrid.parallel.tables.row_cache import (
+    CacheLimits,
+    CacheTurn,
+    RowCache,
+    first_no_row,
+    ids_of,
+    keys_of,
+)
 from dlrm_hybrid.parallel.tables.served import TableClient
 from dlrm_hybrid.types import BatchNumber, DataError, Version
 
@@ -65,6 +72,7 @@ class CachedTables(Tables):
     def __init__(self, client: TableClient, averaged: int, limits: CacheLimits) -> None:
         self._client = client
         self._averaged = averaged
+        self._limits = limits
         self._cache = RowCache(limits)
         self._rows_SD = torch.zeros(0, client.dim)
         self._sums_SD = torch.zeros(0, client.dim)  # 0 in free slots
@@ -82,6 +90,11 @@ class CachedTables(Tables):
             turn = self._cache.turn(batch, keys_K)
             split = self._split(keys_K[turn.fetched_M], ids)
             fetched_MD = self._loaded.pop(batch, None)
+            if fetched_MD is not None and len(fetched_MD) != len(turn.fetched_M):
+                raise DataError(
+                    f"{self._client.prefix}fetched: {len(fetched_MD)} rows for batch {batch}, "
+                    f"which lacks {len(turn.fetched_M)}"
+                )
             self._flying[batch] = _Flying(ids, turn, split, fetched_MD)
             if fetched_MD is None:
                 self._client.ask(split, batch)
@@ -166,23 +179,66 @@ class CachedTables(Tables):
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        head, none = self._client.prefix, torch.zeros(0, self._client.dim)
-        own = {k.removeprefix(head): one for k, one in values.items() if k.startswith(head)}
-        keys_N = own.get("keys", torch.zeros(0, dtype=torch.int64))
-        ages_N2 = own.get("ages", torch.zeros(0, 2, dtype=torch.int64))
-        self._rows_SD, self._sums_SD = own.get("rows", none).clone(), own.get("sums", none).clone()
-        counts = [int(count) for count in own.get("counts", keys_N[:0])]
-        fetched = own.get("fetched", none)
-        sizes = {len(keys_N), len(ages_N2), len(self._rows_SD), len(self._sums_SD)}
-        if len(sizes) > 1 or sum(counts) != len(fetched):
-            raise DataError(f"{head}*: {len(keys_N)} keys and other numbers of ages, rows or sums")
+        own = self._saved(values)
+        self._rows_SD, self._sums_SD = own["rows"].clone(), own["sums"].clone()
         self._updated = version
         self._flying.clear()
-        parts = enumerate(torch.split(fetched, counts), version)
+        counts = [int(count) for count in own["counts"]]
+        parts = enumerate(torch.split(own["fetched"], counts), version)
         self._loaded = {BatchNumber(batch): part for batch, part in parts}
-        slots_N = np.arange(len(keys_N))
-        kept = (keys_N.numpy(), *(version - ages_N2.numpy()).T, slots_N)
+        slots_N = np.arange(len(own["keys"]))
+        kept = (own["keys"].numpy(), *(version - own["ages"].numpy()).T, slots_N)
         self._cache.restart(np.stack(kept, axis=1))
+
+    def _saved(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a checkpoint holds of this trainer's cache, in whose numbers kernels will trust.
+
+        Raises:
+            DataError: it cannot be of such a cache; names the tensor, what it has and the bound.
+        """
+        head, integers = self._client.prefix, torch.zeros(0, dtype=torch.int64)
+        none = torch.zeros(0, self._client.dim)
+        wanted = {"keys": integers, "ages": integers.view(0, 2), "counts": integers}
+        wanted |= {"rows": none, "sums": none, "fetched": none}
+        own = {name: values.get(f"{head}{name}", one) for name, one in wanted.items()}
+        for name, one in own.items():
+            expected = wanted[name]
+            fits = one.dim() == expected.dim() and one.shape[1:] == expected.shape[1:]
+            if one.dtype != expected.dtype or not fits:
+                shape = ["N", *expected.shape[1:]]
+                raise DataError(
+                    f"{head}{name}: {one.dtype} of shape {list(one.shape)}, expected "
+                    f"{expected.dtype} of [{', '.join(map(str, shape))}]"
+                )
+        sizes = {len(own[name]) for name in ("keys", "ages", "rows", "sums")}
+        if len(sizes) > 1:
+            raise DataError(
+                f"{head}*: {len(own['keys'])} keys and other numbers of ages, rows or sums"
+            )
+        if (own["counts"] < 0).any() or int(own["counts"].sum()) != len(own["fetched"]):
+            counts = [int(count) for count in own["counts"]]
+            raise DataError(f"{head}counts = {counts!r:.80}: of {len(own['fetched'])} rows fetched")
+        self._check_kept(own["keys"].numpy(), own["ages"].numpy())
+        return own
+
+    def _check_kept(self, keys_N: Int64s, ages_N2: Int64s) -> None:
+        head = self._client.prefix
+        if (wrong := first_no_row(keys_N, self._client.table_rows)) is not None:
+            raise DataError(
+                f"{head}keys[{wrong}] = {keys_N[wrong]}: is no row of a table, or not after the "
+                "one before it"
+            )
+        limits = self._limits
+        if len(keys_N) > limits.rows:
+            raise DataError(f"{head}keys: {len(keys_N)} of embedding.cache_rows = {limits.rows}")
+        fetched_N, used_N = ages_N2.T
+        is_age_N = (used_N >= 1) & (used_N <= fetched_N) & (fetched_N <= limits.batches)
+        if not is_age_N.all():
+            wrong = int(np.flatnonzero(~is_age_N)[0])
+            raise DataError(
+                f"{head}ages[{wrong}] = {ages_N2[wrong].tolist()}: batches since it was fetched, "
+                f"and used, with embedding.cache_batches = {limits.batches}"
+            )
 
     def _receive(self, batch: BatchNumber) -> Program[None]:
         flying = self._flying[batch]

@@ -23,6 +23,7 @@ from dlrm_hybrid.model.table_rows import OwnedIds
 Int64s = NDArray[np.int64]
 
 _TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
+_ID_MASK = (1 << _TABLE_SHIFT) - 1
 
 
 class CacheLimits(NamedTuple):
@@ -105,7 +106,17 @@ def keys_of(ids: DistinctIds) -> Int64s:
     return ids.ids_K + np.repeat(np.arange(len(ids.counts_F)) << _TABLE_SHIFT, ids.counts_F)
 
 
+def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
+    """Where the first of some numbers is that `keys_of` gives of no ids of such tables."""
+    tables_N = keys_N >> _TABLE_SHIFT
+    is_table_N = (tables_N >= 0) & (tables_N < len(rows_F))
+    is_row_N = (keys_N & _ID_MASK) < rows_F[np.where(is_table_N, tables_N, 0)]
+    increases_N = np.append(True, keys_N[1:] > keys_N[:-1])[: len(keys_N)]
+    wrong = np.flatnonzero(~(is_table_N & is_row_N & increases_N))
+    return int(wrong[0]) if len(wrong) else None
+
+
 def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
     """The ids that some increasing keys stand for."""
     counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
-    return OwnedIds(keys_K & ((1 << _TABLE_SHIFT) - 1), counts_F)
+    return OwnedIds(keys_K & _ID_MASK, counts_F)

@@ -63,6 +63,7 @@ class TableClient:
             np.array(owned_rows(spec.table_rows, index, len(self._group)), np.int64)
             for index in range(len(self._group))
         ]
+        self.table_rows = np.array(spec.table_rows, np.int64)
         self.nothing = Bags(torch.empty(len(spec.table_rows), 0, dtype=torch.int64))
         self._row_cast, self._gradient_cast = casts(precision)
         self.dim = spec.embedding_dim
