@@ -29,6 +29,7 @@ class Channel(Protocol):
 
         Raises:
             ValueError: `to` is this rank, or no rank of the run, or the frame names another sender.
+            ConfigError: the message is too long for the network.
             PeerLostError: the receiver is gone.
         """
         ...

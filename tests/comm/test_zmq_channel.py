@@ -31,7 +31,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.rendezvous import Endpoint, share_folder
-from dlrm_hybrid.comm.zmq import sockets
+from dlrm_hybrid.comm.zmq import size, sockets
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.comm.zmq.sockets import Sockets
@@ -39,6 +39,7 @@ from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
 from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.frame import Kind as FrameKind
 from dlrm_hybrid.wire.frame import encode
 
 LOST_SECONDS = 3.0
@@ -207,6 +208,28 @@ def test_a_frame_of_another_attempt_is_not_sent(tmp_path: Path) -> None:
         if channel.rank == 0:
             with pytest.raises(ValueError, match=f"attempt 9 is not {ATTEMPT}, the run's"):
                 channel.send(1, frame(0, 0, attempt=9), 0)
+        channel.close()
+
+    run_ranks_as_threads(2, opener(tmp_path, 2), program)
+
+
+def test_a_message_that_is_too_long_names_what_makes_it_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size, "MAX_MESSAGE_BYTES", 500_000)  # receivers' own limit stays
+
+    def program(channel: Channel) -> None:
+        if channel.rank == 0:
+            told = r"^push 3 of rank 0 to rank 1: 800,\d{3} bytes, .* at most 500,000; needs .*"
+            with pytest.raises(ConfigError, match=told + r"more parallel\.servers or"):
+                channel.send(1, frame(0, 3, 200_000), 0)
+            with pytest.raises(ConfigError, match=r"^rows 3 of .* more parallel\.table_servers$"):
+                channel.send(1, frame(0, 3, 200_000, kind=FrameKind.ROWS), 0)
+            with pytest.raises(ConfigError, match=r"^save 3 of .* at most 500,000$"):
+                channel.send(1, frame(0, 3, 200_000, kind=FrameKind.SAVE), 0)
+            channel.send(1, frame(0, 4, 100_000), 0)
+        else:
+            assert channel.receive(DEADLINE_SECONDS).number == 4
         channel.close()
 
     run_ranks_as_threads(2, opener(tmp_path, 2), program)

@@ -15,8 +15,8 @@ from dlrm_hybrid.comm.channel import Channel, check_outgoing
 from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, UnknownPeers, Word
+from dlrm_hybrid.comm.zmq.size import check_size
 from dlrm_hybrid.comm.zmq.sockets import (
-    MAX_MESSAGE_BYTES,
     Answer,
     Change,
     Changed,
@@ -122,8 +122,7 @@ class ZmqChannel(Channel):
         if peer.departed or peer.gone:
             raise PeerLostError(to, "it is gone" if peer.gone else "it has said goodbye")
         buffer = encode(frame)
-        if len(buffer) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a frame of {len(buffer)} bytes; at most {MAX_MESSAGE_BYTES} travel")
+        check_size(frame, to, len(buffer))
         if not self._sockets.send(to, [buffer]):
             self._ended(peer, ENDED)
             return

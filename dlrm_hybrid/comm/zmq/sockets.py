@@ -36,9 +36,9 @@ from dlrm_hybrid.comm.zmq.curve import (
     zap_reply,
 )
 from dlrm_hybrid.comm.zmq.roster import Part
+from dlrm_hybrid.comm.zmq.size import MAX_MESSAGE_BYTES
 from dlrm_hybrid.types import ResourceError
 
-MAX_MESSAGE_BYTES = 1 << 30
 NO_COPY_BYTES = 1 << 16  # below this a copy costs less than keeping track of the buffer
 HEARTBEATS = 4  # in the time after which silence ends a connection
 NEVER_MILLISECONDS = 24 * 3_600_000
