@@ -282,7 +282,7 @@ def _exchange(world: Layout) -> tuple[float, ...]:
     share = 1.0 if keys.sharding == "row_wise" else 1 / trainers
     if keys.deduplicate:
         distinct = sum(world.ids.distinct) * share
-        ids = id_set_bytes(world.ids.distinct, world.ids.rows, world.config.train.batch_size)
+        ids = id_set_bytes(world.ids.distinct, world.ids.rows, _most_ids(world))
         header = EXCHANGE_HEADER_BYTES + (0 if world.ids.per_row is None else ID_BYTES)
         if keys.levels:
             rows = LENGTH_BYTES, distinct * ROW_LEVELS_BYTES
@@ -301,6 +301,11 @@ def _served(world: Layout) -> tuple[float, float, float]:
     servers, keys = world.topology.table_servers, world.config.embedding
     rows = [ceil(one / servers) for one in world.ids.rows]
     distinct = [one / servers for one in world.ids.distinct]
-    ids = id_set_bytes(distinct, rows, world.config.train.batch_size)
+    ids = id_set_bytes(distinct, rows, _most_ids(world))
     values = sum(distinct) * world.spec.embedding_dim * VALUE_BYTES[keys.comm_precision]
     return frame_bytes([16, ids]), frame_bytes([values]), frame_bytes([16, ids, values])
+
+
+def _most_ids(world: Layout) -> int:
+    """Of a batch in any table, repeated ones counted."""
+    return round(world.config.train.batch_size * world.ids.most_per_row)

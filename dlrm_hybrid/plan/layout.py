@@ -107,11 +107,13 @@ class TableIds:
         rows: of each table.
         distinct: ids of a batch in each table, on average.
         per_row: ids that a row has in all tables, on average; None: one in each.
+        most_per_row: in the table where these are most, on average of some batches.
     """
 
     rows: tuple[int, ...]
     distinct: tuple[float, ...]
     per_row: float | None = None
+    most_per_row: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,17 +200,20 @@ def _counted(folder: Path, batch_size: int) -> TableIds:
     shards = open_shards(folder, expected=None)
     schema, batch_rows = shards.schema, min(batch_size, len(shards.train_rows))
     firsts = np.linspace(0, len(shards.train_rows) - batch_rows, COUNTED_BATCHES, dtype=np.int64)
-    distinct, num_ids = np.zeros((COUNTED_BATCHES, len(schema.categorical))), 0
+    distinct = np.zeros((COUNTED_BATCHES, len(schema.categorical)))
+    counted = np.zeros_like(distinct)
     for number, first in enumerate(firsts.tolist()):
         (batch,) = sequential_batches(shards, range(first, first + batch_rows), batch_rows)
         values_N, offsets = batch.bags.values.reshape(-1), table_offsets(batch.bags).tolist()
         for table, (start, stop) in enumerate(pairwise(offsets)):
             distinct[number, table] = len(np.unique(values_N[start:stop]))
-        num_ids += len(values_N)
+            counted[number, table] = stop - start
     has_bags = schema.multi_hot or schema.expanded
-    per_row = num_ids / (COUNTED_BATCHES * batch_rows) if has_bags else None
     return TableIds(
-        rows=shards.table_rows, distinct=tuple(distinct.mean(0).tolist()), per_row=per_row
+        rows=shards.table_rows,
+        distinct=tuple(distinct.mean(0).tolist()),
+        per_row=float(counted.sum(1).mean()) / batch_rows if has_bags else None,
+        most_per_row=float(counted.max(1).mean()) / batch_rows,
     )
 
 

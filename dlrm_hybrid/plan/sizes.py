@@ -105,17 +105,17 @@ def activation_gradient_bytes(kept: float, bits: int) -> float:
     return (bits - 2.15) * kept / 8
 
 
-def id_set_bytes(counts: Sequence[float], rows: Sequence[int], batch_rows: int) -> float:
+def id_set_bytes(counts: Sequence[float], rows: Sequence[int], most: int) -> float:
     """Payload of the distinct ids of a batch.
 
     Args:
         counts: distinct ids of each table, on average.
         rows: of each table.
-        batch_rows: of the batch.
+        most: ids that the batch has of any table, repeated ones counted.
     """
     bits = 0.0
     for count, total in zip(counts, rows, strict=True):
-        bits += min(total, batch_rows).bit_length()
+        bits += min(total, most).bit_length()
         if 0 < count < total:
             bits += 5 + count * rice_bits(count / total)
     return math.ceil(bits / 8)

@@ -69,7 +69,8 @@ def world_of(config: Config) -> Layout:
         min(rows, kind - expm1((size - 1) * kind * log1p(-1 / rows)) * rows)
         for kind, size, rows in zip(kinds, sizes, ROWS, strict=True)
     )
-    return layout(config, 0, ids=TableIds(rows=ROWS, distinct=distinct, per_row=sum(sizes)))
+    ids = TableIds(rows=ROWS, distinct=distinct, per_row=sum(sizes), most_per_row=max(sizes))
+    return layout(config, 0, ids=ids)
 
 
 def _row(name: str, overrides: tuple[str, ...]) -> list[str]:

@@ -56,6 +56,7 @@ def test_bytes_of_lists_are_as_calculated(
     config = validate(values_of(list(options)))
     world = layout(config, ROWS)
     assert world.ids.per_row == pytest.approx(4.5 + 3, rel=0.05)
+    assert world.ids.most_per_row == pytest.approx(4.5, rel=0.05)
     assert world.ids.rows == (301, 51)
     trained = read_run(tmp_path / "run")
     timed = max(one.values["timed_steps"] for one in trained.events if one.kind is Kind.RANK)

@@ -68,6 +68,13 @@ def test_ids_are_as_long_as_calculated() -> None:
     assert id_set_bytes(found, tables.tolist(), 4_096) == pytest.approx(len(sent), rel=0.01)
 
 
+@pytest.mark.parametrize("most", [0, 1, 128, 128 * 100])
+def test_counts_take_the_bits_of_the_ids_of_a_batch_not_of_its_rows(most: int) -> None:
+    tables = np.full(300, 1 << 20)
+    sent = encoded_ids(np.zeros(0, np.int64), np.zeros(300, np.int64), tables, most)
+    assert id_set_bytes([0] * 300, tables.tolist(), most) == len(sent)
+
+
 @given(st.floats(1e-6, 0.9))
 def test_no_code_beats_the_entropy_of_gaps(density: float) -> None:
     entropy = -(density * np.log2(density) + (1 - density) * np.log2(1 - density)) / density
