@@ -83,6 +83,7 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], message: str
         ("dct_dp", ("dct", "none", "float32")),
         ("dct_mp", ("none", "dct", "float32")),
         ("dct_hybrid", ("dct", "dct", "bfloat16")),
+        ("dct_levels", ("dct", "dct", "levels")),
         ("paper_table1", ("none", "dct", "float32")),
         ("paper_table2", ("dct", "none", "float32")),
         ("paper_table3", ("dct", "dct", "float32")),

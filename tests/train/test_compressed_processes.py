@@ -12,14 +12,16 @@ from world_runs import (
     summary,
 )
 
-WORLD = ("+experiment=dct_hybrid", "network.patience_seconds=60", "train.batch_size=16")
+WORLD = ("network.patience_seconds=60", "train.batch_size=16")
+HYBRID, LEVELS = ("+experiment=dct_hybrid",), ("+experiment=dct_levels",)
 SPARSE_PULLS = ("pull.sparsity=0.95", "gradient.sparsity=0.9")
 LATE = (
-    *("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
+    *(*HYBRID, "sync=bounded", "sync.staleness=2", "parallel.servers=2"),
     *("activation.sparsity=[0.5,0.9]", "schedule=one_f_one_b", "schedule.microbatches=4"),
 )
 OTHER = (
-    *("activation=gradient_topk", "activation.precision=float32", "activation.sparsity=0.75"),
+    *(*HYBRID, "activation=gradient_topk"),
+    *("activation.precision=float32", "activation.sparsity=0.75"),
     *("gradient.renewal=fixed", "gradient.staggered=true", "gradient.lifespan=20"),
     *("gradient.drain=flush", "gradient.drain_every=30", "gradient.residual=update"),
     *("pull.precision=float16", "gradient.precision=float16", "parallel.trainers=3"),
@@ -30,16 +32,17 @@ OTHER = (
     ("steps", "options"),
     [
         pytest.param(30, LATE, id="late-short"),
-        pytest.param(30, ("activation.bits=[8,4]",), id="levels-short"),
+        pytest.param(30, (*LEVELS, "activation.bits=[8,4]"), id="levels-short"),
         pytest.param(
             *(120, (*LATE, "activation.bits=[null,3]")), id="late-levels", marks=pytest.mark.slow
         ),
         pytest.param(30, (*LATE, *SPARSE_PULLS), id="sparse-pulls-short"),
-        pytest.param(200, (), id="hybrid", marks=pytest.mark.slow),
+        pytest.param(200, HYBRID, id="hybrid", marks=pytest.mark.slow),
         pytest.param(200, LATE, id="late", marks=pytest.mark.slow),
         pytest.param(120, OTHER, id="other", marks=pytest.mark.slow),
         pytest.param(
-            *(120, ("pull.precision=float32", *SPARSE_PULLS)), id="pulls", marks=pytest.mark.slow
+            *(120, (*HYBRID, "pull.precision=float32", *SPARSE_PULLS)),
+            **{"id": "pulls", "marks": pytest.mark.slow},
         ),
     ],
 )
@@ -56,7 +59,8 @@ def test_processes_keep_what_one_process_keeps(
     assert_same_state(processes, in_process, half)
     assert_same_state(processes, in_process, steps)
     assert set(saved_groups(checkpoint(processes, steps))) == {
-        *("dense", "embeddings", "versions", "compressor")
+        *("dense", "embeddings", "versions", "compressor"),
+        *(["levels"] if LEVELS[0] in options else []),
     }
     assert_moved(processes, half, steps)
     assert_compiled_ahead(processes)
