@@ -93,7 +93,7 @@ def validate(values: Mapping[str, Any]) -> Config:
 
 def plain_values(config: Config) -> dict[str, Any]:
     """The plain values of a configuration, of which `validate` makes it again."""
-    return _adapter().dump_python(config, mode="json", by_alias=True)
+    return adapter().dump_python(config, mode="json", by_alias=True)
 
 
 def all_faults(
@@ -131,11 +131,12 @@ def all_faults(
 
 def _typed(values: Mapping[str, Any]) -> Config:
     # By way of JSON: there a list is a tuple and a mapping a section, in strict mode too.
-    return _adapter().validate_json(json.dumps(values))
+    return adapter().validate_json(json.dumps(values))
 
 
 @functools.cache
-def _adapter() -> TypeAdapter[Config]:
+def adapter() -> TypeAdapter[Config]:
+    """Reads configurations; takes longer to make than to use."""
     return TypeAdapter(Config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -283,7 +284,7 @@ def read(folder: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        found = TypeAdapter(Manifest).validate_json(content, strict=True)
+        found = adapter().validate_json(content, strict=True)
     except ValidationError as error:
         number = _format_of(content)
         if isinstance(number, int) and number in OLDER:
@@ -299,6 +300,12 @@ def read(folder: Path) -> Manifest:
     if fault := _contradiction(found):
         raise DataError(f"{path}: {fault}")
     return found
+
+
+@functools.cache
+def adapter() -> TypeAdapter[Manifest]:
+    """Reads manifests; takes longer to make than to use."""
+    return TypeAdapter(Manifest)
 
 
 def size_fault(folder: Path, manifest: Manifest) -> str | None:
