@@ -286,12 +286,17 @@ def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         given = values.get(group)
         if not isinstance(given, Mapping):
             continue
-        sections = OmegaConf.load(conf_folder() / group / "base" / "sections.yaml")
-        defaults = cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
-        kept, more = unread(cast("Mapping[str, Any]", given), defaults)
+        kept, more = unread(cast("Mapping[str, Any]", given), _sections(group))
         values = {**values, group: kept}
         faults += more
     return values, faults
+
+
+@functools.cache
+def _sections(group: str) -> Mapping[str, Any]:
+    """The parts of a group that only some of its choices read, with their defaults."""
+    sections = OmegaConf.load(conf_folder() / group / "base" / "sections.yaml")
+    return cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
 
 
 def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
