@@ -1,0 +1,170 @@
+"""What coding costs: CPU time of each part of every rank's encoding and decoding of levels.
+
+    python scripts/benchmarks/codes.py FOLDER +experiment=dct_hybrid activation.bits=4
+
+What follows FOLDER is handed to `train`. Its ranks are processes, and each counts how often it
+calls the functions below and how long they take, in timed steps, without what they call of each
+other. Some 0.5 µs of each call are the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.report.runs import read_run
+from dlrm_hybrid.run import training
+from dlrm_hybrid.run.rank.main import train_rank
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.signals import StopRequest
+
+# By module: functions as it calls them, and methods of its classes.
+PARTS = {
+    "compress.gradient.error_feedback": ("ErrorFeedback._rounded", "sparse_all"),
+    "parallel.dense.mirror": ("_published_levels", "sparse_all"),
+    "wire.updates": (
+        *("UpdateSender.encode", "sparse_of_all", "quanta", "list_update", "write_update"),
+        *("UpdateReceiver.decode", "read_update", "collect_update"),
+    ),
+    "wire.popularity": ("Popularity.add", "Popularity.payload", "read_payload"),
+    "wire.tables": ("TableSender.begin", "TableReceiver.begin"),
+    "compress.activation.levels": (
+        *("LevelCodec.encode", "largest_of_rows", "quantise", "LevelCodec.encode_gradient"),
+        *("LevelCodec.decode", "LevelCodec.decode_gradient", "restore", "scattered"),
+    ),
+    "wire.units": (
+        *("UnitSender.section", "flip", "count_symbols", "alike", "encode_kept"),
+        *("encode_gradients", "UnitReceiver.kept", "UnitReceiver.gradients"),
+        *("decode_kept", "decode_gradients"),
+    ),
+    "model.exchange.levels": (
+        *("LevelExchange.rows", "LevelExchange.gradients", "LevelExchange._exchange"),
+        *("Answering.rows", "Answering.gradients", "Asking.rows", "Asking.gradients"),
+    ),
+    "compress.embedding.memory": (
+        *("take_slots", "find_slots", "row_levels", "rows_of_levels", "gradient_levels"),
+        *("add_squares", "scale_levels", "Copies.send", "Copies.receive", "Residuals.forget"),
+    ),
+    "compress.embedding.messages": (
+        *("LevelSender.encode", "count_levels", "encode_levels"),
+        *("LevelReceiver.decode", "decode_levels"),
+    ),
+    "compress.embedding.trainer": ("TrainerMemory.round", "TrainerMemory.own_rows"),
+}
+
+
+@dataclass(slots=True)
+class Spent:
+    """On one function."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
+class Stopwatch:
+    """CPU time of the main thread by function, each without the others that it calls."""
+
+    def __init__(self) -> None:
+        self.counts = False
+        self.spent: defaultdict[str, Spent] = defaultdict(Spent)
+        self._open: list[str] = []
+        self._since = 0.0
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._enter(name)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._leave()
+
+        return call
+
+    def _enter(self, name: str) -> None:
+        self._count()
+        self._open.append(name)
+        if self.counts:
+            self.spent[name].calls += 1
+
+    def _leave(self) -> None:
+        self._count()
+        self._open.pop()
+
+    def _count(self) -> None:
+        now = time.thread_time()
+        if self._open and self.counts:
+            self.spent[self._open[-1]].seconds += now - self._since
+        self._since = now
+
+
+def timed_rank(argument: str, report: Report, stop: StopRequest) -> None:
+    """A rank that times the parts."""
+    watch = Stopwatch()
+    for module_name, names in PARTS.items():
+        module = import_module(f"dlrm_hybrid.{module_name}")
+        for name in names:
+            head, _, last = name.rpartition(".")
+            owner = getattr(module, head) if head else module
+            setattr(owner, last, watch.timed(f"{module_name} {name}", getattr(owner, last)))
+    switch, values = SpanClock.switch, RankMeter.values
+
+    def noted_switch(self: SpanClock, counts: bool, now: float) -> None:
+        watch.counts = counts
+        switch(self, counts, now)
+
+    def told_values(self: RankMeter) -> dict[str, Any]:
+        spent = {name: (one.calls, one.seconds) for name, one in watch.spent.items()}
+        return {**values(self), "parts": spent}
+
+    SpanClock.switch, RankMeter.values = noted_switch, told_values
+    train_rank(argument, report, stop)
+
+
+def main(folder: Path, overrides: list[str]) -> int:
+    """Train, then print a row for each function that was called."""
+    training.TRAIN_RANK = "codes:timed_rank"
+    code = run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides])
+    if code:
+        return code
+    record = list(events.read(folder / "events.jsonl"))
+    ranks = [event.values for event in record if event.kind is Kind.RANK]
+    steps = max(rank["timed_steps"] for rank in ranks)
+    config = read_run(folder).config
+    samples = steps * config["train"]["batch_size"] * config["parallel"]["trainers"]
+    total: defaultdict[str, Spent] = defaultdict(Spent)
+    for rank in ranks:
+        for name, (calls, seconds) in rank["parts"].items():
+            total[name].calls += calls
+            total[name].seconds += seconds
+    print("| module | function | calls per step | µs each | µs per sample |")
+    print("|---|---|---:|---:|---:|")
+    for name, one in total.items():
+        module, function = name.split(" ")
+        each, share = 1e6 * one.seconds / max(one.calls, 1), 1e6 * one.seconds / samples
+        print(f"| {module} | {function} | {one.calls / steps:.1f} | {each:.1f} | {share:.2f} |")
+    whole = sum(one.seconds for one in total.values())
+    print(f"| all | | | | {1e6 * whole / samples:.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of the run")
+    options, overrides = parser.parse_known_args()
+    sys.exit(main(options.folder, overrides))
