@@ -107,8 +107,6 @@ def sparse_all(
     indices_K: Int32s,
     values_K: Float32s,
     dtype: Dtype,
-    *,
-    allow_rice: bool = True,
 ) -> list[Section]:
     """The smallest section of some elements of each of T tensors, in one go.
 
@@ -121,14 +119,33 @@ def sparse_all(
         indices_K: int32, contiguous, those of each tensor increasing from 0 to its count - 1.
         values_K: float32, contiguous, rounded as `wire.dense.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
-        allow_rice: whether RICE may be used, which takes longest to write and to read.
 
     Raises:
         ValueError: some but not all elements of a tensor, and indices that do not increase from 0
             to its count - 1.
     """
-    wanted = Format(0, allow_rice, ELEMENT_BYTES[dtype])
+    wanted = Format(0, allow_rice=True, value_bytes=ELEMENT_BYTES[dtype])
     return _written(tensors, counts_T, offsets_E, indices_K, values_K, dtype, wanted)
+
+
+def listed_all(
+    tensors: Sequence[int],
+    counts_T: Int64s,
+    offsets_E: Int64s,
+    indices_K: Int32s,
+    values_K: Float32s,
+    dtype: Dtype,
+) -> list[Section]:
+    """As `sparse_all`, but written fast, not small: for what will be coded again."""
+    packed, size = pack(values_K, dtype), ELEMENT_BYTES[dtype]
+    first, *ends_T = offsets_E.tolist()
+    made: list[Section] = []
+    for tensor, count, last in zip(tensors, counts_T.tolist(), ends_T, strict=True):
+        values = packed[size * first : size * last]
+        payload = indices_K[first:last].tobytes() + values.tobytes()
+        made.append(Section(tensor, Encoding.INDEX32, dtype, count, payload))
+        first = last
+    return made
 
 
 def sparse_of(section: Section) -> Elements:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dlrm_hybrid.kernels.levels.rounding import MOST, round_to_levels
+from dlrm_hybrid.kernels.levels.rounding import MOST, add_levels, round_to_levels
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -67,3 +67,15 @@ def test_a_few_large_values_do_not_drive_the_others_out() -> None:
 def test_the_tensor_whose_values_are_not_finite_is_named(bad: float) -> None:
     values_K = np.array([1, 2, bad], np.float32)
     assert round_to_levels(np.array([0, 1, 3]), values_K, np.empty_like(values_K)) == 1
+
+
+def test_levels_are_added_and_zeros_dropped() -> None:
+    offsets_E, splits_E = np.array([0, 4, 4, 9]), np.array([0, 2, 2, 5])
+    local_K = np.array([1, 3, 0, 2, 4], np.int32)
+    rounded_K = np.array([0.5, 0, -0.0, 2, -1], np.float32)
+    value_N = np.array([1, 1, 1, 1, -0.0, 1, 1, 1, 1], np.float32)
+    add_levels(offsets_E, splits_E, local_K, rounded_K, value_N)
+    assert value_N.tolist() == [1, 1.5, 1, 1, 0, 1, 3, 1, 0]
+    assert np.signbit(value_N[4]), "nothing was sent of it"
+    assert splits_E.tolist() == [0, 1, 1, 3]
+    assert (local_K[:3].tolist(), rounded_K[:3].tolist()) == ([1, 2, 4], [0.5, 2, -1])

@@ -32,7 +32,7 @@ from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import sparse_all
+from dlrm_hybrid.wire.sparse import listed_all, sparse_all
 
 
 class DrainMode(StrEnum):
@@ -153,10 +153,10 @@ class ErrorFeedback(Compressor):
             transform.sent(indices, state)
         self._steps += 1
         self._sent_T += indices.counts
-        sections = sparse_all(
+        written = listed_all if self._options.levels else sparse_all  # levels are coded again
+        sections = written(
             *(self.layout.ids, self.layout.sizes, indices.splits_E),
             *(indices.local_K, rounded_K, self._options.dtype),
-            allow_rice=not self._options.levels,  # they are coded again
         )
         return dict(zip(self._names, sections, strict=True))
 

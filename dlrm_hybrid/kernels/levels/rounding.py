@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dlrm_hybrid.kernels.compiler.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 MOST = 255  # levels have 8 bits, as many as a bfloat16
@@ -80,3 +81,29 @@ def round_to_levels(splits_E: Int64s, values_K: Float32s, rounded_K: Float32s) -
             level = np.rint(values_K[k] / quantum) if quantum > 0 else 0.0
             rounded_K[k] = np.float32(min(max(level, -MOST), MOST) * quantum)
     return -1
+
+
+@kernel
+def add_levels(
+    offsets_E: Int64s, splits_E: Int64s, local_K: Int32s, rounded_K: Float32s, value_N: Float32s
+) -> None:
+    """Add multiples to elements of all tensors, and drop those that are 0.
+
+    Args:
+        offsets_E: of the tensors in `value_N`.
+        splits_E: where the elements of each begin among the K; receives the same of those left.
+        local_K: indices in their tensors; move up over what is dropped.
+        rounded_K: the multiples; move up too.
+        value_N: of all tensors.
+    """
+    kept = 0
+    first = splits_E[0]
+    for tensor in range(splits_E.size - 1):
+        last = splits_E[tensor + 1]
+        for k in range(first, last):
+            if rounded_K[k] != 0:
+                value_N[offsets_E[tensor] + local_K[k]] += rounded_K[k]
+                local_K[kept], rounded_K[kept] = local_K[k], rounded_K[k]
+                kept += 1
+        splits_E[tensor + 1] = kept
+        first = last

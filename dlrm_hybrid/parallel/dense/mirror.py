@@ -28,12 +28,12 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     Thresholded,
 )
 from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
-from dlrm_hybrid.kernels.levels.rounding import round_to_levels
+from dlrm_hybrid.kernels.levels.rounding import add_levels, round_to_levels
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
 from dlrm_hybrid.wire.dense import dense, narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import sparse_all
+from dlrm_hybrid.wire.sparse import listed_all, sparse_all
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -260,17 +260,14 @@ def _published_levels(
     layout: Layout, indices: Indices, lacks_K: Array, value_N: Array, number: int
 ) -> Published:
     """Move elements of a mirror towards the weights by levels, but not those that round to zero."""
-    splits_E, rounded_K = indices.splits_E, np.empty_like(lacks_K)
+    splits_E, local_K, rounded_K = indices.splits_E, indices.local_K, np.empty_like(lacks_K)
     fault = round_to_levels(splits_E, lacks_K, rounded_K)
     if fault >= 0:
         raise not_finite(number, layout.specs[fault].name)
-    sent_K = np.flatnonzero(rounded_K)
-    levels_K = rounded_K[sent_K]
-    value_N[indices.flat[sent_K]] += levels_K
-    splits_E, local_K = np.searchsorted(sent_K, splits_E), indices.local_K[sent_K]
-    parts = (layout.ids, layout.sizes, splits_E, local_K, levels_K)
-    sections = sparse_all(*parts, Dtype.BFLOAT16, allow_rice=False)  # they are coded again
-    return Published(sections, sent_K.size)
+    add_levels(layout.offsets, splits_E, local_K, rounded_K, value_N)
+    parts = (layout.ids, layout.sizes, splits_E, local_K, rounded_K)
+    sections = listed_all(*parts, Dtype.BFLOAT16)  # they are coded again
+    return Published(sections, int(splits_E[-1]))
 
 
 def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:

@@ -214,7 +214,8 @@ def test_a_section_is_no_longer_than_any_plain_encoding(row: Row | MethodRow) ->
             sent = np.count_nonzero(decoded(sections[spec.name]))
             bitmap = width * -(-spec.count // (8 * width))
             plain = [(4 + width) * sent, bitmap + width * sent]
-            assert length <= min(plain)
+            # Levels are coded again before they travel.
+            assert length <= (plain[0] if compressor.sends_levels else min(plain))
 
 
 @DRAWN_ROWS
