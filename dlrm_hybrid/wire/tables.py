@@ -19,7 +19,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.levels.rans import SCALE
+from dlrm_hybrid.kernels.levels.rans import HINTS, SCALE
 from dlrm_hybrid.wire.section import Section
 
 Halves = NDArray[np.uint16]
@@ -96,6 +96,13 @@ def fitted(counts: Counts) -> Tables:
     starts_CE = np.zeros((contexts, symbols + 1), np.uint16)
     starts_CE[:, 1:] = ends_CS + np.arange(1, symbols + 1)
     return Tables(chance_C, starts_CE)
+
+
+def hints_of(starts_CE: Halves) -> Halves:
+    """Where to begin to look for a symbol, of each context, for `rans.read_hinted`."""
+    places_H = np.arange(HINTS) * (SCALE // HINTS)
+    found = [np.searchsorted(starts_E, places_H, side="right") - 1 for starts_E in starts_CE]
+    return np.array(found, np.uint16)
 
 
 @final

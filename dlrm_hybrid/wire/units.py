@@ -41,14 +41,13 @@ from dlrm_hybrid.kernels.levels.positions import (
     END,
     FAR,
     FIRST_GAPS,
-    HINTS,
     REACH,
     SYMBOLS,
 )
-from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, SCALE, STATE_BYTES
+from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.steps import count_symbols, flip
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender
+from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender, hints_of
 
 Int16s = NDArray[np.int16]
 Int32s = NDArray[np.int32]
@@ -262,19 +261,12 @@ class UnitReceiver:
                 classes_N & np.uint8(CLASSES - 1),
                 classes_N >> np.uint8(_LEVEL_SHIFT),
                 tables.starts_CE,
-                _hints(tables.starts_CE),
+                hints_of(tables.starts_CE),
                 np.array([lowest]),
             )
             payload = payload[2 + width :]
         assert self._tables is not None
         return self._tables, payload
-
-
-def _hints(starts_CE: Halves) -> Halves:
-    """Where to begin to look for a symbol, of each context; see `UnitTables`."""
-    places_H = np.arange(HINTS) * (SCALE // HINTS)
-    found = [np.searchsorted(starts_E, places_H, side="right") - 1 for starts_E in starts_CE]
-    return np.array(found, np.uint16)
 
 
 def _readable(payload: memoryview) -> Bytes:

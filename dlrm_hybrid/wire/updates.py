@@ -23,6 +23,7 @@ from dlrm_hybrid.kernels.levels.updates import (
     CONTEXTS,
     MOST_EVENTS,
     SYMBOLS,
+    Known,
     collect_update,
     list_update,
     quanta,
@@ -32,7 +33,7 @@ from dlrm_hybrid.kernels.levels.updates import (
 from dlrm_hybrid.wire.popularity import Int64s, Matrices, Popularity, read_payload
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import Elements, sparse_of_all
-from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender
+from dlrm_hybrid.wire.tables import Shape, TableReceiver, Tables, TableSender, hints_of
 
 LIFESPAN = 1000  # messages that tables serve
 _SHAPE = Shape(flags=0, contexts=CONTEXTS, symbols=SYMBOLS)
@@ -108,8 +109,7 @@ class UpdateReceiver:
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self._matrices = Matrices(shapes)
         self._tables = TableReceiver(_SHAPE)
-        self._order: Order | None = None
-        self._known_T = np.zeros(len(shapes), np.int64)
+        self._known: Known | None = None
         count = int(self._matrices.offsets_E[-1])
         self._marks_W = np.zeros((count + 63) // 64, np.uint64)
         self._levels_N = np.empty(count, np.int16)
@@ -126,14 +126,13 @@ class UpdateReceiver:
             raise section.error(f"{name} of {section.count} elements, expected CODED of {count}")
         tables, rest = self._tables.begin(section)
         if self._tables.brought:
-            rest = self._popularity(rest, section)
-        assert self._order is not None
-        exponents_T = np.empty(len(self._known_T), np.int64)
+            rest = self._popularity(rest, section, tables)
+        assert self._known is not None
+        exponents_T = np.empty_like(self._known.exponents_T)
         data = np.frombuffer(rest, np.uint8).copy()  # writable: one type for the kernel
         offsets_E = self._matrices.offsets_E
         found = read_update(
-            *(data, self._order, offsets_E, self._known_T, tables.starts_CE),
-            *(self._marks_W, self._levels_N, exponents_T),
+            data, self._known, offsets_E, self._marks_W, self._levels_N, exponents_T
         )
         if found < 0:
             self._marks_W[:] = 0
@@ -146,7 +145,7 @@ class UpdateReceiver:
         )
         return Elements(splits_E, indices_K, values_K)
 
-    def _popularity(self, rest: memoryview, section: Section) -> memoryview:
+    def _popularity(self, rest: memoryview, section: Section, tables: Tables) -> memoryview:
         """Read what came with tables, which serve nothing without it; gives what follows."""
         size = self._matrices.payload_bytes
         told = None
@@ -155,7 +154,7 @@ class UpdateReceiver:
         if told is None:
             self._tables.forget()
             raise section.error(f"{len(rest)} bytes hold no popularity of {size}")
-        self._order, self._known_T = told
+        self._known = Known(*told, tables.starts_CE, hints_of(tables.starts_CE))
         return rest[size:]
 
 

@@ -23,17 +23,17 @@ from dlrm_hybrid.kernels.compiler.jit import ReadOnlyBytes, kernel
 from dlrm_hybrid.kernels.levels.positions import (
     CLASSES,
     SYMBOLS,
-    hint_of,
     list_positions,
-    read_hinted,
     read_positions,
 )
 from dlrm_hybrid.kernels.levels.rans import (
     begin,
     has_ended,
+    hint_of,
     list_bits,
     list_symbol,
     read_bits,
+    read_hinted,
     row_of,
     write,
 )

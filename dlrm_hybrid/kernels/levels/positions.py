@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from dlrm_hybrid.kernels.bits import highest_bit, load16_at
+from dlrm_hybrid.kernels.bits import highest_bit
 from dlrm_hybrid.kernels.levels.rans import (
-    SCALE,
+    hint_of,
     list_bits,
     list_symbol,
     read_bits,
-    read_symbol,
+    read_hinted,
     row_of,
 )
 
@@ -36,8 +36,6 @@ SYMBOLS = 32
 CLASSES = 16
 FAR, END = 30, 31  # none among the next REACH; none in the class
 REACH = 384
-HINTS = 256  # of a context: the first symbol in each 16 of its 4096 places
-_MASK, _HINT_SHIFT = np.uint64(SCALE - 1), np.uint64(4)
 _SINGLE = 8  # gaps with a symbol of their own; above, four symbols to an octave
 FIRST_GAPS = np.array([*range(8), *((4 + s % 4) << (s // 4 + 1) for s in range(FAR - 8)), REACH])
 """The least gap of every symbol, and what is above all."""
@@ -115,21 +113,6 @@ def list_positions(
             at = list_symbol(END, table, events, at)
         place += units_P[one]
     return at
-
-
-@register_jitable
-def hint_of(hints: np.uint64, context: int) -> np.uint64:
-    """Address of a context's hints in an array of those of all."""
-    return hints + np.uint64(2 * HINTS * context)
-
-
-@register_jitable
-def read_hinted(
-    words: np.uint64, state: np.uint64, at: int, row: np.uint64, hint: np.uint64
-) -> tuple[int, np.uint64, int]:
-    """As `read_symbol`, from the first symbol on that is possible."""
-    place = (state & _MASK) >> _HINT_SHIFT
-    return read_symbol(words, state, at, row, np.int64(load16_at(hint + place + place)))
 
 
 @register_jitable

@@ -38,6 +38,7 @@ MAX_LEVEL = 2**31 - 1
 EVENTS_OF_A_LEVEL = 6  # at most: symbol, length and three parts of a number, sign
 EVENT_BYTES = 2  # that an event takes at most, on average
 STATE_BYTES = 4
+HINTS = 256  # of a context: the first symbol in each 16 of its 4096 places
 
 _LOWEST = np.uint64(1 << 16)
 _MASK = np.uint64(SCALE - 1)
@@ -46,6 +47,7 @@ _BITS = np.uint64(SCALE_BITS)
 _WORD_BITS = np.uint64(16)
 _WIDTH = np.uint64(0xFFFF)
 _TWO = np.uint64(2)
+_HINT_SHIFT = np.uint64(4)
 _LENGTH_BITS = 5
 
 # By width, more than 2**44 / width by at most 1. The upper bits of the product with a state below
@@ -195,6 +197,21 @@ def read_symbol(
         start, end = end, load16_at(row + np.uint64(2 * symbol + 2))
     state, at = _advanced(words, state, at, start, end - start)
     return symbol, state, at
+
+
+@register_jitable
+def hint_of(hints: np.uint64, context: int) -> np.uint64:
+    """Address of a context's hints in an array of those of all."""
+    return hints + np.uint64(2 * HINTS * context)
+
+
+@register_jitable
+def read_hinted(
+    words: np.uint64, state: np.uint64, at: int, row: np.uint64, hint: np.uint64
+) -> tuple[int, np.uint64, int]:
+    """As `read_symbol`, from the first symbol on that is possible."""
+    place = (state & _MASK) >> _HINT_SHIFT
+    return read_symbol(words, state, at, row, np.int64(load16_at(hint + place + place)))
 
 
 @register_jitable

@@ -16,6 +16,7 @@ contexts of S symbols; E is one more than what an offset is of.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,22 @@ _NEAR = 15
 _MARK = 1 << 31  # of an event whose interval is not looked up yet
 _LOWEST, _HIGHEST = -149, 127  # exponents of quanta
 _NONE = 1 << 20
+
+
+class Known(NamedTuple):
+    """What came with the tables that messages are read with.
+
+    Attributes:
+        order: of the elements.
+        exponents_T: of quanta.
+        starts_CE: intervals of symbols.
+        hints_CH: of each context, the first symbol in each 16 of 4096 places.
+    """
+
+    order: Order
+    exponents_T: Int64s
+    starts_CE: Halves
+    hints_CH: Halves
 
 
 @kernel
@@ -181,14 +198,14 @@ def write_update(events_S: Words, size: int, starts_CE: Halves, out: Bytes) -> i
 
 @register_jitable
 def _read_gap(
-    words: np.uint64, state: np.uint64, at: int, row: np.uint64, most: int
+    words: np.uint64, state: np.uint64, at: int, row: np.uint64, hint: np.uint64, most: int
 ) -> tuple[int, np.uint64, int]:
     """A gap, which may be longer than `most` if this is no message."""
     gap = 0
-    symbol, state, at = rans.read_symbol(words, state, at, row)
+    symbol, state, at = rans.read_hinted(words, state, at, row, hint)
     while symbol >= _SKIP and gap <= most:
         gap += 1 << _SKIP_BITS
-        symbol, state, at = rans.read_symbol(words, state, at, row)
+        symbol, state, at = rans.read_hinted(words, state, at, row, hint)
     if symbol < 4:
         return gap + symbol, state, at
     bits = min(symbol // 2 - 1, rans.SCALE_BITS)
@@ -198,10 +215,10 @@ def _read_gap(
 
 @register_jitable
 def _read_level(
-    words: np.uint64, state: np.uint64, at: int, row: np.uint64
+    words: np.uint64, state: np.uint64, at: int, row: np.uint64, hint: np.uint64
 ) -> tuple[int, np.uint64, int]:
     """A level other than 0, at most MOST."""
-    symbol, state, at = rans.read_symbol(words, state, at, row)
+    symbol, state, at = rans.read_hinted(words, state, at, row, hint)
     size = symbol // 2 + 1
     if symbol >= _FAR:
         size, state, at = rans.read_number(words, state, at)
@@ -235,10 +252,8 @@ def _read_quanta(
 @kernel
 def read_update(
     data: Bytes,
-    order: Order,
+    known: Known,
     offsets_E: Int64s,
-    known_T: Int64s,
-    starts_CE: Halves,
     marks_W: Marks,
     levels_N: Int16s,
     exponents_T: Int64s,
@@ -247,10 +262,8 @@ def read_update(
 
     Args:
         data: that `write_update` has made.
-        order: of the elements.
+        known: came with its tables.
         offsets_E: of the tensors among the N.
-        known_T: exponents of the tables.
-        starts_CE: chances of the symbols.
         marks_W: all 0.
         levels_N: of the marked elements.
         exponents_T: receives those of the quanta.
@@ -259,15 +272,16 @@ def read_update(
         how many elements there are, or -1 if this is no such message; then marks may be set.
     """
     words, state, at = rans.begin(data)
-    rows = address_of(starts_CE)
-    state, at = _read_quanta(words, state, at, rows, known_T, exponents_T)
+    order, rows, hints = known.order, address_of(known.starts_CE), address_of(known.hints_CH)
+    state, at = _read_quanta(words, state, at, rows, known.exponents_T, exponents_T)
     found, position, block = 0, np.int64(0), 0
     for group in range(order.ends_G.size):
         end = order.ends_G[group]
-        gap_row = rans.row_of(rows, group, SYMBOLS)
-        level_row = rans.row_of(rows, LEVEL_CONTEXT + group // 4, SYMBOLS)
+        gap_row, gap_hint = rans.row_of(rows, group, SYMBOLS), rans.hint_of(hints, group)
+        context = LEVEL_CONTEXT + group // 4
+        level_row, level_hint = rans.row_of(rows, context, SYMBOLS), rans.hint_of(hints, context)
         while position < end:
-            gap, state, at = _read_gap(words, state, at, gap_row, end - position)
+            gap, state, at = _read_gap(words, state, at, gap_row, gap_hint, end - position)
             position += gap
             if position > end:
                 return -1
@@ -275,7 +289,7 @@ def read_update(
                 break
             while position >= order.starts_E[block + 1]:
                 block += 1
-            level, state, at = _read_level(words, state, at, level_row)
+            level, state, at = _read_level(words, state, at, level_row, level_hint)
             tensor, width, first_row, first_col = order.blocks_B4[block]
             offset = np.int32(position - order.starts_E[block])
             row = order.by_row_R[first_row + offset // width]
