@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from dlrm_hybrid.kernels.levels.rows import (
     WAYS,
     add_squares,
+    clear_slots,
     find_slots,
     gradient_levels,
     row_levels,
@@ -93,21 +94,22 @@ class Slots:
         firsts_L = ends_L - WAYS * sets_L
         self._tables_L2 = np.stack([firsts_L, sets_L], axis=1)
         self.of_table = list(map(slice, firsts_L.tolist(), ends_L.tolist()))
-        self.held_S2 = np.zeros((WAYS * int(sets_L.sum()), 2), np.int64)
+        self._held_2S = np.zeros((2, WAYS * int(sets_L.sum())), np.int64)
+        self.held_S2 = self._held_2S.T
         self.messages = 0
 
     def take(self, rows: Rows) -> tuple[Int64s, Int64s]:
         """The slots of the rows of the next message, and all slots that change their row for it."""
         self.messages += 1
         slots_K, fresh_K = np.empty_like(rows.ids_K), np.empty_like(rows.ids_K)
-        where = (self._tables_L2, self.messages, self.held_S2)
+        where = (self._tables_L2, self.messages, self._held_2S)
         fresh = take_slots(rows.ids_K, rows.counts_L, *where, slots_K, fresh_K)
         return slots_K, fresh_K[:fresh]
 
     def find(self, rows: Rows) -> Int64s:
         """The slots of rows that may have been asked for some messages ago."""
         slots_K = np.empty_like(rows.ids_K)
-        find_slots(rows.ids_K, rows.counts_L, self._tables_L2, self.held_S2, slots_K)
+        find_slots(rows.ids_K, rows.counts_L, self._tables_L2, self._held_2S, slots_K)
         return slots_K
 
 
@@ -213,7 +215,7 @@ class Copies:
 
     def _take(self, rows: Rows) -> tuple[Int64s, Int64s]:
         slots_K, fresh = self.slots.take(rows)
-        self.values_SD[fresh] = 0
+        clear_slots(fresh, self.values_SD)
         return slots_K, fresh
 
 
@@ -241,8 +243,7 @@ class Residuals:
 
     def forget(self, fresh: Int64s) -> None:
         """Of the rows that had these slots before."""
-        self._lost_1[0] += np.count_nonzero(self.values_SD[fresh].any(axis=1))
-        self.values_SD[fresh] = 0
+        self._lost_1[0] += clear_slots(fresh, self.values_SD)
 
     def round(self, rows: Rows, sum_KD: Float32s, exponent: int) -> Int32s:
         """The levels of some rows' gradients.

@@ -8,14 +8,16 @@ Memory is limited: a table has sets of WAYS slots, row i belongs to set i mod se
 set the row leaves that was asked for the longest ago. Which rows have slots follows from the ids of
 the messages alone, so both ends know it. The copy of a row without a slot is 0.
 
-Shapes: K rows of a message, table after table; L tables: first slot, sets; S slots of all: 1 + row
-or 0 for none, last message that asked for it; D embedding dimension.
+Shapes: K rows of a message, table after table; L tables: first slot, sets; S slots of all, of which
+one row says who has them, 1 + row or 0 for none, and one the last messages that asked for them; D
+embedding dimension.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba.extending import register_jitable
 
 from dlrm_hybrid.kernels.compiler.jit import kernel
 
@@ -29,19 +31,25 @@ NO_SLOT = -1
 MOST_LEVELS = 1 << 30  # a level further from 0 is refused: nothing finite that learns is so large
 
 
+@register_jitable
+def _slot_of(row: int, start: int, slots_2S: Int64s) -> int:
+    """The slot of a row whose set begins there; a loop without branches, for rows lie far apart."""
+    found = np.int64(NO_SLOT)
+    for slot in range(start, start + WAYS):
+        found = slot if slots_2S[0, slot] == row + 1 else found
+    return found
+
+
 @kernel
 def find_slots(
-    ids_K: Int64s, counts_L: Int64s, tables_L2: Int64s, slots_S2: Int64s, slots_K: Int64s
+    ids_K: Int64s, counts_L: Int64s, tables_L2: Int64s, slots_2S: Int64s, slots_K: Int64s
 ) -> None:
     """Find the slots of rows, NO_SLOT for those that have none; see `take_slots`."""
     k = 0
     for table in range(counts_L.size):
         for _ in range(counts_L[table]):
             start = tables_L2[table, 0] + ids_K[k] % tables_L2[table, 1] * WAYS
-            slots_K[k] = NO_SLOT
-            for slot in range(start, start + WAYS):
-                if slots_S2[slot, 0] == ids_K[k] + 1:
-                    slots_K[k] = slot
+            slots_K[k] = _slot_of(ids_K[k], start, slots_2S)
             k += 1
 
 
@@ -51,7 +59,7 @@ def take_slots(
     counts_L: Int64s,
     tables_L2: Int64s,
     now: int,
-    slots_S2: Int64s,
+    slots_2S: Int64s,
     slots_K: Int64s,
     fresh_K: Int64s,
 ) -> int:
@@ -65,7 +73,7 @@ def take_slots(
         counts_L: how many are of each table.
         tables_L2: where the slots of each table are.
         now: number of the message; greater than that of all before.
-        slots_S2: who has them.
+        slots_2S: who has them, and since when.
         slots_K: receives the slots, NO_SLOT for none.
         fresh_K: receives the slots that change their row.
 
@@ -79,29 +87,40 @@ def take_slots(
         missing = end
         for place in range(end - 1, k - 1, -1):
             start = first + ids_K[place] % sets * WAYS
-            slots_K[place] = NO_SLOT
-            for slot in range(start, start + WAYS):
-                if slots_S2[slot, 0] == ids_K[place] + 1:
-                    slots_K[place] = slot
-                    slots_S2[slot, 1] = now
-            if slots_K[place] == NO_SLOT:
+            slots_K[place] = slot = _slot_of(ids_K[place], start, slots_2S)
+            if slot == NO_SLOT:
                 missing = place
+            else:
+                slots_2S[1, slot] = now
         for place in range(missing, end):
             if slots_K[place] >= 0:
                 continue
             start = first + ids_K[place] % sets * WAYS
             oldest = start
             for slot in range(start + 1, start + WAYS):
-                if slots_S2[slot, 1] < slots_S2[oldest, 1]:
+                if slots_2S[1, slot] < slots_2S[1, oldest]:
                     oldest = slot
-            if slots_S2[oldest, 1] < now:
-                slots_S2[oldest, 0] = ids_K[place] + 1
-                slots_S2[oldest, 1] = now
+            if slots_2S[1, oldest] < now:
+                slots_2S[0, oldest] = ids_K[place] + 1
+                slots_2S[1, oldest] = now
                 slots_K[place] = oldest
                 fresh_K[fresh] = oldest
                 fresh += 1
         k = end
     return fresh
+
+
+@kernel
+def clear_slots(fresh_K: Int64s, values_SD: Float32s) -> int:
+    """Set what slots hold to 0; gives how many held something else."""
+    lost = 0
+    for k in range(fresh_K.size):
+        held = np.float32(0)
+        for column in range(values_SD.shape[1]):
+            held = max(held, abs(values_SD[fresh_K[k], column]))
+            values_SD[fresh_K[k], column] = 0
+        lost += held != 0
+    return lost
 
 
 @kernel
