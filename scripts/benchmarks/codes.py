@@ -42,7 +42,7 @@ PARTS = {
     "wire.tables": ("TableSender.begin", "TableReceiver.begin"),
     "compress.activation.levels": (
         *("LevelCodec.encode", "largest_of_rows", "quantise", "LevelCodec.encode_gradient"),
-        *("LevelCodec.decode", "LevelCodec.decode_gradient", "restore", "scattered"),
+        *("LevelCodec.decode", "LevelCodec.decode_gradient", "restore"),
     ),
     "wire.units": (
         *("UnitSender.section", "flip", "count_symbols", "alike", "encode_kept"),

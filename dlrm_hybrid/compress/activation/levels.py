@@ -24,7 +24,6 @@ from dlrm_hybrid.compress.activation.codec import (
     Mask,
     Sections,
     listed,
-    scattered,
 )
 from dlrm_hybrid.compress.activation.dct import largest_of_rows
 from dlrm_hybrid.compress.host import host_array
@@ -132,9 +131,9 @@ def _quantised(
 
 def _restored(levels: Levels, shape: torch.Size) -> Tensor:
     """Level times step, and 0 elsewhere."""
-    values_K = np.empty(levels.indices_K.size, np.float32)
-    restore(levels.indices_K, levels.levels_K, levels.codes_B, shape[1], values_K)
-    return scattered(levels.indices_K, values_K, shape)
+    tensor = torch.empty(shape)
+    restore(*levels, host_array(tensor, "received", "activation"))
+    return tensor
 
 
 def _only_bytes(sections: Sections, shape: torch.Size, key: Key) -> Section:

@@ -89,18 +89,25 @@ def quantise(
 
 
 @kernel
-def restore(
-    indices_K: Int32s, levels_K: Int16s, codes_B: Int16s, width: int, values_K: Float32s
-) -> None:
-    """Level times step of every element."""
+def restore(indices_K: Int32s, levels_K: Int16s, codes_B: Int16s, values_BN: Float32s) -> None:
+    """Level times step of every element; all others are 0.
+
+    Args:
+        indices_K: flat, increasing.
+        levels_K: of them.
+        codes_B: of the rows' steps.
+        values_BN: receives the values; contiguous.
+    """
+    width, k = values_BN.shape[1], 0
     step_1 = np.empty(1, np.uint32)
-    end = np.int64(0)
-    for k in range(indices_K.size):
-        if indices_K[k] >= end:
-            row = np.int64(indices_K[k]) // width
-            end = (row + 1) * width
-            step_1[0] = np.uint32(codes_B[row]) << _CODE_SHIFT
-        values_K[k] = np.float32(levels_K[k]) * step_1.view(np.float32)[0]
+    values_BN[:] = 0
+    for row in range(codes_B.size):
+        start = row * width
+        step_1[0] = np.uint32(codes_B[row]) << _CODE_SHIFT
+        step = step_1.view(np.float32)[0]
+        while k < indices_K.size and indices_K[k] < start + width:
+            values_BN[row, indices_K[k] - start] = np.float32(levels_K[k]) * step
+            k += 1
 
 
 @kernel
@@ -133,7 +140,10 @@ def count_symbols(
     indices_K: Int32s, levels_K: Int16s, width: int, added: int, low_bits: int, counts_NS: Int64s
 ) -> None:
     """Count the symbol of every level, (|level| or level + `added`) >> low_bits, by unit."""
+    start = 0
     for k in range(indices_K.size):
+        while indices_K[k] >= start + width:
+            start += width
         level = np.int64(levels_K[k])
         value = level + added if added else abs(level)
-        counts_NS[np.int64(indices_K[k]) % width, value >> low_bits] += 1
+        counts_NS[indices_K[k] - start, value >> low_bits] += 1
