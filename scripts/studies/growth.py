@@ -4,8 +4,9 @@
 
 Runs are told apart by their name. Worlds in one process share their tables and count no embedding
 traffic: it is taken from a run of processes with the same batch size and `embedding`, which must
-be among them. A trainer holds a T-th part of the tables, so (T - 1) / T of its lookups travel. The
-first name is what the others are compared with.
+be among them; of several the one with the nearest number of trainers. A trainer holds a T-th part
+of the tables, so (T - 1) / T of its lookups travel. The first name is what the others are compared
+with.
 """
 
 from __future__ import annotations
@@ -82,18 +83,27 @@ def _sent(run: Run, embedding: float) -> Sent:
 
 
 def _embedding(run: Run, runs: Sequence[Run]) -> float:
-    """Of as many trainers as `run` has."""
-    for other in runs:
-        trainers = other.config["parallel"]["trainers"]
-        is_counted = other.config["parallel"]["world"] == "processes" and trainers > 1
-        if is_counted and _tables(other) == _tables(run):
-            whole = _per_sample(other)["embedding"] * trainers / (trainers - 1)
-            own = run.config["parallel"]["trainers"]
-            return whole * (own - 1) / own
-    raise ConfigError(
-        f"{run.folder}: in one process no embedding traffic is counted; give a run of processes "
-        "with the same train.batch_size and embedding, too"
-    )
+    """Of as many trainers as `run` has, from the run of processes that has most nearly as many."""
+    own = _trainers(run)
+    counted = [
+        other
+        for other in runs
+        if other.config["parallel"]["world"] == "processes"
+        and _trainers(other) > 1
+        and _tables(other) == _tables(run)
+    ]
+    if not counted:
+        raise ConfigError(
+            f"{run.folder}: in one process no embedding traffic is counted; give a run of "
+            "processes with the same train.batch_size and embedding, too"
+        )
+    nearest = min(counted, key=lambda other: abs(_trainers(other) - own))
+    travels = 1 - 1 / _trainers(nearest)
+    return _per_sample(nearest)["embedding"] / travels * (1 - 1 / own)
+
+
+def _trainers(run: Run) -> int:
+    return run.config["parallel"]["trainers"]
 
 
 def _tables(run: Run) -> Any:

@@ -32,6 +32,7 @@ def test_embeddings_come_from_processes_and_are_scaled() -> None:
         world_run("measured", 1, "processes", embedding=0),
         world_run("measured", 2, "processes", embedding=1_000, gradient_push=7),
         world_run("measured", 3, "processes", "bfloat16", embedding=400),
+        world_run("measured", 7, "processes", "bfloat16", embedding=4_000),
     ]
     broken_off = {"status": "unfinished", "samples_per_second": None}
     runs.append(replace(runs[0], summary={**runs[0].summary, **broken_off}))
