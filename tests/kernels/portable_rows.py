@@ -240,7 +240,7 @@ def levels_of_rows() -> Outputs:
     for bits in (3, 4, 8):
         values_K = np.exp(8 * floats(indices_K.size, bits))
         levels_K, codes_B = np.empty(indices_K.size, np.int16), np.empty(20, np.int16)
-        quantise(indices_K, values_K, 100, bits, 1, levels_K, codes_B)
+        quantise(indices_K, values_K, 100, bits, False, levels_K, codes_B)
         back_BN = np.empty((20, 100), np.float32)
         restore(indices_K, levels_K, codes_B, back_BN)
         outputs += [levels_K, codes_B, back_BN]

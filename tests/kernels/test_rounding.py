@@ -37,9 +37,7 @@ def test_levels_and_rest_are_the_values_bit_for_bit(values_K: np.ndarray) -> Non
     arrays(np.float32, st.integers(1, 40), elements=st.floats(0.5, 1.0, width=32)),
     st.integers(-30, 30),
 )
-def test_what_a_threshold_selects_is_sent(
-    values_K: np.ndarray, exponent: int
-) -> None:
+def test_what_a_threshold_selects_is_sent(values_K: np.ndarray, exponent: int) -> None:
     values_K = np.ldexp(values_K, exponent).astype(np.float32)
     out_K = rounded(values_K, [0, values_K.size])
     assert (out_K != 0).all()

@@ -1,7 +1,8 @@
 """DCT-MP with values of few bits: kept activations and their gradients as levels of a row's step.
 
 What is kept is as in `compress.activation.dct`. Values are rounded to the nearest level, but what
-is kept keeps at least one level: it is not 0 to the receiver, and its gradient comes back.
+is kept keeps at least one level: it is not 0 to the receiver, and its gradient comes back. What
+rounding takes from a gradient joins that of the same unit in the micro-batch's next row.
 Positions, steps and levels are coded by how often they were seen (`wire.units`). The coding loses
 nothing, and its tables come anew from each sender that begins: they are in no checkpoint.
 
@@ -122,9 +123,9 @@ def _quantised(
         DivergedError: a value is not finite; names batch, boundary and micro-batch.
     """
     levels_K, codes_B = np.empty(indices_K.size, np.int16), np.empty(shape[0], np.int16)
-    least = 0 if format.is_gradient else 1
-    if not quantise(indices_K, values_K, shape[1], format.bits, least, levels_K, codes_B):
-        what = "a gradient of the activations" if format.is_gradient else "an activation"
+    bits, is_gradient = format.bits, format.is_gradient
+    if not quantise(indices_K, values_K, shape[1], bits, is_gradient, levels_K, codes_B):
+        what = "a gradient of the activations" if is_gradient else "an activation"
         raise DivergedError(f"{key}: {what} is not finite")
     return Levels(indices_K, levels_K, codes_B)
 

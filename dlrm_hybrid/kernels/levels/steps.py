@@ -43,31 +43,36 @@ def quantise(
     values_K: Float32s,
     width: int,
     bits: int,
-    least: int,
+    is_gradient: bool,
     levels_K: Int16s,
     codes_B: Int16s,
 ) -> bool:
     """Find the step of every row and the nearest level of every value; False if one is not finite.
+
+    What rounding takes from a gradient joins its unit's next one: else units whose gradients are
+    small in every row would learn nothing. So of a unit less than a step is missing in the sum over
+    the rows, which is what weights learn from (error diffusion, as of the greys of a picture).
 
     Args:
         indices_K: flat, increasing.
         values_K: of them.
         width: N.
         bits: of a magnitude.
-        least: magnitude of a level.
+        is_gradient: levels may be 0, and what rounding takes is passed on; else 1 is the least.
         levels_K: receives them.
         codes_B: receives the codes of steps, 0 where no value of a row is other than 0.
     """
-    most = np.float32((1 << bits) - 1)
+    least, most = np.float32(not is_gradient), np.float32((1 << bits) - 1)
     inverse = _SEVENTH * np.float32(8) / np.float32(1 << bits)
     step_1 = np.empty(1, np.float32)
+    rest_N = np.zeros(width, np.float32)
     k = 0
     for row in range(codes_B.size):
-        first, end = k, (row + 1) * width
+        first, start, end = k, row * width, (row + 1) * width
         top = np.float32(0)
         finite = True
         while k < indices_K.size and indices_K[k] < end:
-            size = abs(values_K[k])
+            size = abs(values_K[k] + rest_N[indices_K[k] - start])
             finite &= np.isfinite(size)
             top = max(top, size)
             k += 1
@@ -83,8 +88,12 @@ def quantise(
         step = step_1[0] = split - (split - exact)
         codes_B[row] = np.int16(step_1.view(np.uint32)[0] >> _CODE_SHIFT)
         for at in range(first, k):
-            size = max(min(np.rint(abs(values_K[at]) / step), most), np.float32(least))
-            levels_K[at] = np.int16(size) if values_K[at] >= 0 else -np.int16(size)
+            unit = indices_K[at] - start
+            value = values_K[at] + rest_N[unit]
+            size = max(min(np.rint(abs(value) / step), most), least)
+            levels_K[at] = np.int16(size) if value >= 0 else -np.int16(size)
+            if is_gradient:
+                rest_N[unit] = value - np.float32(levels_K[at]) * step
     return True
 
 
