@@ -8,7 +8,7 @@ from typing import Any, cast
 from dlrm_hybrid.config.gradient import changed
 from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config, ModelConfig
-from dlrm_hybrid.data.schema import builtin, named
+from dlrm_hybrid.data.schemas.reading import builtin, named
 from dlrm_hybrid.types import ConfigError
 
 CRITEO = ("criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot")

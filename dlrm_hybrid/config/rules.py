@@ -21,7 +21,7 @@ from dlrm_hybrid.config.model import (
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.training import optimizer_rules, stopping_rules
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 
 Rule = Callable[[Config], Iterator[str]]
 

@@ -28,7 +28,7 @@ from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray
 from dlrm_hybrid.data.manifest import Manifest, Semantics
 from dlrm_hybrid.data.prepare import count_clicks
 from dlrm_hybrid.data.profile import NUM_DENSE
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.model.spec import ModelSpec
 
 CLICK_RATE = 0.256  # of Criteo Kaggle

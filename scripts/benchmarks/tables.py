@@ -18,7 +18,7 @@ from harness import Row, arguments, publish, render, spread
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import prepare
-from dlrm_hybrid.data.schema import loads
+from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import pa, pa_csv, parquet
 from dlrm_hybrid.telemetry.machine import Machine
 

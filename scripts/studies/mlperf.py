@@ -14,7 +14,7 @@ from math import expm1, log1p
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
 from dlrm_hybrid.plan.layout import Layout, TableIds, distinct_ids, layout

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.data import schema
+from dlrm_hybrid.data.schemas import reading
 
 ROWS = 4000
 SMALL = ("model=dlrm_small", "train.batch_size=64", "telemetry.tensorboard=false")
@@ -51,7 +51,7 @@ def test_from_a_file_to_a_model_in_three_commands(
     assert program("prepare", "data.guess=rows.parquet") == 0
     told = capsys.readouterr().out
     assert "prepare data=table data.schema=rows.yaml data.raw=rows.parquet\n" in told
-    guessed = schema.read(Path("rows.yaml"))
+    guessed = reading.read(Path("rows.yaml"))
     assert guessed.label == "clicked"
     assert [one.name for one in guessed.dense] == ["price", "age"]
     assert [one.transform for one in guessed.dense] == ["log1p", "standardise"]
@@ -122,7 +122,7 @@ def test_a_file_of_pandas_with_its_index_and_another_delimiter(
     frame = pd.read_parquet(rows).drop(columns="tags")
     frame.to_csv("rows.csv", sep=";")
     assert program("prepare", "data.guess=rows.csv") == 0
-    guessed = schema.read(Path("rows.yaml"))
+    guessed = reading.read(Path("rows.yaml"))
     assert guessed.delimiter == ";"
     assert set(guessed.ignore) == {"", "user_id", "when", "title"}
     assert program("prepare", "data=table", "data.schema=rows.yaml", "data.raw=rows.csv") == 0

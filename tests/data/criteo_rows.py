@@ -12,7 +12,7 @@ from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareResult, prepare
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 
 
 def semantics(**changes: object) -> Semantics:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import prepare
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.types import DlrmError
 
 

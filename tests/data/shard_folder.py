@@ -11,7 +11,7 @@ from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray, header
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
 from dlrm_hybrid.data.prepare import count_clicks
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 
 RECORD_WORDS, FIRST_DENSE_WORD, FIRST_ID_WORD = 40, 1, 14
 SEMANTICS = Semantics(

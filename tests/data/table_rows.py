@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm_hybrid.data import schema as schemas
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Manifest, Semantics
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schemas import reading as schemas
 
 COLUMNS = """
 label: bought

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_rows import run_prepare
 
-from dlrm_hybrid.data import schema
 from dlrm_hybrid.data.encode import read_vocabulary
+from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, log_squared
 
@@ -48,7 +48,7 @@ def test_missing_values_are_a_number_or_share_an_id(vocabulary: str, tmp_path: P
     (tmp_path / "test.csv").write_text(TEST)
     files = [tmp_path / "train.csv", tmp_path / "test.csv"]
     folder = tmp_path / "rows"
-    run_prepare(files, folder, schema.loads(SCHEMA.replace("VOCABULARY", vocabulary), "s.yaml"))
+    run_prepare(files, folder, reading.loads(SCHEMA.replace("VOCABULARY", vocabulary), "s.yaml"))
     shards = open_shards(folder, None)
     names = [one.name for one in shards.schema.categorical]
     known = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_hybrid.data import schema as schemas
+from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.arrow import pa
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.keys import MISSING_INTEGER

@@ -18,7 +18,8 @@ from test_multi_hot_rows import write_folder as write_lists
 from dlrm_hybrid.bags import Bags, expanded, jagged, lengths_of, part, table_offsets, with_first_ids
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.loader import START, Loader, sequential_batches
-from dlrm_hybrid.data.schema import Schema, builtin
+from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.rng import fold
 

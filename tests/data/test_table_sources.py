@@ -30,9 +30,9 @@ from table_rows import (
 )
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data import schema as schemas
 from dlrm_hybrid.data.encode import read_vocabulary
-from dlrm_hybrid.data.schema import ByFile
+from dlrm_hybrid.data.schema import ByFile, ByFraction
+from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.keys import MISSING_INTEGER
@@ -117,7 +117,7 @@ def test_evaluations_score_the_part_to_validate(tmp_path: Path, rows: list[Row])
     counts = [sum(part_of(row) == part for row in rows) for part in range(3)]
     assert list(shards.test_rows("validation")) == list(range(counts[0], counts[0] + counts[1]))
     assert list(shards.test_rows("day")) == list(range(counts[0] + counts[1], ROWS))
-    split = schemas.ByFraction(by="fraction", test=0.5)
+    split = ByFraction(by="fraction", test=0.5)
     run_prepare([path], tmp_path / "none", replace(table(BY_FRACTION), split=split))
     with pytest.raises(
         ConfigError, match="test_part = validation: the rows of .* have no such part"

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.loader import sequential_batches
-from dlrm_hybrid.data.schema import Schema, builtin, loads
+from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schemas.reading import builtin, loads
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block, read_blocks

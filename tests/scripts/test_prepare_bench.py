@@ -13,7 +13,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.telemetry import machine
 from dlrm_hybrid.types import DataError
 

@@ -11,7 +11,7 @@ from bars_files import HEADERS, write_criteo, write_drawn
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.schema import builtin
+from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind

@@ -11,12 +11,12 @@ from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_host
 from dlrm_hybrid.config.model import raw_files
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
-from dlrm_hybrid.data import schema as schemas
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.kernels import needed
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec

@@ -1,0 +1,1 @@
+"""The schemas of the package, and how schemas are read."""

@@ -1,0 +1,214 @@
+"""Schemas from YAML: those of the package, in this folder, and files of one's own.
+
+`named` finds either; `loads` validates all of a text, with one line for each fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from yaml import MarkedYAMLError, YAMLError
+from yaml.nodes import MappingNode, Node
+
+from dlrm_hybrid.data.schema import ByFraction, ByTime, CategoricalColumn, Schema, Split
+from dlrm_hybrid.types import ConfigError, DataError
+
+MOST_BYTES = 1 << 24
+SHOWN_CHARACTERS = 60
+YAML = ".yaml"
+PACKAGE = "dlrm_hybrid.data.schemas"
+
+
+def named(name: str) -> Schema:
+    """A schema by `data.schema`: a name of one that comes with the package, or a file.
+
+    Raises:
+        ConfigError: see `read`; or it is of Criteo's text, which other choices of `data` read.
+    """
+    if name not in _builtins():
+        return read(Path(name))
+    found = builtin(name)
+    if found.format == "criteo":
+        raise ConfigError(f"data.schema = {name!r}: is of data={name}, not of data=table")
+    return found
+
+
+def read(path: Path) -> Schema:
+    """Read a schema file.
+
+    Raises:
+        ConfigError: it cannot be read, or has faults; one line for each, with file, key and value.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: no schema (data.schema)")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {reason} (data.schema)") from error
+    return loads(text, str(path))
+
+
+@functools.cache
+def builtin(name: str) -> Schema:
+    """A schema that comes with the package.
+
+    Raises:
+        DataError: there is none of this name; the message lists those there are.
+    """
+    if name not in _builtins():
+        raise DataError(f"{name!r} is not one of: {', '.join(_builtins())}")
+    file = resources.files(PACKAGE) / f"{name}{YAML}"
+    return loads(file.read_text(encoding="utf-8"), file.name)
+
+
+@functools.cache
+def _builtins() -> tuple[str, ...]:
+    names = (file.name for file in resources.files(PACKAGE).iterdir())
+    return tuple(sorted(one.removesuffix(YAML) for one in names if one.endswith(YAML)))
+
+
+def loads(text: str, name: str) -> Schema:
+    """Read a schema from YAML; `name` is for messages.
+
+    Raises:
+        ConfigError: it has faults, one line for each.
+    """
+    try:
+        values: Any = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}{_yaml_fault(error)} (data.schema)") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: a schema is a mapping of label, dense, … (data.schema)")
+    try:
+        # By way of JSON: there a list is a tuple in strict mode too.
+        schema = TypeAdapter(Schema).validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        faults = [_fault(one) for one in error.errors(include_url=False)]
+    else:
+        faults = list(_faults(schema))
+        if not faults:
+            return schema
+    raise ConfigError("\n".join(f"{name}: {fault}" for fault in dict.fromkeys(faults)))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, whose text can grow beyond all bounds, and without doubled keys."""
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = cast(yaml.AliasEvent, self.peek_event()).start_mark
+            raise MarkedYAMLError(problem="aliases (*) are not allowed", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, count in Counter(str(key) for key in keys).items():
+            if count > 1:
+                raise MarkedYAMLError(problem=f"{key!r} twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_fault(error: Exception) -> str:
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    where = "" if mark is None else f":{mark.line + 1}:{mark.column + 1}"
+    reason = error.problem if isinstance(error, MarkedYAMLError) else str(error)
+    return f"{where}: not YAML: {reason}"
+
+
+def _fault(error: ErrorDetails) -> str:
+    """A fault that pydantic has found: `categorical[2].min_count = -3: must be …`."""
+    tags = ("file", "fraction", "time")
+    path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
+    key = ""
+    for one in path:
+        # What of a union was tried.
+        if one in ("int", "float", "str") or not str(one).replace("_", "").isalnum():
+            continue
+        key += f"[{one}]" if isinstance(one, int) else f".{one}" if key else str(one)
+    kind = error["type"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key}: unknown key"
+    if kind in ("missing", "missing_argument", "union_tag_not_found"):
+        return f"{key}{'.by' if kind == 'union_tag_not_found' else ''}: missing"
+    value = repr(error["input"])
+    shown = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}…"
+    return f"{key} = {shown}: {error['msg'].replace('Input should', 'must', 1)}"
+
+
+def _faults(schema: Schema) -> Iterator[str]:
+    """What is right alone, and wrong together."""
+    named = [
+        ("label", schema.label),
+        *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
+        *((f"categorical[{i}].name", one.name) for i, one in enumerate(schema.categorical)),
+        *((f"ignore[{i}]", name) for i, name in enumerate(schema.ignore)),
+    ]
+    first: dict[str, str] = {}
+    for key, name in named:
+        if name in first:
+            yield f"{key} = {name!r}: is {first[name]} too"
+        first.setdefault(name, key)
+    for i, column in enumerate(schema.categorical):
+        yield from _column_faults(f"categorical[{i}]", column)
+    delimiter = schema.delimiter
+    if delimiter == '"' or not (
+        delimiter == "\t" or delimiter.isascii() and delimiter.isprintable()
+    ):
+        yield f"delimiter = {delimiter!r}: must be a tab, or a character of ASCII that is no quote"
+    yield from _criteo_faults(schema) if schema.format == "criteo" else _split_faults(schema.split)
+
+
+def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
+    if column.separator is not None and column.max_length == 1:
+        yield f"{key}.separator: only with max_length > 1, a multi-hot column"
+    if column.missing != "own" and column.max_length > 1:
+        yield f"{key}.missing: only with max_length = 1: lists may be empty"
+    if column.kind != "integer":
+        if column.bucket is not None:
+            yield f"{key}.bucket: only with kind: integer, not {column.kind}"
+        if isinstance(column.missing, int):
+            yield (
+                f"{key}.missing = {column.missing}: a number needs kind: integer, not {column.kind}"
+            )
+    if (dim := column.embedding_dim) is not None:
+        own = f"column {column.name!r} cannot have a width of its own"
+        yield f"{key}.embedding_dim = {dim}: {own}; all tables have model.embedding_dim"
+    if column.expand_to > 1 and column.max_length > 1:
+        yield f"{key}.expand_to: only with max_length = 1, a column of one id a row"
+
+
+def _split_faults(split: Split | None) -> Iterator[str]:
+    if split is None:
+        yield "split: missing; by: fraction, file or time"
+    elif isinstance(split, ByFraction):
+        if split.test == 0:
+            yield "split.test = 0: some rows must test the model"
+        if split.validation + split.test >= 1:
+            left = f"{split.validation} + {split.test}"
+            yield f"split.validation + split.test = {left}: no rows are left to train"
+    elif isinstance(split, ByTime):
+        early, late = split.validation_from, split.test_from
+        if early is not None and isinstance(early, str) != isinstance(late, str):
+            yield f"split.validation_from = {early!r}: not of the type of test_from = {late!r}"
+        elif early is not None and cast(Any, early) > cast(Any, late):
+            yield f"split.validation_from = {early!r}: after test_from = {late!r}"
+
+
+def _criteo_faults(schema: Schema) -> Iterator[str]:
+    if schema.split is not None:
+        yield "split: not with format: criteo; data.days and data.day_split say it"
+    if schema.multi_hot:
+        yield f"categorical[{schema.multi_hot[0]}].max_length: must be 1 with format: criteo"
+    for i, column in enumerate(schema.categorical):
+        if column.bucket is not None or column.missing != "own":
+            yield f"categorical[{i}]: bucket and missing are not read with format: criteo"
