@@ -19,7 +19,7 @@ FIRST = (
     ("dlrm_hybrid.kernels.compiler.jit", "import_numba", ()),
     ("dlrm_hybrid.config.validate", "adapter", ()),
     ("dlrm_hybrid.data.manifest", "adapter", ()),
-    ("dlrm_hybrid.data.schema", "builtin", ("criteo_kaggle",)),
+    ("dlrm_hybrid.data.schemas.reading", "builtin", ("criteo_kaggle",)),
 )
 
 die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
