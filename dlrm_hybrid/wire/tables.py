@@ -1,8 +1,8 @@
 """Probability tables of coded messages: counted by the sender, sent with the messages they serve.
 
-A sender counts the symbols of what it sends. With its first message, after as many again as it has
-sent by then, and after `lifespan` messages at the latest, it makes new tables of what it has
-counted since, that message included, and sends them with it. A payload begins with
+A sender counts the symbols of what it sends. With messages 0, 1, 2, 4 … and every `lifespan` it
+makes new tables of what it has counted since, that message included, and sends them with it. A
+payload begins with
 
     u8: number of its tables, below 128; 128 more where they follow │ the tables, if so │ …
 
@@ -84,6 +84,14 @@ class Counts:
             counts[:] = 0
 
 
+def is_renewal(message: int, lifespan: int) -> bool:
+    """Whether what follows the messages is renewed with this one: 0, 1, 2, 4 … and every lifespan.
+
+    So it follows fast at first, when little has been seen.
+    """
+    return message % lifespan == 0 or (message < lifespan and not message & (message - 1))
+
+
 def fitted(counts: Counts) -> Tables:
     """Tables in which what was counted takes the fewest bits, but nothing is impossible."""
     share_C = (counts.set_C + 0.5) / (counts.flags_C + 1)
@@ -123,7 +131,6 @@ class TableSender:
     tables: Tables = field(init=False)
     _number: int = field(default=-1, init=False)
     _sent: int = field(default=0, init=False)
-    _due: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.counts = Counts.of(self.shape)
@@ -131,13 +138,11 @@ class TableSender:
     @property
     def is_due(self) -> bool:
         """Whether the next message brings tables."""
-        return self._sent == self._due
+        return is_renewal(self._sent, self.lifespan)
 
     def begin(self) -> bytes:
         """The first bytes of the next message, which `counts` has; it is coded with `tables`."""
         is_due = self.is_due
-        if is_due:
-            self._due += min(self.lifespan, max(self._sent, 1))
         self._sent += 1
         if not is_due:
             return bytes([self._number])
@@ -151,7 +156,7 @@ class TableSender:
     def restart(self) -> None:
         """Send tables with the next message: who receives it may have none."""
         self.counts.forget()
-        self._sent = self._due = 0
+        self._sent = 0
 
 
 @final

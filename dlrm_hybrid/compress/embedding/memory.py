@@ -39,6 +39,7 @@ from dlrm_hybrid.kernels.levels.rows import (
     take_slots,
 )
 from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.tables import is_renewal
 
 Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -117,7 +118,8 @@ class Slots:
 class Step:
     """A step that follows the root mean square of some values.
 
-    It is renewed before messages 0, 1, 2, 4 … and every `lifespan`, by all values since.
+    It is renewed before messages 0, 1, 2, 4 … and every `lifespan`, by all values since; see
+    `wire.tables.is_renewal`.
 
     Args:
         fraction: of the root mean square, that is half a step.
@@ -134,8 +136,7 @@ class Step:
     def renew_if_due(self, sums: Sequence[Sum]) -> None:
         """Before a message; `sums` are of the squares since."""
         number, self.messages = self.messages, self.messages + 1
-        is_early = number <= self._lifespan and not number & (number - 1)
-        if number % self._lifespan and not is_early:
+        if not is_renewal(number, self._lifespan):
             return
         if count := sum(one.count for one in sums):
             self.exponent = self._nearest(fsum(x for one in sums for x in one.squares_L) / count)
