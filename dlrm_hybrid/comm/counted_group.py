@@ -13,6 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from dlrm_hybrid.telemetry.spans import Within
+from dlrm_hybrid.types import DlrmError
 
 Count = Callable[[int, int, int], None]
 """Told, once a collective, the bytes that leave this member, how many they are as float32, and the
@@ -67,7 +68,11 @@ class CountedGroup(dist.ProcessGroup):
         Raises:
             DeadlineError: it took too long.
             PeerLostError: a member is gone.
+            DlrmError: a member has said that it sends fewer than 0; names it.
         """
+        for member, rows in enumerate(taken_T):
+            if rows < 0:
+                raise DlrmError(f"trainer {member} says that {rows} rows follow")
         taken = given.new_empty(sum(taken_T), *given.shape[1:])
         self._all_to_all(taken, given, (list(taken_T), list(given_T)), dense_bytes).wait()
         return taken

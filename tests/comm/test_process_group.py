@@ -1,10 +1,16 @@
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.types import DlrmError
 
 MEMBERS = [1, 4, 7]
 
@@ -82,3 +88,11 @@ def test_a_collective_has_a_deadline(tmp_path: Path):
     assert message == ""
     assert len(told) == 1
     assert "took longer than 0.3 s (network.patience_seconds)" in told[0]["message"]
+
+
+def test_who_says_that_less_than_nothing_follows_is_named() -> None:
+    gloo: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 3)
+    never: Any = nullcontext()
+    group = CountedGroup(gloo, lambda *counts: None, lambda error: error, never)
+    with pytest.raises(DlrmError, match="trainer 2 says that -5 rows follow"):
+        group.exchange(torch.zeros(6), [2, 2, 2], [2, 2, -5])
