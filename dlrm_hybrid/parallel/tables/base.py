@@ -15,8 +15,30 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.types import BatchNumber, Version
 
 
+class Remembered(Protocol):
+    """What ends remember of what they have sent each other."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold of it."""
+        ...
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint, if that holds it."""
+        ...
+
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """By name, since the last call, of how many how many were sent, or lost."""
+        ...
+
+
 class Tables(Protocol):
-    """One trainer's access to the tables; several batches may be between lookup and update."""
+    """One trainer's access to the tables; several batches may be between lookup and update.
+
+    Attributes:
+        remembered: of rows that have travelled; None for nothing.
+    """
+
+    remembered: Remembered | None = None
 
     def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
         """Ask for the rows of a batch whose `lookup` will follow; may do nothing.
@@ -53,11 +75,11 @@ class Tables(Protocol):
     def state_ahead(self) -> Program[dict[str, Tensor]]:
         """What a checkpoint must hold of rows that have been asked for; waits for them."""
         yield from ()
-        return {}
+        return {} if self.remembered is None else self.remembered.tensors()
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
         """By name, since the last call, of how many how many were sent, or lost."""
-        return {}
+        return {} if self.remembered is None else self.remembered.counts()
 
     def flush(self) -> Program[None]:
         """Send what is held back of gradients, after the last update and before `settle`."""
@@ -77,6 +99,8 @@ class Tables(Protocol):
             version: the number of the next batch.
             values: `state_ahead` of this trainer, and other tensors; may have none of it.
         """
+        if self.remembered is not None:
+            self.remembered.load(values)
 
 
 def mean_part(gradient_BFD: Tensor, trainers: int) -> Tensor:

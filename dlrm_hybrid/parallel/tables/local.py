@@ -7,7 +7,6 @@ Shapes: B batch, F tables, D embedding dimension.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol, final
 
 import torch
@@ -16,9 +15,9 @@ from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.tables.base import Tables, mean_part
+from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.types import BatchNumber, Version
+from dlrm_hybrid.types import BatchNumber
 
 
 class EmbeddingTables(Protocol):
@@ -30,22 +29,6 @@ class EmbeddingTables(Protocol):
 
     def set_lr(self, lr: float) -> None:
         """The learning rate with which the rows of the next lookups learn."""
-        ...
-
-
-class Remembered(Protocol):
-    """What ends remember of what they have sent each other."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold of it."""
-        ...
-
-    def load(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint, if that holds it."""
-        ...
-
-    def counts(self) -> Mapping[str, tuple[int, int]]:
-        """By name, since the last call, of how many how many were sent, or lost."""
         ...
 
 
@@ -70,7 +53,7 @@ class LocalTables(Tables):
         self._embeddings = embeddings
         self._trainers = trainers
         self._looking_up = clock.within(Span.EMBEDDING)
-        self._remembered = remembered
+        self.remembered = remembered
         self._pooled: dict[BatchNumber, Tensor] = {}
 
     @override
@@ -92,17 +75,3 @@ class LocalTables(Tables):
         yield from ()
         with self._looking_up, torch.no_grad():
             return self._embeddings(bags)
-
-    @override
-    def state_ahead(self) -> Program[dict[str, Tensor]]:
-        yield from ()
-        return {} if self._remembered is None else self._remembered.tensors()
-
-    @override
-    def counts(self) -> Mapping[str, tuple[int, int]]:
-        return {} if self._remembered is None else self._remembered.counts()
-
-    @override
-    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        if self._remembered is not None:
-            self._remembered.load(values)

@@ -5,7 +5,7 @@ Shapes: B batch, F tables, D embedding dimension, K distinct ids, N bags of each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, final
 
@@ -26,10 +26,10 @@ from dlrm_hybrid.model.embeddings import (
     tensor_bags,
 )
 from dlrm_hybrid.parallel.effects import Program, Together
-from dlrm_hybrid.parallel.tables.base import Tables, mean_part
-from dlrm_hybrid.parallel.tables.local import EmbeddingTables, Remembered
+from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
+from dlrm_hybrid.parallel.tables.local import EmbeddingTables
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.types import BatchNumber, Version
+from dlrm_hybrid.types import BatchNumber
 
 
 class LookupRequest(NamedTuple):
@@ -133,7 +133,7 @@ class SharedTables(Tables):
     ) -> None:
         self._joint = joint
         self._group = group
-        self._remembered = remembered
+        self.remembered = remembered
 
     @override
     def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
@@ -148,20 +148,6 @@ class SharedTables(Tables):
     @override
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
         return (yield Together(self._group, self._joint.predict, bags))
-
-    @override
-    def state_ahead(self) -> Program[dict[str, Tensor]]:
-        yield from ()
-        return {} if self._remembered is None else self._remembered.tensors()
-
-    @override
-    def counts(self) -> Mapping[str, tuple[int, int]]:
-        return {} if self._remembered is None else self._remembered.counts()
-
-    @override
-    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        if self._remembered is not None:
-            self._remembered.load(values)
 
 
 @final

@@ -20,8 +20,8 @@ from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.local import LocalTables, Remembered
+from dlrm_hybrid.parallel.tables.base import Remembered, Tables
+from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import model as build_model
