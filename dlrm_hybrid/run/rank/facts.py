@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -215,6 +215,7 @@ def row_levels(
     facts: Mapping[str, Any],
     values: Mapping[str, Any],
     trainers: Sequence[int],
+    tables: Collection[str],
 ) -> dict[str, Tensor]:
     """What ends remembered of rows that were sent as levels, as far as it fits.
 
@@ -226,6 +227,7 @@ def row_levels(
         facts: of it.
         values: the configuration of this run.
         trainers: that look up in this process.
+        tables: that this process holds, as pieces of a checkpoint are named.
     """
     names = checkpoint.names(LEVELS)
     if not names or not trainers:
@@ -237,8 +239,12 @@ def row_levels(
         )
         return {}
     own = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
-    of_all = (".slots", ".copies", ".steps")  # what a holder knows of others
-    return checkpoint.tensors(one for one in names if one.startswith(own) or one.endswith(of_all))
+    held = {int(name.split(".")[1]) - 1 for name in tables}
+    # What a holder of tables knows of other trainers.
+    of_others = (".steps", *(f".{one}.{what}" for one in held for what in ("slots", "copies")))
+    return checkpoint.tensors(
+        one for one in names if one.startswith(own) or one.endswith(of_others)
+    )
 
 
 def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> dict[str, Tensor]:

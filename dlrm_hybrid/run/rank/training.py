@@ -147,7 +147,8 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     trainers = other_compressors(folder, facts, job.values)
     tables = len(job.shards.table_rows)
     ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up, tables)
-    levels = row_levels(saved, facts, job.values, trainer.looking_up)
+    names = [piece.name for piece in held.get("embeddings", [])]
+    levels = row_levels(saved, facts, job.values, trainer.looking_up, names)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
     if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals
