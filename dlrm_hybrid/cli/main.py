@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
-from dlrm_hybrid.cli.help import TAKE_A_RUN, VERBS, help_text, unread, usage
+from dlrm_hybrid.cli.help import READS, TAKE_A_RUN, VERBS, help_text, unread, usage
 from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.limits import raise_open_files
 from dlrm_hybrid.run.launch.environment import Launch, find_launch, prepare_environment
@@ -86,7 +86,7 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
             given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
         points = compose.sweep_of(given.overrides, given.faults)
         return _run_sweep(points, _Jobs(verb, launch, stop))
-    job = compose.job_of(given.overrides, given.faults)
+    job = compose.job_of(given.overrides, given.faults, has_model="model" in READS[verb])
     if given.cfg is not None:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
         return ExitCode.DONE

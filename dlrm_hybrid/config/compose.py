@@ -100,17 +100,18 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     return _composed(overrides, ()).values
 
 
-def job_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Job:
+def job_of(overrides: Sequence[str], faults: Sequence[str] = (), *, has_model: bool = True) -> Job:
     """Compose and validate one configuration.
 
     Args:
         overrides: of the command line.
         faults: of the command line, to be listed with all others.
+        has_model: whether the command makes a model, which must fit the rows.
 
     Raises:
         ConfigError: with all faults.
     """
-    tree = _composed(overrides, faults)
+    tree = _composed(overrides, faults, has_model)
     return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides))
 
 
@@ -197,7 +198,7 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
         raise ConfigError(faults_text([f"--cfg {which}: {_first_line(error)}"])) from error
 
 
-def _composed(overrides: Sequence[str], faults: Sequence[str]) -> _Tree:
+def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool = True) -> _Tree:
     """All that these overrides lead to.
 
     Raises:
@@ -211,7 +212,7 @@ def _composed(overrides: Sequence[str], faults: Sequence[str]) -> _Tree:
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
         values, unread = _without_unread(tree.values)
-        values, width = with_input_width(values)
+        values, width = with_input_width(values, has_model)
         found = [*faults, *wrong.values(), *unread, *width, *_params(tree)[1]]
         keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
         found += all_faults(values, lambda: _without_values(overrides, wrong), keys)

@@ -47,16 +47,19 @@ def unread_interactions(
     return kept, faults
 
 
-def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def with_input_width(
+    values: Mapping[str, Any], has_model: bool = True
+) -> tuple[dict[str, Any], list[str]]:
     """The configuration with the width of the dense input where `model.bottom` has null for it.
 
     Null for all of `model.bottom` is the empty list, no bottom MLP.
 
     Args:
         values: not yet validated.
+        has_model: whether the command makes one; else any width does.
 
     Returns:
-        the values, and faults: a schema that has some, or a table without a schema.
+        the values, and faults: a schema that has some, or a model that does not fit it.
     """
     data, model = values.get("data"), values.get("model")
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
@@ -67,31 +70,32 @@ def with_input_width(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         return {**values, "model": {**shape, "bottom": []}}, []
     if not isinstance(bottom, list) or not bottom or bottom[0] is not None:
         return dict(values), []
-    schema = rows.get("schema")
-    is_guessed = rows.get("guess") is not None  # the schema is still to be written
-    faults: list[str] = []
-    if rows.get("name") != "table":
-        width = builtin("criteo_kaggle").num_dense
-    elif is_guessed:
-        width = 1
-    elif not isinstance(schema, str):
-        width = 1
-        faults = [
-            "model.bottom[0] = null: counts the dense columns of data.schema, which is null; name "
-            "the schema, or write their number"
-        ]
-    else:
-        try:
-            width = named(schema).num_dense
-        except ConfigError as error:
-            width, faults = 1, str(error).splitlines()
-        if width == 0:
-            width, faults = (
-                1,
-                [f"model.bottom[0] = null: {schema} has no dense columns; needs model.bottom=[]"],
-            )
+    width, faults = _input_width(rows)
+    if has_model and not width and not faults:
+        schema = rows.get("schema")
+        reason = (
+            "counts the dense columns of data.schema, which is null; name the schema, or write "
+            "their number"
+            if schema is None
+            else f"{schema} has no dense columns; needs model.bottom=[]"
+        )
+        faults = [f"model.bottom[0] = null: {reason}"]
     rest = cast("list[Any]", bottom)[1:]
-    return {**values, "model": {**shape, "bottom": [width, *rest]}}, faults
+    return {**values, "model": {**shape, "bottom": [width or 1, *rest]}}, faults
+
+
+def _input_width(data: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Dense columns of the rows, 0 where nothing says how many; and faults of their schema."""
+    if data.get("name") != "table":
+        return builtin("criteo_kaggle").num_dense, []
+    if data.get("guess") is not None:  # the schema is still to be written
+        return 1, []
+    if not isinstance(schema := data.get("schema"), str):
+        return 0, []
+    try:
+        return named(schema).num_dense, []
+    except ConfigError as error:
+        return 0, str(error).splitlines()
 
 
 def interaction_rules(config: Config) -> Iterator[str]:

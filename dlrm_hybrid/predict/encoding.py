@@ -15,7 +15,7 @@ from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.data.encode import standardised
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.data.sources.keys import Key
+from dlrm_hybrid.data.sources.keys import Key, missing_key
 from dlrm_hybrid.data.sources.values import Coded, Values
 from dlrm_hybrid.data.vocabulary import Table
 from dlrm_hybrid.predict.blocks import CriteoValues
@@ -50,7 +50,8 @@ class Encoder:
 
     Attributes:
         columns: names of the categorical columns.
-        unknown_F: how many ids were unknown until now, by column.
+        unknown_F: how many ids were unknown until now, by column; not empty values of columns
+            with `missing: shared`.
     """
 
     def __init__(self, shards: Shards, unknown: Unknown) -> None:
@@ -63,6 +64,10 @@ class Encoder:
         modulo = shards.manifest.semantics.max_ind_range or 0
         self._lookups = [_lookup(one, modulo) for one in found]
         self._is_hash8 = [one.is_hash8 for one in found]
+        # Empty values that share a row were meant to, and say nothing of new categories.
+        self._expected: list[Key | None] = [
+            missing_key(one.column) if one.column.missing == "shared" else None for one in found
+        ]
         self.columns = tuple(one.column.name for one in found)
         self.unknown_F = np.zeros(len(found), np.int64)
 
@@ -109,7 +114,11 @@ class Encoder:
         first: UnknownCategoryError | None = None
         for column, ids_M in enumerate(ids):
             unknown = np.flatnonzero(ids_M == _NO_ROW)
+            expected = self._expected[column]
             self.unknown_F[column] += len(unknown)
+            if coded is not None and expected is not None and expected in coded[column].keys:
+                place = coded[column].keys.index(expected)
+                self.unknown_F[column] -= np.count_nonzero(coded[column].index_M == place)
             if self._shared[column] or not len(unknown):
                 ids_M[unknown] = 0
                 continue

@@ -14,7 +14,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data import folder as folders
 from dlrm_hybrid.data.folder import Generated, Raw
-from dlrm_hybrid.data.manifest import Manifest, stamp
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest, stamp
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
@@ -125,6 +125,13 @@ def prepare_rows(config: Config, display: Display, command: Command) -> Manifest
     raw = _raw(config, display)
     if not raw:
         fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
+        raise ConfigError(faults_text([fault]))
+    is_there = (build.prepared_folder(config) / MANIFEST_FILE).is_file()  # and has a schema
+    if config.data.name == "table" and config.data.schema is None and not is_there:
+        fault = (
+            "data.schema = null: name the schema of these columns, or let data.guess=FILE write a "
+            "first one"
+        )
         raise ConfigError(faults_text([fault]))
     return _prepare(config, raw, command, display)
 

@@ -51,6 +51,8 @@ def test_schemas_are_named_or_files(tmp_path: Path) -> None:
     assert reading.named(str(path)) == reading.read(path)
     with pytest.raises(ConfigError, match=r"data.schema = 'criteo_1tb': is of data=criteo_1tb"):
         reading.named("criteo_1tb")
+    with pytest.raises(ConfigError, match=r"'avazu': no such file; .* bars_avazu_x1, bars_criteo_"):
+        reading.named("avazu")
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
@@ -120,11 +122,12 @@ FAULTS = [
     ),
     (
         GOOD.replace("c}", "c, missing: other}"),
-        r"categorical\[0\].missing = 'other': must be 'own'",
+        r"missing = 'other': must be 'own' or 'shared', or must be a valid "
+        r"integer$",
     ),
     (
         GOOD.replace("c}", "c, kind: integer, missing: -9223372036854775808}"),
-        r"categorical\[0\].missing = -9223372036854775808: must be greater",
+        r"missing = -9223372036854775808: must be .own. or .shared., or must be greater",
     ),
     (
         GOOD.replace("c}", "c, max_length: 2, missing: shared}"),

@@ -33,7 +33,7 @@ categorical:
   - {name: city}
   - {name: brand, min_count: 5}
   - {name: user, kind: integer}
-  - {name: device, hash_size: 30}
+  - {name: device, hash_size: 30, missing: shared}
   - {name: code, kind: hash8}
   - {name: tags, max_length: 4, separator: "|"}
 ignore: [note]
@@ -138,6 +138,14 @@ def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
     found = zero.predict(some)
     assert bool(np.isfinite(found).all())
     assert zero.encoder.unknown_F.tolist() == [2, 1, 0, 0, 0, 1]
+    empty = some.copy()
+    empty["device"] = [None] * 4 + ["nothing like it"] * 5  # `missing: shared` is no new category
+    ids = zero.encoder.batch(frame_block(empty, zero.schema).values).bags
+    assert (
+        ids.offsets is not None
+        and ids.values[ids.offsets[3 * 9] : ids.offsets[3 * 9 + 4]].max() == 0
+    )
+    assert zero.encoder.unknown_F[3] == int(ids.values[ids.offsets[3 * 9 + 4]] == 0) * 5
     np.testing.assert_allclose(
         np.delete(found, [4, 5, 7]),
         np.delete(predictor.predict(frame.iloc[:9]), [4, 5, 7]),

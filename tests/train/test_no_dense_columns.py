@@ -137,6 +137,23 @@ def test_others_names_are_refused(
     )
 
 
+def test_rows_are_prepared_without_a_model(
+    table: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [one for one in table if not one.startswith(("model", "data.prepared"))]
+    target = f"data.prepared={tmp_path / 'rows'}"
+    assert run(["dlrm_hybrid", "prepare", *rows, target, "+experiment=dct_hybrid"]) == 0
+    capsys.readouterr()
+    (tmp_path / "bad.yaml").write_text(SCHEMA.replace("test: 0.3", "test: 0"))
+    bad = [*rows, target, f"data.schema={tmp_path / 'bad.yaml'}"]
+    assert run(["dlrm_hybrid", "prepare", *bad]) == 2
+    told = capsys.readouterr().err
+    assert "split.test = 0" in told and "model.bottom" not in told
+    bare = [one for one in rows if not one.startswith("data.schema")]
+    assert run(["dlrm_hybrid", "prepare", *bare, f"data.prepared={tmp_path / 'none'}"]) == 2
+    assert "data.schema = null: name the schema of these columns" in capsys.readouterr().err
+
+
 def test_plans_cut_only_where_layers_are(
     table: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

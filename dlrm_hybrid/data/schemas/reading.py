@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +35,13 @@ def named(name: str) -> Schema:
         ConfigError: see `read`; or it is of Criteo's text, which other choices of `data` read.
     """
     if name not in _builtins():
-        return read(Path(name))
+        path = Path(name)
+        if not path.exists():
+            known = [one for one in _builtins() if builtin(one).format == "table"]
+            raise ConfigError(
+                f"data.schema = {name!r}: no such file; the package has {', '.join(known)}"
+            )
+        return read(path)
     found = builtin(name)
     if found.format == "criteo":
         raise ConfigError(f"data.schema = {name!r}: is of data={name}, not of data=table")
@@ -93,7 +99,7 @@ def loads(text: str, name: str) -> Schema:
         # By way of JSON: there a list is a tuple in strict mode too.
         schema = TypeAdapter(Schema).validate_json(json.dumps(values, default=str))
     except ValidationError as error:
-        faults = [_fault(one) for one in error.errors(include_url=False)]
+        faults = _lines(error.errors(include_url=False))
     else:
         faults = list(_faults(schema))
         if not faults:
@@ -125,8 +131,23 @@ def _yaml_fault(error: Exception) -> str:
     return f"{where}: not YAML: {reason}"
 
 
-def _fault(error: ErrorDetails) -> str:
-    """A fault that pydantic has found: `categorical[2].min_count = -3: must be …`."""
+def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
+    """The faults that pydantic has found, one line for each value, whatever it might have been."""
+    reasons: dict[str, list[str]] = {}
+    for error in errors:
+        path = error["loc"]
+        # A column that is wrong is also left out of the count.
+        if error["type"] == "too_short" and any(
+            len(one["loc"]) > len(path) and one["loc"][: len(path)] == path for one in errors
+        ):
+            continue
+        head, reason = _fault(error)
+        reasons.setdefault(head, []).append(reason)
+    return [f"{head}: {', or '.join(several)}" for head, several in reasons.items()]
+
+
+def _fault(error: ErrorDetails) -> tuple[str, str]:
+    """What is wrong, and why: `categorical[2].min_count = -3`, `must be …`."""
     tags = ("file", "fraction", "time")
     path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
     key = ""
@@ -137,12 +158,12 @@ def _fault(error: ErrorDetails) -> str:
         key += f"[{one}]" if isinstance(one, int) else f".{one}" if key else str(one)
     kind = error["type"]
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{key}: unknown key"
+        return key, "unknown key"
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
-        return f"{key}{'.by' if kind == 'union_tag_not_found' else ''}: missing"
+        return f"{key}{'.by' if kind == 'union_tag_not_found' else ''}", "missing"
     value = repr(error["input"])
     shown = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}…"
-    return f"{key} = {shown}: {error['msg'].replace('Input should', 'must', 1)}"
+    return f"{key} = {shown}", error["msg"].replace("Input should", "must", 1)
 
 
 def _faults(schema: Schema) -> Iterator[str]:
