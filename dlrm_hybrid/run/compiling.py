@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -75,8 +75,10 @@ def _compile(folder: Path, missing: tuple[str, ...], display: Display) -> None:
 
     def compile_file(name: str, report: Report) -> None:
         compiler = idle.get()
-        _compile_in(compiler, name)
-        idle.put(compiler)
+        try:
+            _compile_in(compiler, name)
+        finally:
+            idle.put(compiler)  # also one that has ended: others who wait shall hear of it
         report(1)
 
     with (
@@ -116,7 +118,8 @@ def _compilers(count: int) -> Generator[list[Compiler], None, None]:
         for compiler in compilers:
             compiler.kill()
         for compiler in compilers:
-            with compiler:  # closes its pipes, and waits
+            # Closes its pipes, of which one may hold a name that nobody reads, and waits.
+            with suppress(BrokenPipeError), compiler:
                 pass
 
 

@@ -46,6 +46,21 @@ def test_a_compiler_that_fails_is_an_error() -> None:
         compiling._compile_in(compilers[0], "nothing")
 
 
+def test_when_compilers_fail_nobody_waits_for_one(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from rich.console import Console;"
+        "from dlrm_hybrid.cli.terminal import Terminal; from dlrm_hybrid.run import compiling;"
+        "display = Terminal(Console(file=sys.stderr));"
+        f"folder, names = Path({str(tmp_path)!r}), ('nothing', 'nought', 'none', 'nil');"
+        "compiling._compile(folder, names, display)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_SECONDS
+    )
+    assert ended.returncode == 1
+    assert "ResourceError: compiler process" in ended.stderr.splitlines()[-1]
+
+
 def test_compilers_stopped_while_they_start_do_not_outlive_their_parent() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", STOPPED_WHILE_STARTING],
