@@ -16,8 +16,9 @@ RICE_HEAD_BYTES = 4
 MOST_RICE_PARAMETER = 31
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of levels of updates, measured on synthetic rows: what is left of the entropy of positions spread
-# evenly when they come by popularity, and bits of a level, its part of tables included.
-POPULARITY, LEVEL_BITS = 0.42, 2.5
+# evenly when they come by popularity, and bits of a level, its part of tables included: a fit,
+# docs/plan.md says how far off.
+POPULARITY, LEVEL_BITS = 0.42, 3.3
 # Of a row and of its gradient as levels, measured with SGD and row-wise Adagrad.
 ROW_LEVELS_BYTES = 1.0
 MOST_ROW_WIDTH = 256  # of a matrix whose indices may be a byte each
