@@ -75,23 +75,11 @@ def stopping_rules(config: Config) -> Iterator[str]:
     if train.patience is not None:
         yield from _judged(config, f"train.patience = {train.patience}")
     if falls:
-        yield from _falling(config)
+        yield from _judged(config, "optimizer.schedule = 'plateau'")
         return
     for key, default in (("plateau_factor", 0.1), ("plateau_patience", 1)):
         if (value := getattr(config.optimizer, key)) != default:
             yield f"optimizer.{key} = {value}: only applies to optimizer.schedule=plateau"
-
-
-def _falling(config: Config) -> Iterator[str]:
-    """Faults of a run whose learning rate falls when scores no longer improve."""
-    given, parallel = "optimizer.schedule = 'plateau'", config.parallel
-    yield from _judged(config, given)
-    are_apart = parallel.name == "hybrid" and parallel.world == "processes"
-    if are_apart and (parallel.servers or parallel.table_servers):
-        yield (
-            f"{given}: servers in processes of their own are not told of scores; needs "
-            "parallel.servers=0 and embedding=fused, or parallel.world=in_process"
-        )
 
 
 def _judged(config: Config, given: str) -> Iterator[str]:

@@ -157,6 +157,10 @@ class InProcessEngine:
         self.step = step + 1
         return self._summed(outcomes), reads[0].after
 
+    def lower(self, step: int) -> None:
+        """Make learning rates lower from this step on, of all ranks."""
+        self.lowered.append(step)
+
     def drain(self, step: int) -> StepMetrics:
         """Let the batches in flight go through all stages; see `loop.Parts.drain`."""
         programs = {worker.rank: drain(worker, step) for worker in self.ranks.workers}

@@ -61,7 +61,7 @@ class Parts:
         sink: takes the events on record.
         live: takes the events that are only displayed.
         meter: of this process; counts every step, evaluation and checkpoint.
-        lowered: steps from which on learning rates of this process are lower; it grows.
+        lower: makes learning rates lower from a step on, those of this process and of servers.
         drain: after the last step, lets the batches in flight go through all stages; None where
             no step leaves any. As `make_step`, of all of them.
     """
@@ -74,7 +74,7 @@ class Parts:
     sink: Sink
     live: Callable[[Event], None]
     meter: RankMeter
-    lowered: list[int]
+    lower: Callable[[int], None]
     drain: Callable[[int], StepMetrics] | None = None
 
 
@@ -177,7 +177,7 @@ class _Run:
 
     def _lower(self, step: int) -> None:
         """Make learning rates lower from this step on."""
-        self._parts.lowered.append(step)
+        self._parts.lower(step)
         self.progress = replace(self.progress, course=self.progress.course.lowered_at(step))
 
     def report(self) -> None:

@@ -30,6 +30,7 @@ class ServerRank:
         switch: told the phase that the next answers are for.
         writer: of its part of checkpoints.
         elastic: trainers may be lost, and with one the last push that was counted.
+        lowered: steps from which on learning rates are lower; it grows.
     """
 
     server: ParameterServer
@@ -39,6 +40,7 @@ class ServerRank:
     switch: Callable[[Phase], None]
     writer: ShardWriter
     elastic: bool = False
+    lowered: list[int] = field(default_factory=list[int])
     _first: dict[int, int] = field(default_factory=dict[int, int])
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
@@ -51,6 +53,7 @@ class ServerRank:
             Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
             Kind.LEFT: self._left,
+            Kind.LOWER: self._lower,
         }
         return handlers if self.collect is None else {**handlers, Kind.CONTRIBUTION: self._collect}
 
@@ -105,9 +108,19 @@ class ServerRank:
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
 
+    def _lower(self, frame: Frame) -> Sequence[Outgoing]:
+        return lower(self.lowered, frame)
+
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.switch(Phase.CHECKPOINT)
         return [shard_answer(self.writer, frame, self.rank, self.attempt)]
+
+
+def lower(lowered: list[int], frame: Frame) -> Sequence[Outgoing]:
+    """Take over from which step on learning rates are lower; several stages say so."""
+    if frame.number not in lowered:
+        lowered.append(frame.number)
+    return ()
 
 
 def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> Outgoing:

@@ -15,7 +15,7 @@ from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
-from dlrm_hybrid.train.server_rank import shard_answer
+from dlrm_hybrid.train.server_rank import lower, shard_answer
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
@@ -33,6 +33,7 @@ class TableServerRank:
         staleness: how many batches ahead trainers ask for rows.
         writer: of its part of checkpoints.
         elastic: trainers may be lost while others go on.
+        lowered: steps from which on learning rates are lower; it grows.
     """
 
     server: TableServer
@@ -42,6 +43,7 @@ class TableServerRank:
     staleness: int
     writer: ShardWriter
     elastic: bool = False
+    lowered: list[int] = field(default_factory=list[int])
     _first: dict[int, int] = field(default_factory=dict[int, int])
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
@@ -52,6 +54,7 @@ class TableServerRank:
             Kind.UPDATE: self._serve,
             Kind.SAVE: self._save,
             Kind.SHARD: self._shard,
+            Kind.LOWER: self._lower,
         }
 
     def _serve(self, frame: Frame) -> Sequence[Outgoing]:
@@ -91,6 +94,9 @@ class TableServerRank:
         if self.elastic:  # all that are there have settled; a lost trainer's updates may be too few
             return self.server.version  # or, of batches given out again, too many
         return self.server.version_at(values_of(frame)["step"])
+
+    def _lower(self, frame: Frame) -> Sequence[Outgoing]:
+        return lower(self.lowered, frame)
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)

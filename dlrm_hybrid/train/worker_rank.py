@@ -104,6 +104,16 @@ class WorkerRank:
         self.step = step + 1
         return metrics, after
 
+    def lower(self, step: int) -> None:
+        """Make learning rates lower from this step on; servers know before they can apply it.
+
+        They apply what all trainers have sent, so it is enough that each stage of one says so.
+        """
+        self.lowered.append(step)
+        if self.worker.rank < self.topology.stages:
+            for server in self.topology.all_servers:
+                self.messenger.send(server, Kind.LOWER, step, {})
+
     def drain(self, step: int) -> StepMetrics:
         """Let the batches in flight go through all stages; see `loop.Parts.drain`."""
         metrics = self.runner.run(drain(self.worker, step))

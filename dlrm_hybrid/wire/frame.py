@@ -51,7 +51,8 @@ class Kind(IntEnum):
         FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
         SHARD, COMMIT: the tick of the checkpoint. STATISTICS: the tick of the evaluation.
         LOGITS, STOP_REQUEST, STOP_DECISION: the group of test batches.
-        GOODBYE: the ticks that its sender has done.
+        LOWER: the tick from which on learning rates are lower. GOODBYE: the ticks that its sender
+        has done.
     Never sent, but made by the channel of a server:
         LEFT: the incarnation of its sender, whose connection has ended, and who may come again.
     """
@@ -82,6 +83,7 @@ class Kind(IntEnum):
     PULL = 24
     LEFT = 25
     STATISTICS = 26
+    LOWER = 27
 
 
 _KINDS = {int(kind): kind for kind in Kind if kind is not Kind.LEFT}

@@ -162,6 +162,36 @@ def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(step: int, train
     assert rates(broken) == rates(unbroken)
 
 
+@pytest.mark.parametrize(
+    "world",
+    [
+        ("parallel.servers=2", "embedding=served", "parallel.table_servers=2"),
+        pytest.param(
+            (
+                *("parallel.servers=1", "sync=bounded", "sync.staleness=2", "embedding=served"),
+                *("parallel.table_servers=1", "embedding.staleness=3"),
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["sync", "bounded"],
+)
+def test_rates_of_servers_in_processes_fall_as_those_of_one_process(
+    world: tuple[str, ...], train: Train
+) -> None:
+    options = (*FALLING, *WORLD, *world, "checkpoint.every=7", "checkpoint.keep=20")
+    code, processes = train("unbroken", *options)
+    assert code == 0
+    code, alone = train("alone", *options, IN_PROCESS)
+    assert code == 0
+    assert_same_state(processes, alone, 40)
+    assert rates(processes) == rates(alone)
+    assert len(set(rates(processes).values())) == 4
+    broken = broken_at(21, 40, processes)
+    assert train("broken", *options, "checkpoint.resume=auto")[0] == 0
+    assert_same_state(broken, alone, 40)
+
+
 def test_scores_that_get_better_end_nothing(train: Train) -> None:
     better = ("train.evaluate_every=20", "train.patience=1", "train.steps=80", "optimizer.lr=0.05")
     code, folder = train("on", *better)
@@ -184,8 +214,9 @@ def test_scores_that_get_better_end_nothing(train: Train) -> None:
             "train.patience = 2: trainers that do not wait for others have no step in common",
         ),
         (
-            "optimizer.schedule=plateau train.evaluate_every=9 parallel=hybrid",
-            "optimizer.schedule = 'plateau': servers in processes of their own are not told",
+            "optimizer.schedule=plateau train.evaluate_every=9 parallel=hybrid sync=async "
+            "embedding=served parallel.table_servers=1",
+            "optimizer.schedule = 'plateau': trainers that do not wait for others have no step",
         ),
         ("optimizer.plateau_patience=3", "optimizer.plateau_patience = 3: only applies to"),
         ("optimizer.plateau_factor=1.0", "optimizer.plateau_factor = 1.0: must be less than 1"),

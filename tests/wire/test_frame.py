@@ -143,6 +143,7 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         ("PULL", 24),
         ("LEFT", 25),  # never sent
         ("STATISTICS", 26),
+        ("LOWER", 27),
     ]
     assert {one.name: one.value for one in Encoding} == {
         "DENSE": 1,

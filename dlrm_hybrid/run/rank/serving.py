@@ -45,7 +45,9 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = job.facts(folder)
         dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
-        pushed = build_world.pushes(job.config, resumed(job.task, facts, job.values))
+        progress = resumed(job.task, facts, job.values)
+        job.layout.lowered[:] = progress.course.lowered
+        pushed = build_world.pushes(job.config, progress)
         for outgoing in server.restart(pushed, dense):
             channel.send(*outgoing)
     answering = ServerRank(
@@ -56,6 +58,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         switch=meter.switch,
         writer=job.writer,
         elastic=job.config.parallel.elastic,
+        lowered=job.layout.lowered,
     )
     with order_log(job) as log:
         meter.step = answer(job, channel, timed(job, answering.handlers(), log))
@@ -67,7 +70,9 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         open_checkpoint(folder).fill(server.pieces())
-        server.restart(server.version_at(job.facts(folder)["step"]))
+        progress = resumed(job.task, job.facts(folder), job.values)
+        job.layout.lowered[:] = progress.course.lowered
+        server.restart(server.version_at(progress.step))
     answering = TableServerRank(
         server=server,
         rank=job.task.rank,
@@ -76,6 +81,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         staleness=job.config.embedding.staleness,
         writer=job.writer,
         elastic=job.config.parallel.elastic,
+        lowered=job.layout.lowered,
     )
     with order_log(job) as log:
         meter.step = answer(job, channel, timed(job, answering.handlers(), log))

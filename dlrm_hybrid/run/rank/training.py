@@ -92,7 +92,7 @@ def train_to_the_end(
             sink=sink,
             live=live,
             meter=meter,
-            lowered=[] if isinstance(trainer, LeaderRank) else trainer.lowered,
+            lower=say_nothing if isinstance(trainer, LeaderRank) else trainer.lower,
             drain=None if isinstance(trainer, LeaderRank) or not _is_stale(job) else trainer.drain,
         )
         progress = train(parts, job.plan, progress)
@@ -127,8 +127,8 @@ def _pushed(job: Job, trainer: Trainer) -> Callable[[], Sequence[int]] | None:
     return lambda: [pipeline.pushed(stage, trainer.step, trainer.emptied) for stage in stages]
 
 
-def say_nothing(event: Event) -> None:
-    """Only the leader shows its progress."""
+def say_nothing(event: object) -> None:
+    """Only the leader shows its progress; rates of trainers that it leads do not fall."""
 
 
 def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
