@@ -1,14 +1,19 @@
 """What is said of `schedule=dsp` is measured by scripts that run, and that find what is known."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import dsp
 import dsp_gap
+import harness
 import numpy as np
 import pytest
 import slow_stages
 
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.parallel.schedule import Pipeline, sequential
@@ -59,9 +64,17 @@ def test_exact_gradients_are_those_of_a_run_without_staleness(small_rows: Sequen
     assert (moved[1:, :2] > 1e-3).all() and np.isfinite(moved).all()
 
 
+def run_here(argv: Sequence[str], **options: object) -> None:
+    """What `subprocess.run` does with the program, without the imports of another process."""
+    assert (*argv[:3],) == (sys.executable, "-m", "dlrm_hybrid")
+    if code := run(argv[2:]):
+        raise subprocess.CalledProcessError(code, argv)
+
+
 def test_scores_stand_beside_those_of_the_sequential_run(
-    tmp_path: Path, small_rows: Sequence[str]
+    tmp_path: Path, small_rows: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(harness, "subprocess", SimpleNamespace(run=run_here))
     words = (*small_rows, "parallel.cuts=[bottom.1,top.1]", "train.steps=30")
     rows = dsp.quality(tmp_path, [0], 10, words)
     assert [row["staleness"] for row in rows][:2] == ["sequential", "4,2,0, warm-up"]
