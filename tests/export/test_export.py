@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,20 @@ def some_rows(checkpoint: Path, rows: range) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("layout", ["single", "served"])
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("format", ["pt2", "onnx", "safetensors"])
+# Making a graph takes seconds: one of each layout, and one with int8, of each format are quick.
+SLOW = {
+    *(("pt2", False, "served"), ("pt2", True, "single")),
+    *(("onnx", False, "single"), ("onnx", True, "served")),
+}
+
+
+@pytest.mark.parametrize(
+    ("format", "int8", "layout"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if case in SLOW else ())
+        for case in product(("pt2", "onnx", "safetensors"), (False, True), ("single", "served"))
+    ],
+)
 def test_what_is_written_scores_as_the_checkpoint(
     format: Any,
     int8: bool,

@@ -195,7 +195,8 @@ class Scrambled:
         return {name: held.get(name + SUFFIX, held[name]).clone() for name in server.weights(stage)}
 
 
-@settings(max_examples=50)
+# A world takes a tenth of a second: a fifth of the examples that the profile asks for.
+@settings(max_examples=settings.default.max_examples // 5 if settings.default else 20)
 @given(
     trainers=st.integers(1, 3),
     servers=st.integers(1, 3),

@@ -21,6 +21,9 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import fault_of
 from dlrm_hybrid.types import DataError
 
+# Tables and figures take 20 ms: half of the examples that the profile asks for.
+EXAMPLES = settings.default.max_examples // 2 if settings.default else 50
+
 ODD = st.recursive(
     st.sampled_from([None, True, "", "1", "\x1b[2J", -1, 0, 10**400, 1e308, -0.0])
     | st.floats()
@@ -65,7 +68,7 @@ def draw_all(run: Run) -> None:
     frame(runs)
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data(), file=st.sampled_from(["summary.json", "environment.json", "config.json"]))
 def test_any_value_in_any_file_is_data(tmp_path: Path, data: st.DataObject, file: str) -> None:
     folder = tmp_path / "run"
@@ -83,7 +86,7 @@ def test_any_value_in_any_file_is_data(tmp_path: Path, data: st.DataObject, file
         (folder / file).write_text(original)
 
 
-@settings(max_examples=200)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_any_value_in_any_event_is_data(tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "run"

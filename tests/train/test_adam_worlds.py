@@ -1,5 +1,7 @@
 """Adam and weight decay through the command line: in one process, on servers, resumed."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from world_runs import PlainRuns, Train, assert_same, assert_same_state, tensors
@@ -18,8 +20,17 @@ def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pl
     return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, ADAMW, (*ADAM, DECAY), ("optimizer.lr=0.3", DECAY)])
-@pytest.mark.parametrize("servers", [0, 1, 3])
+OPTIMIZERS = (ADAM, ADAMW, (*ADAM, DECAY), ("optimizer.lr=0.3", DECAY))
+QUICK = {(0, ADAM), (1, ADAMW), (3, OPTIMIZERS[2]), (3, OPTIMIZERS[3])}
+
+
+@pytest.mark.parametrize(
+    ("servers", "optimizer"),
+    [
+        pytest.param(*world, marks=() if world in QUICK else pytest.mark.slow)
+        for world in product((0, 1, 3), OPTIMIZERS)
+    ],
+)
 def test_one_trainer_with_any_servers_is_plain_training(
     optimizer: tuple[str, ...], servers: int, plain: PlainRuns, train: Train
 ) -> None:

@@ -27,15 +27,15 @@ def test_processes_with_distinct_ids_equal_the_in_process_world(
 ) -> None:
     layout = (
         *(*WORLD, DISTINCT, f"parallel.trainers={trainers}", "train.batch_size=16"),
-        *("train.epochs=3", "train.steps=200", "train.evaluate_every=90", "checkpoint.every=100"),
+        *("train.epochs=3", "train.steps=100", "train.evaluate_every=45", "checkpoint.every=50"),
         *options,
     )
     code, processes = train("processes", *layout)
     assert code == 0
     code, in_process = train("in-process", *layout, IN_PROCESS)
     assert code == 0
-    assert_same(processes, in_process, 200)
-    assert_moved(processes, 100, 200)
+    assert_same(processes, in_process, 100)
+    assert_moved(processes, 50, 100)
     assert summary(processes)["test"] == summary(in_process)["test"]
 
 

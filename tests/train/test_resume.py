@@ -22,7 +22,7 @@ from dlrm_hybrid.run.rank.facts import arithmetic, changes
 from dlrm_hybrid.telemetry import events
 
 STEPS = 93
-KILLS, RUNS = 20, 4
+KILLS, RUNS = 10, 2
 Train = Callable[..., tuple[int, Path]]
 
 

@@ -70,7 +70,9 @@ def test_a_server_may_own_nothing_of_a_batch(train: Train) -> None:
     assert summary(one)["test"] == summary(many)["test"]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "rowwise_adagrad", pytest.param("adagrad", marks=pytest.mark.slow)]
+)
 def test_trainers_learn_what_they_learn_from_shared_tables(optimizer: str, train: Train) -> None:
     # With a small eps Adagrad makes large steps of the rounding of tiny gradients.
     options = (f"embedding.optimizer={optimizer}", "embedding.eps=0.001", "train.steps=100")
@@ -90,7 +92,7 @@ def test_trainers_learn_what_they_learn_from_shared_tables(optimizer: str, train
 @pytest.mark.parametrize(
     ("trainers", "servers", "staleness", "options"),
     [
-        (2, 1, 0, ()),
+        pytest.param(2, 1, 0, (), marks=pytest.mark.slow),
         (2, 2, 4, ("embedding.optimizer=rowwise_adagrad", "embedding.comm_precision=bfloat16")),
         (2, 2, 4, ("embedding.storage=mmap",)),
         (2, 2, 2, (*CACHED, "embedding.comm_precision=bfloat16")),
@@ -120,7 +122,15 @@ def test_processes_equal_the_in_process_world_bit_for_bit(
 
 
 @pytest.mark.parametrize("world", ["in_process", pytest.param("processes", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("staleness", "cache"), [(0, ()), (4, ()), (0, CACHED), (4, CACHED)])
+@pytest.mark.parametrize(
+    ("staleness", "cache"),
+    [
+        (0, ()),
+        (4, CACHED),
+        pytest.param(4, (), marks=pytest.mark.slow),
+        pytest.param(0, CACHED, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_resumes_ends_with_the_same_bits(
     staleness: int, cache: tuple[str, ...], world: str, train: Train
 ) -> None:
