@@ -14,17 +14,23 @@ from importlib import import_module
 from dlrm_hybrid.process import die_with_parent
 
 SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.loop")
-# Of modules, functions that are slow once: each has a cache, which ranks find filled.
-FIRST = (
-    ("dlrm_hybrid.kernels.compiler.jit", "import_numba", ()),
-    ("dlrm_hybrid.config.validate", "adapter", ()),
-    ("dlrm_hybrid.data.manifest", "adapter", ()),
-    ("dlrm_hybrid.data.schemas.reading", "builtin", ("criteo_kaggle",)),
-)
+
+
+def make_first() -> None:
+    """What is slow once: each of these has a cache, which ranks find filled."""
+    from dlrm_hybrid.config import validate
+    from dlrm_hybrid.data import manifest
+    from dlrm_hybrid.data.schemas.reading import builtin
+    from dlrm_hybrid.kernels.compiler.jit import import_numba
+
+    import_numba()
+    validate.adapter()
+    manifest.adapter()
+    builtin("criteo_kaggle")
+
 
 die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
 for name in SLOW:
     import_module(name)
-for name, function, arguments in FIRST:
-    getattr(import_module(name), function)(*arguments)
+make_first()
 gc.freeze()
