@@ -95,22 +95,21 @@ class Slots:
         firsts_L = ends_L - WAYS * sets_L
         self._tables_L2 = np.stack([firsts_L, sets_L], axis=1)
         self.of_table = list(map(slice, firsts_L.tolist(), ends_L.tolist()))
-        self._held_HS = np.zeros((2, WAYS * int(sets_L.sum())), np.int64)
-        self.held_S2 = self._held_HS.T
+        self.held_S2 = np.zeros((WAYS * int(sets_L.sum()), 2), np.int64)
         self.messages = 0
 
     def take(self, rows: Rows) -> tuple[Int64s, Int64s]:
         """The slots of the rows of the next message, and all slots that change their row for it."""
         self.messages += 1
         slots_K, fresh_K = np.empty_like(rows.ids_K), np.empty_like(rows.ids_K)
-        where = (self._tables_L2, self.messages, self._held_HS)
+        where = (self._tables_L2, self.messages, self.held_S2)
         fresh = take_slots(rows.ids_K, rows.counts_L, *where, slots_K, fresh_K)
         return slots_K, fresh_K[:fresh]
 
     def find(self, rows: Rows) -> Int64s:
         """The slots of rows that may have been asked for some messages ago."""
         slots_K = np.empty_like(rows.ids_K)
-        find_slots(rows.ids_K, rows.counts_L, self._tables_L2, self._held_HS, slots_K)
+        find_slots(rows.ids_K, rows.counts_L, self._tables_L2, self.held_S2, slots_K)
         return slots_K
 
 
@@ -216,7 +215,7 @@ class Copies:
 
     def _take(self, rows: Rows) -> tuple[Int64s, Int64s]:
         slots_K, fresh = self.slots.take(rows)
-        clear_slots(fresh, self.values_SD)
+        self.values_SD[fresh] = 0
         return slots_K, fresh
 
 

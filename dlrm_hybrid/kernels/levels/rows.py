@@ -8,16 +8,14 @@ Memory is limited: a table has sets of WAYS slots, row i belongs to set i mod se
 set the row leaves that was asked for the longest ago. Which rows have slots follows from the ids of
 the messages alone, so both ends know it. The copy of a row without a slot is 0.
 
-Shapes: K rows of a message, table after table; L tables: first slot, sets; S slots of all, and of
-each H = 2 numbers: who has it, 1 + row or 0 for none, and the last message that asked for it; D
-embedding dimension.
+Shapes: K rows of a message, table after table; L tables: first slot, sets; S slots of all: 1 + row
+or 0 for none, last message that asked for it; D embedding dimension.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba.extending import register_jitable
 
 from dlrm_hybrid.kernels.compiler.jit import kernel
 
@@ -31,25 +29,19 @@ NO_SLOT = -1
 MOST_LEVELS = 1 << 30  # a level further from 0 is refused: nothing finite that learns is so large
 
 
-@register_jitable
-def _slot_of(row: int, start: int, slots_HS: Int64s) -> int:
-    """The slot of a row whose set begins there; a loop without branches, for rows lie far apart."""
-    found = np.int64(NO_SLOT)
-    for slot in range(start, start + WAYS):
-        found = slot if slots_HS[0, slot] == row + 1 else found
-    return found
-
-
 @kernel
 def find_slots(
-    ids_K: Int64s, counts_L: Int64s, tables_L2: Int64s, slots_HS: Int64s, slots_K: Int64s
+    ids_K: Int64s, counts_L: Int64s, tables_L2: Int64s, slots_S2: Int64s, slots_K: Int64s
 ) -> None:
     """Find the slots of rows, NO_SLOT for those that have none; see `take_slots`."""
     k = 0
     for table in range(counts_L.size):
         for _ in range(counts_L[table]):
             start = tables_L2[table, 0] + ids_K[k] % tables_L2[table, 1] * WAYS
-            slots_K[k] = _slot_of(ids_K[k], start, slots_HS)
+            slots_K[k] = NO_SLOT
+            for slot in range(start, start + WAYS):
+                if slots_S2[slot, 0] == ids_K[k] + 1:
+                    slots_K[k] = slot
             k += 1
 
 
@@ -59,7 +51,7 @@ def take_slots(
     counts_L: Int64s,
     tables_L2: Int64s,
     now: int,
-    slots_HS: Int64s,
+    slots_S2: Int64s,
     slots_K: Int64s,
     fresh_K: Int64s,
 ) -> int:
@@ -73,7 +65,7 @@ def take_slots(
         counts_L: how many are of each table.
         tables_L2: where the slots of each table are.
         now: number of the message; greater than that of all before.
-        slots_HS: who has them, and since when.
+        slots_S2: who has them.
         slots_K: receives the slots, NO_SLOT for none.
         fresh_K: receives the slots that change their row.
 
@@ -87,22 +79,24 @@ def take_slots(
         missing = end
         for place in range(end - 1, k - 1, -1):
             start = first + ids_K[place] % sets * WAYS
-            slots_K[place] = slot = _slot_of(ids_K[place], start, slots_HS)
-            if slot == NO_SLOT:
+            slots_K[place] = NO_SLOT
+            for slot in range(start, start + WAYS):
+                if slots_S2[slot, 0] == ids_K[place] + 1:
+                    slots_K[place] = slot
+                    slots_S2[slot, 1] = now
+            if slots_K[place] == NO_SLOT:
                 missing = place
-            else:
-                slots_HS[1, slot] = now
         for place in range(missing, end):
             if slots_K[place] >= 0:
                 continue
             start = first + ids_K[place] % sets * WAYS
             oldest = start
             for slot in range(start + 1, start + WAYS):
-                if slots_HS[1, slot] < slots_HS[1, oldest]:
+                if slots_S2[slot, 1] < slots_S2[oldest, 1]:
                     oldest = slot
-            if slots_HS[1, oldest] < now:
-                slots_HS[0, oldest] = ids_K[place] + 1
-                slots_HS[1, oldest] = now
+            if slots_S2[oldest, 1] < now:
+                slots_S2[oldest, 0] = ids_K[place] + 1
+                slots_S2[oldest, 1] = now
                 slots_K[place] = oldest
                 fresh_K[fresh] = oldest
                 fresh += 1
