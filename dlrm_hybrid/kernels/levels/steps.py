@@ -51,7 +51,7 @@ def quantise(
 
     What rounding takes from a gradient joins its unit's next one: else units whose gradients are
     small in every row would learn nothing. So of a unit less than a step is missing in the sum over
-    the rows, which is what weights learn from (error diffusion, as of the greys of a picture).
+    the rows, while a small row may get half a large one's step (error diffusion, as of greys).
 
     Args:
         indices_K: flat, increasing.
@@ -82,6 +82,7 @@ def quantise(
         if top == 0:
             for at in range(first, k):
                 levels_K[at] = 0
+                rest_N[indices_K[at] - start] = 0  # where it is what has made a value 0
             continue
         exact = min(max(top, SMALLEST_TOP), LARGEST_TOP) * inverse
         split = exact * _SPLITTER
