@@ -220,6 +220,11 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
         # An item that is wrong is also left out of the count.
         if fault["type"] == "too_short" and any(_is_inside(one, fault) for one in found):
             continue
+        # Nor need a list be a number where one of its items is wrong.
+        if fault["type"].endswith("_type") and isinstance(fault["input"], list):
+            items = (_key([str(part) for part in one["loc"]], known) for one in found)
+            if any(one.startswith(f"{key}[") for one in items):
+                continue
         if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             yield unknown_key(key)
         elif fault["type"] in ("missing", "missing_argument"):

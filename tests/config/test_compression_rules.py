@@ -76,6 +76,18 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], message: str
     assert message in str(caught.value)
 
 
+def test_a_wrong_item_of_a_list_is_told_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        values_of(
+            [HYBRID, "activation=dct", "activation.bits=[4,9]", "activation.sparsity=[0.5,2]"]
+        )
+    assert sorted(str(caught.value).splitlines()) == [
+        "  activation.bits[1] = 9: must be less than or equal to 8",
+        "  activation.sparsity[1] = 2: must be less than 1",
+        "configuration: 2 faults",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "compressed"),
     [
