@@ -195,3 +195,12 @@ def test_what_yaml_says_is_what_was_meant(made: list[CategoricalColumn], label: 
 def test_any_text_is_a_schema_or_told_why_not(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^m\.yaml"):
         reading.loads(text, "m.yaml")
+
+
+def test_a_name_that_cannot_be_looked_at_is_told_with_the_reason() -> None:
+    with pytest.raises(
+        ConfigError, match=r"xxx: cannot be read: File name too long \(data.schema\)"
+    ):
+        reading.named(300 * "x")
+    with pytest.raises(ConfigError, match="data.schema = 'mine': no such file; the package has"):
+        reading.named("mine")

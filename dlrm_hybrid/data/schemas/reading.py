@@ -36,7 +36,7 @@ def named(name: str) -> Schema:
     """
     if name not in _builtins():
         path = Path(name)
-        if not path.exists():
+        if _is_missing(path):
             known = [one for one in _builtins() if builtin(one).format == "table"]
             raise ConfigError(
                 f"data.schema = {name!r}: no such file; the package has {', '.join(known)}"
@@ -46,6 +46,16 @@ def named(name: str) -> Schema:
     if found.format == "criteo":
         raise ConfigError(f"data.schema = {name!r}: is of data={name}, not of data=table")
     return found
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # `read` says why
+        pass
+    return False
 
 
 def read(path: Path) -> Schema:
