@@ -32,8 +32,8 @@ from dlrm_hybrid.train.signals import StopRequest
 
 # By module: functions as it calls them, and methods of its classes.
 PARTS = {
-    "compress.gradient.error_feedback": ("ErrorFeedback._rounded", "sparse_all"),
-    "parallel.dense.mirror": ("_published_levels", "sparse_all"),
+    "compress.gradient.error_feedback": ("ErrorFeedback._rounded", "sparse_all", "listed_all"),
+    "parallel.dense.mirror": ("_published_levels", "sparse_all", "listed_all"),
     "wire.updates": (
         *("UpdateSender.encode", "sparse_of_all", "quanta", "list_update", "write_update"),
         *("UpdateReceiver.decode", "read_update", "collect_update"),
