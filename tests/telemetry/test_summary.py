@@ -126,6 +126,14 @@ def test_the_leader_says_how_many_rows_bytes_were_sent_for() -> None:
         assert summary["network"]["bytes_per_sample"] == 800 * len(told_by) / (steps * 10)
 
 
+def test_only_a_start_says_how_many_samples_a_step_has() -> None:
+    """The line of a start may be damaged; what other events hold beside their own is anything."""
+    first = point(10, 2.0, 0.5)
+    first.values["samples_per_step"] = ["two"]
+    summary = summarise([first, told(0, "worker-0.0", 800)], "failed", cores=2)
+    assert summary["network"]["bytes_per_sample"] is None
+
+
 def test_staleness_is_of_all_servers_in_all_attempts() -> None:
     ranks = [told(rank, f"server-{rank}", 8) for rank in (0, 1, 2)]
     for rank, pushes in ((1, [(0, 1), (1, 3)]), (2, [(0, 2), (0, 6)])):
