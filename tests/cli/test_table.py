@@ -152,7 +152,10 @@ def test_a_schema_that_is_there_is_never_overwritten(
 
 FAULTS = [
     (("data=table",), "model.bottom[0] = null: counts the dense columns of data.schema, which is"),
-    (("data=table", "data.schema=no.yaml"), "no.yaml: cannot be read: No such file"),
+    (
+        ("data=table", "data.schema=no.yaml"),
+        "data.schema = 'no.yaml': no such file; the package has",
+    ),
     (("data.schema=a.yaml",), "data.schema = 'a.yaml': only applies to data=table, not synthetic"),
     (("data=table", "data.schema=rows.yaml", "data.days=7"), "data.days = 7: data=table has it in"),
     (("data=criteo_kaggle", "data.days=null"), "data.days = null: data=criteo_kaggle needs a num"),
