@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 .PHONY: train check test test-all install clean
 
 train: install
-	$(VENV)/bin/python -m dlrm_hybrid train +experiment=dct_hybrid
+	$(VENV)/bin/python -m dlrm_hybrid train +experiment=dct_levels
 
 check: install
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check.sh --quick

@@ -4,7 +4,7 @@ The quantum of a tensor is half the smallest power of two that the smallest magn
 does not exceed, but at least half the one nearest to the mean magnitude: most elements that a
 threshold selects become ±1 to ±4, and a choice that others have made is not written out to its last
 bits. So the product of level and quantum and the rest are both exact in float32: nothing is lost.
-The whole power costs 0.1 % of log-loss, a quarter no less than the half (docs/compression.md).
+The whole power costs 0.1 % of log-loss, a quarter no less than the half (docs/results/levels.md).
 
 Shapes: K values of T tensors, E = T + 1 offsets: where those of each tensor begin, then K.
 """
