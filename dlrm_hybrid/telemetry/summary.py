@@ -151,7 +151,7 @@ def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
             if one.kind is Kind.RANK
         }
         # What a damaged record begins with may be another event.
-        begun = attempt[0].values if attempt[0].kind is Kind.STARTED else {}
+        begun: Mapping[str, Any] = attempt[0].values if attempt[0].kind is Kind.STARTED else {}
         leader = begun.get("rank"), begun.get("role")
         counted = steps.get(leader, max(steps.values(), default=0))
         rows += counted * begun.get("samples_per_step", 0)
