@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from dlrm_hybrid.bounds import PATTERNS
 from dlrm_hybrid.config.identity import flat, is_below
@@ -81,7 +80,7 @@ MOST_CHARACTERS = 500  # of the line for one fault
 
 
 def validate(values: Mapping[str, Any]) -> Config:
-    """The typed configuration.
+    """Make the typed configuration of plain values, or name all their faults.
 
     Raises:
         ConfigError: one line per fault, each naming its key and the value it has.
@@ -215,16 +214,11 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
     known = list(flat(values))
     messages: dict[str, list[str]] = {}
     found = error.errors(include_url=False)
-    for fault in found:
-        key = _key([str(part) for part in fault["loc"]], known)
-        # An item that is wrong is also left out of the count.
-        if fault["type"] == "too_short" and any(_is_inside(one, fault) for one in found):
+    keys = [_key([str(part) for part in fault["loc"]], known) for fault in found]
+    for fault, key in zip(found, keys, strict=True):
+        # A list with a wrong item is also too short without it, and no number.
+        if isinstance(fault["input"], list) and any(one.startswith(f"{key}[") for one in keys):
             continue
-        # Nor need a list be a number where one of its items is wrong.
-        if fault["type"].endswith("_type") and isinstance(fault["input"], list):
-            items = (_key([str(part) for part in one["loc"]], known) for one in found)
-            if any(one.startswith(f"{key}[") for one in items):
-                continue
         if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             yield unknown_key(key)
         elif fault["type"] in ("missing", "missing_argument"):
@@ -235,11 +229,6 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
             messages.setdefault(f"{key} = {shown(fault['input'])}", []).append(message)
     for head, several in messages.items():
         yield f"{head}: {', or '.join(several)}"
-
-
-def _is_inside(one: ErrorDetails, other: ErrorDetails) -> bool:
-    """Whether a fault is of an item of what the other is of."""
-    return len(one["loc"]) > len(other["loc"]) and one["loc"][: len(other["loc"])] == other["loc"]
 
 
 def _key(path: list[str], known: Sequence[str]) -> str:
