@@ -19,13 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.cli.main import run
+from harness import told_by_ranks
+
 from dlrm_hybrid.report.runs import read_run
-from dlrm_hybrid.run import training
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.signals import StopRequest
@@ -136,12 +134,7 @@ def timed_rank(argument: str, report: Report, stop: StopRequest) -> None:
 
 def main(folder: Path, overrides: list[str]) -> int:
     """Train, then print a row for each function that was called."""
-    training.TRAIN_RANK = "codes:timed_rank"
-    code = run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides])
-    if code:
-        return code
-    record = list(events.read(folder / "events.jsonl"))
-    ranks = [event.values for event in record if event.kind is Kind.RANK]
+    ranks = told_by_ranks("codes:timed_rank", folder, overrides)
     steps = max(rank["timed_steps"] for rank in ranks)
     config = read_run(folder).config
     samples = steps * config["train"]["batch_size"] * config["parallel"]["trainers"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.kernels import ALL
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.run import training
 from dlrm_hybrid.run.compiling import compile_ahead
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.machine import Machine, describe
 from dlrm_hybrid.telemetry.summary import COMPLETE
 
@@ -92,6 +96,23 @@ def train_once(folder: Path, *overrides: str) -> Run:
     argv = [sys.executable, "-m", "dlrm_hybrid", "train", *overrides, f"hydra.run.dir={folder}"]
     subprocess.run(argv, check=True, stdout=sys.stderr)
     return read_run(folder)
+
+
+def told_by_ranks(rank: str, folder: Path, overrides: Sequence[str]) -> list[Mapping[str, Any]]:
+    """What the ranks of a run tell at its end, with another body than theirs.
+
+    Args:
+        rank: the body, as "module:function".
+        folder: of the run.
+        overrides: of the run.
+
+    Raises:
+        SystemExit: with the code of a run that fails.
+    """
+    training.TRAIN_RANK = rank
+    if code := run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides]):
+        sys.exit(code)
+    return [one.values for one in events.read(folder / "events.jsonl") if one.kind is Kind.RANK]
 
 
 def slug(name: str) -> str:

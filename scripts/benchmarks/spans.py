@@ -15,12 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.run import training
+from harness import told_by_ranks
+
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.telemetry.traffic import Phase
@@ -68,12 +66,7 @@ def _span_seconds() -> float:
 
 def main(folder: Path, overrides: list[str]) -> int:
     """Train, then print a row for each rank; 1 if a share is more than is allowed."""
-    training.TRAIN_RANK = "spans:counted_rank"
-    code = run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides])
-    if code:
-        return code
-    record = list(events.read(folder / "events.jsonl"))
-    ranks = [event.values for event in record if event.kind is Kind.RANK]
+    ranks = told_by_ranks("spans:counted_rank", folder, overrides)
     steps = max(rank["timed_steps"] for rank in ranks)
     print("| rank | spans per step | µs each | µs per step | CPU µs per step | share |")
     print("|---|---:|---:|---:|---:|---:|")
