@@ -124,11 +124,11 @@ class Cast:
     scale: float
 
     def encode(self, input_tensor: Tensor, ctx: object = None) -> Tensor:
-        """Float32 → `dtype`."""
+        """Float32 → `dtype`, before rows or gradients travel."""
         return times(input_tensor, self.scale).to(self.dtype)
 
     def decode(self, input_grad: Tensor, ctx: object = None) -> Tensor:
-        """`dtype` → float32."""
+        """`dtype` → float32, on the way back."""
         return times(input_grad.float(), 1.0 / self.scale)
 
     @property

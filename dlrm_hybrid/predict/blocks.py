@@ -17,7 +17,7 @@ from dlrm_hybrid.data.sources.values import Values
 
 @dataclass(frozen=True, slots=True)
 class CriteoValues:
-    """Rows of Criteo text.
+    """A block of Criteo text, as its parser reads it.
 
     Attributes:
         dense_RI: float32, as a model takes them.

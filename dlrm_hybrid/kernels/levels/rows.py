@@ -249,7 +249,7 @@ def gradient_levels(
 
 @kernel
 def scale_levels(levels_KD: Int32s, step: float, values_KD: Float32s) -> None:
-    """What levels stand for."""
+    """Write the values that levels stand for: level times step."""
     size = np.float32(step)
     for k in range(levels_KD.shape[0]):
         for column in range(levels_KD.shape[1]):

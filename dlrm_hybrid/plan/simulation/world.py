@@ -85,7 +85,7 @@ def _steady(config: Config) -> Config:
 
 
 class _World:
-    """One simulation."""
+    """The ranks, queues and clocks of one simulated world."""
 
     def __init__(
         self, world: Layout, sizes: Frames, units: UnitCosts, hosts: Hosts, steps: int

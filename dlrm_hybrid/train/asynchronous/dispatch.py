@@ -18,7 +18,7 @@ from dlrm_hybrid.wire.frame import Kind
 @final
 @dataclass(slots=True)
 class Dispatch:
-    """Orders of all trainers.
+    """The next batches of all trainers, handed out by the leader.
 
     Attributes:
         topology: of the world.
