@@ -14,7 +14,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dlrm_hybrid.bounds import (
-    PAGE_PATTERN,
     STRICT,
     BelowOne,
     Count,
@@ -28,6 +27,16 @@ from dlrm_hybrid.bounds import (
 )
 from dlrm_hybrid.compress.activation.methods import ActivationKeys
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules, sections
+from dlrm_hybrid.config.sections.commands import (
+    DoctorConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ImportConfig,
+    PlanConfig,
+    PredictConfig,
+    PrepareConfig,
+    ReportConfig,
+)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -261,55 +270,6 @@ class TrainConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
-class PrepareConfig:
-    """What the verb `prepare` does with rows that are there; see conf/config.yaml."""
-
-    check: bool
-    overwrite: bool
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class EvaluateConfig:
-    """What the verb `evaluate` reads, and the batch of every evaluation."""
-
-    checkpoint: Path | None
-    batch_size: Positive
-    output: Path | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class PredictConfig:
-    """Which rows the verb `predict` scores, and where scores go; see docs/predict.md."""
-
-    checkpoint: Path | None
-    rows: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    output: Path | None
-    keep: tuple[Annotated[str, Field(min_length=1)], ...]
-    unknown: Literal["error", "zero"]
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ExportConfig:
-    """What the verb `export` writes for other programs; see docs/export.md."""
-
-    checkpoint: Path | None
-    output: Path | None
-    format: Literal["pt2", "onnx", "safetensors"]
-    names: Literal["ours", "torchrec", "dlrm"]
-    int8: bool
-    check_rows: Positive
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ImportConfig:
-    """Which weights of other programs the verb `import` makes a checkpoint of."""
-
-    file: Path | None
-    output: Path | None
-    names: Literal["ours", "torchrec", "dlrm"]
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
 class CheckpointConfig:
     """When to save, how many to keep, where to go on from, and how often after a loss."""
 
@@ -328,40 +288,6 @@ class TelemetryConfig:
 
     every: Positive
     tensorboard: bool
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ReportConfig:
-    """Which runs the verb `report` compares, and the files it writes."""
-
-    runs: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    output: Annotated[str, Field(pattern=PAGE_PATTERN)]
-    pictures: Path | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class PlanConfig:
-    """What the verb `plan` predicts speeds from, and the worlds it compares; see docs/plan.md."""
-
-    calibration: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    count_steps: Annotated[int, Field(ge=20, le=1_000_000)] | None
-    trainers: Annotated[tuple[Positive, ...], Field(min_length=1)] | None
-    servers: Annotated[tuple[Count, ...], Field(min_length=1)] | None
-    rates: Annotated[tuple[Name, ...], Field(min_length=1)] | None
-    latencies: Annotated[tuple[Name, ...], Field(min_length=1)] | None
-    hosts: Literal["one", "each"]
-    cores: Annotated[float, Field(gt=0, le=1024)] | None
-    search: Annotated[int, Field(ge=2, le=64)] | None
-    output: Path | None
-    picture: Path | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class DoctorConfig:
-    """What the verb `doctor` does: `check` this machine, make CURVE `keys`, `compile` kernels."""
-
-    action: Literal["check", "keys", "compile"]
-    output: Path
 
 
 @dataclass(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.bags import with_first_ids
-from dlrm_hybrid.config.schema import ExportConfig
+from dlrm_hybrid.config.sections.commands import ExportConfig
 from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.disk import writing
