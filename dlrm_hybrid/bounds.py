@@ -1,10 +1,16 @@
-"""Ranges that configuration keys share."""
+"""Ranges that configuration keys share.
+
+Pydantic checks them, but is not imported: the compressors have settings too, and need no pydantic.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 PAGE_PATTERN = r"[^/]\.html$"
@@ -14,17 +20,44 @@ PATTERNS = {
     PAGE_PATTERN: "must be a file whose name ends in .html",
 }
 
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+STRICT: ConfigDict = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+"""How pydantic checks a record: the value of its attribute `__pydantic_config__`."""
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Part = Annotated[float, Field(gt=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-LevelBits = Annotated[int, Field(ge=3, le=8)]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What a value must be, in an `Annotated` type; None where it may be anything.
+
+    Attributes:
+        ge: at least this; `gt`: more than this; `le`: at most this; `lt`: less than this.
+        pattern: regular expression found in the text.
+        min_length: characters of the text.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    pattern: str | None = None
+    min_length: int | None = None
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What pydantic asks of metadata: the schema of the type with these bounds."""
+        bounds = {name: getattr(self, name) for name in self.__slots__}
+        return handler(source) | {name: one for name, one in bounds.items() if one is not None}
+
+
+Count = Annotated[int, Bound(ge=0)]
+Positive = Annotated[int, Bound(ge=1)]
+Seed = Annotated[int, Bound(ge=0, lt=2**63)]
+Rate = Annotated[float, Bound(gt=0)]
+Fraction = Annotated[float, Bound(ge=0, le=1)]
+Part = Annotated[float, Bound(gt=0, le=1)]
+BelowOne = Annotated[float, Bound(ge=0, lt=1)]
+LevelBits = Annotated[int, Bound(ge=3, le=8)]
 Precision = Literal["float32", "bfloat16", "float16"]
 PrecisionOrLevels = Literal["float32", "bfloat16", "float16", "levels"]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Path = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Bound(pattern=NAME_PATTERN)]
+Path = Annotated[str, Bound(min_length=1)]

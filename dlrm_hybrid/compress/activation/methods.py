@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-from pydantic.dataclasses import dataclass as checked
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dlrm_hybrid.bounds import STRICT, BelowOne, LevelBits, Precision
 
@@ -14,9 +12,11 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.activation.codec import ActivationCodec
 
 
-@checked(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ActivationKeys:
     """How activations and their gradients travel between stages; see conf/activation/."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     name: Literal["none", "dct", "sketch", "gradient_topk"]
     sparsity: BelowOne | tuple[BelowOne, ...]

@@ -6,9 +6,8 @@ TernGrad (Wen et al., NIPS 2017) multiplies them by a scale and is right on aver
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
-
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dlrm_hybrid.bounds import STRICT, Positive, Rate
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TernGradSettings:
     """Settings of `gradient=terngrad`; see conf/gradient/base/sections.yaml.
 
@@ -28,6 +27,8 @@ class TernGradSettings:
         smallest: tensors of fewer elements stay float32.
         pull: servers report the few levels of the mean, or dense weights.
     """
+
+    __pydantic_config__: ClassVar = STRICT
 
     clip: Rate | None
     sharing: bool

@@ -5,9 +5,8 @@ ScaleCom's CLT-k (Chen et al., NeurIPS 2020) and DEFT (Yoon and Oh, ICPP 2023).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dlrm_hybrid.bounds import STRICT, Part
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
@@ -16,16 +15,20 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CltkSettings:
     """Settings of `gradient=cltk`: the low-pass filter of ScaleCom; 1 is plain error feedback."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     low_pass: Part
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeftSettings:
     """Settings of `gradient=deft`: the leader's budget, or each trainer's own as published."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     budget: Literal["exact", "paper"]
 

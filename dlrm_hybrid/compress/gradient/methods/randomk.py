@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass as plain_dataclass
-from typing import TYPE_CHECKING
-
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from dlrm_hybrid.bounds import STRICT
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
@@ -20,14 +18,16 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.selector import Selection
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomKSettings:
     """Settings of `gradient=randomk`: with a residual, or unbiased with values times N / k."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     feedback: bool
 
 
-@plain_dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK:
     """Selects the same k random elements in every trainer, so pulls are as sparse as pushes.
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING
-
-from pydantic.dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from dlrm_hybrid.bounds import STRICT, BelowOne, Count, Rate
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext, rules
@@ -24,9 +22,11 @@ KEYS = (
 ROUNDS = {"own": (), "union": ("union",), "leader": ("leader",)}
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CorrectionSettings:
     """Settings of `gradient=dgc`: momentum in the trainer, and how the sparsity warms up."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     momentum: BelowOne
     nesterov: bool

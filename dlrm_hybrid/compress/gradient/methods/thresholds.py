@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from dlrm_hybrid.bounds import STRICT, Part, Positive, Rate
+from dlrm_hybrid.bounds import STRICT, Bound, Part, Positive, Rate
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, Rule, StageContext
 from dlrm_hybrid.rng import fold
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
 
-BetweenZeroAndOne = Annotated[float, Field(gt=0, lt=1)]
+BetweenZeroAndOne = Annotated[float, Bound(gt=0, lt=1)]
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """Settings of the DGC rule: the size of its sample, and what is corrected.
 
@@ -27,33 +25,41 @@ class SampleSettings:
         highest: times `k` that is too many.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     part: Part
     lowest: Part
-    highest: Annotated[float, Field(ge=1)]
+    highest: Annotated[float, Bound(ge=1)]
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RedsyncSettings:
     """Settings of the RedSync rule: bisect from mean to maximum, or come down from the maximum."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     search: Literal["bisect", "trim"]
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GaussianSettings:
     """Settings of the Gaussian rule: fit the values as published, or magnitudes as SIDCo."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     fit: Literal["signed", "magnitude"]
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HardSettings:
     """Settings of the hard rule: its magnitude; null is 1 / (2 √k), k elements of the model."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     magnitude: Rate | None
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SidcoSettings:
     """Settings of the SIDCo rule: its fits and the number of their stages.
 
@@ -69,8 +75,10 @@ class SidcoSettings:
         gamma: see `fits.gamma`.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     distribution: Literal["exponential", "gamma", "pareto"]
-    adaptation: Literal["best", "literal", "flip"] | Annotated[int, Field(ge=1, le=32)]
+    adaptation: Literal["best", "literal", "flip"] | Annotated[int, Bound(ge=1, le=32)]
     window: Positive
     tolerance: BetweenZeroAndOne
     first_density: BetweenZeroAndOne
