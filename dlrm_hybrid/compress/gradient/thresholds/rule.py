@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.layout import Float32s
-from dlrm_hybrid.kernels.ops import Ops
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.kernels.ops import Ops  # loads numba
 
 _MILLION = 1_000_000
 

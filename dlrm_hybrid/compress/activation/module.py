@@ -1,0 +1,179 @@
+"""DCT-MP as a torch module, for any network: the largest activations of every row go on.
+
+A network with a `SparseBoundary` where it will be cut trains in one process as it would over two
+with `ThresholdCodec` between them: to the bit in float32 (`scripts/studies/translation.py`).
+
+Shapes: R rows of N elements; K kept of all R * N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final, overload
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+
+MAX_COLUMNS = 256  # of rows whose positions may be a byte each, as in `wire.sparse`
+_MAX_INDEX = 2**31 - 1  # that the kernel counts to
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryReport:
+    """What a `SparseBoundary` would have sent, over all forward passes since the last report.
+
+    Attributes:
+        elements: that came in.
+        kept: of these; every one is sent forward, and its gradient backward.
+        forward_bytes: kept values and their positions, these in the shortest of the encodings of
+            `wire.sparse` without Rice coding; frames' heads come on top.
+        backward_bytes: gradients of kept values. Where they belong, the other end knows.
+    """
+
+    elements: int
+    kept: int
+    forward_bytes: int
+    backward_bytes: int
+
+    @property
+    def density(self) -> float:
+        """The share that was kept; below that asked for where rows have fewer that are not 0."""
+        return self.kept / self.elements if self.elements else 0.0
+
+
+@final
+class SparseBoundary(nn.Module):
+    """Keeps the largest magnitudes of every row, forward and backward (DCT-MP).
+
+    A row is the last dimension. Forward, an element that reaches its row's k-th largest magnitude
+    goes on and others become 0; with ties, all that tie go on. Backward, gradients pass at the same
+    elements and nowhere else. Nothing is scaled and nothing is remembered from step to step. A zero
+    is never kept, so no gradient comes back at one: behind a ReLU none would.
+
+    What is not finite goes on, for torch's own checks to find (`GradScaler`, `detect_anomaly`).
+    Under autocast it selects in the type that it is given. `torch.compile` takes it without a break
+    in the graph. On the CPU float32 rows are selected by a compiled kernel, which is loaded when it
+    is first needed; other types and devices by torch's operations, with the same result.
+
+    `torch.nn.TransformerEncoderLayer` leaves out an activation that it was given after it was made,
+    in evaluations: make it with `activation=Sequential(ReLU(), SparseBoundary(0.1))`.
+
+    Args:
+        density: share of a row that goes on, in (0, 1]; at least one element does.
+        evaluate_masked: select in evaluations too, as in training.
+
+    Raises:
+        ValueError: the density is out of bounds; of a call, no rows of floats.
+
+    Source: Gupta et al., KDD 2021, algorithm 2.
+    """
+
+    def __init__(self, density: float, *, evaluate_masked: bool = True) -> None:
+        super().__init__()
+        if not 0 < density <= 1:
+            raise ValueError(f"density={density} is not in (0, 1]")
+        self.density = density
+        self.evaluate_masked = evaluate_masked
+        # No buffer: DDP would overwrite it by that of its first rank. No numbers: compiled code
+        # would be compiled anew whenever they change.
+        self._totals: Tensor | None = None
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep the largest of every row.
+
+        Args:
+            x: rows (..., N) of any floating type.
+
+        Returns:
+            the same with 0 for what is not kept.
+        """
+        if not x.dim() or not x.is_floating_point():
+            raise ValueError(f"{x.dtype} of shape {list(x.shape)} is not rows of floats")
+        if not x.numel() or not (self.training or self.evaluate_masked):
+            return x
+        k = target_k(x.shape[-1], 1 - self.density)
+        kept, totals = _selected(x.detach(), k, x.requires_grad)
+        self._totals = totals if self._totals is None else self._totals + totals
+        return torch.where(kept, x, 0)
+
+    def report(self) -> BoundaryReport:
+        """What would have been sent since the last call, by any forward pass that selected."""
+        totals = torch.zeros(4, dtype=torch.int64) if self._totals is None else self._totals
+        self._totals = None
+        elements, kept, forward_bytes, backward_bytes = map(int, totals)
+        return BoundaryReport(
+            elements=elements,
+            kept=kept,
+            forward_bytes=forward_bytes,
+            backward_bytes=backward_bytes,
+        )
+
+    @override
+    def extra_repr(self) -> str:
+        return f"density={self.density}, evaluate_masked={self.evaluate_masked}"
+
+
+def _select(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
+    """Which elements are kept of rows (..., N), and the numbers of a report, by torch alone."""
+    magnitudes = x.abs()
+    tau = magnitudes.kthvalue(x.shape[-1] - k + 1, dim=-1, keepdim=True).values
+    # Of numbers that are none, neither comparison holds: they are kept, as threshold they keep all.
+    kept = ~(magnitudes < tau) & (x != 0)
+    return kept, _totals(kept, kept.count_nonzero(), x.element_size(), trains)
+
+
+_selected = torch.library.custom_op(
+    "dlrm_hybrid::largest_of_rows",
+    _select,
+    mutates_args=(),
+    schema="(Tensor x, int k, bool trains) -> (Tensor, Tensor)",
+)
+
+
+@_selected.register_kernel("cpu")  # pyright: ignore[reportUntypedFunctionDecorator]
+def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
+    if x.dtype is not torch.float32 or x.numel() > _MAX_INDEX:
+        return _select(x, k, trains)
+    from dlrm_hybrid.kernels.ops import NUMBA
+
+    largest = NUMBA.topk_rows(x.contiguous().view(-1, x.shape[-1]).numpy(), k)
+    if largest is None:
+        return _select(x, k, trains)
+    indices_K = torch.from_numpy(largest.indices_K)
+    kept = torch.zeros(x.shape, dtype=torch.bool)
+    kept.view(-1)[indices_K.long()] = True
+    return kept, _totals(kept, torch.tensor(indices_K.numel()), x.element_size(), trains)
+
+
+@_selected.register_fake
+def _shapes(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=torch.bool), x.new_empty(4, dtype=torch.int64)
+
+
+def _totals(kept: Tensor, count: Tensor, value_bytes: int, trains: bool) -> Tensor:
+    """The numbers of a `BoundaryReport`, int64, in its order; nothing waits for the device."""
+    elements, width = kept.numel(), kept.shape[-1]
+    positions = (4 * count).clamp(max=_filled((elements + 7) // 8, value_bytes))
+    if width <= MAX_COLUMNS:
+        by_row = _filled(elements // width + count, value_bytes)
+        if width == MAX_COLUMNS:  # a byte cannot say that a row has so many
+            by_row = torch.where(kept.all(-1).any(), positions, by_row)
+        positions = torch.minimum(positions, by_row)
+    positions = positions * (count < elements) * (count > 0)
+    values = count * value_bytes
+    backward = values if trains else torch.zeros_like(count)
+    return torch.stack([torch.full_like(count, elements), count, positions + values, backward])
+
+
+@overload
+def _filled(num_bytes: int, value_bytes: int) -> int: ...
+@overload
+def _filled(num_bytes: Tensor, value_bytes: int) -> Tensor: ...
+def _filled(num_bytes: int | Tensor, value_bytes: int) -> int | Tensor:
+    """Up to the next multiple of a value's size, where values begin."""
+    return (num_bytes + value_bytes - 1) // value_bytes * value_bytes
