@@ -117,23 +117,26 @@ def resume_point(request: Request) -> Path | None:
 
 
 def check_checkpoint(
-    folder: Path, values: Mapping[str, Any], shards: Shards, new_run: bool
+    folder: Path, values: Mapping[str, Any], shards: Shards | None, new_run: bool
 ) -> Mapping[str, Any]:
     """The facts of a checkpoint that a run may resume from.
 
     Args:
         folder: of the checkpoint.
         values: configuration of the run.
-        shards: its rows.
+        shards: its rows; None where a program hands batches over, which nobody compares.
         new_run: the checkpoint was made by another run.
 
     Raises:
         DataError: it was made by another model or from other rows; each key is named.
     """
     facts = read_facts(folder)
-    lines = differences(saved_values(facts["config"]), values, new_run=new_run)
+    saved = saved_values(facts["config"])
+    if shards is None:
+        saved = {**saved, "data": values["data"]}
+    lines = differences(saved, values, new_run=new_run)
     lines = lines or other_flights(facts, values)
-    if facts["rows"] != shards.manifest.identity:
+    if shards is not None and facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
     if lines:
         raise DataError(

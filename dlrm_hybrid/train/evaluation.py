@@ -95,7 +95,8 @@ class WorldEvaluation:
         place = trainers.index(self.messenger.rank // self.topology.stages)
         for number, done_rows, group in self.rows[part].groups(len(trainers)):
             meet(number, done_rows)
-            logit_B = self._predict(number, group, place)
+            own = group[place] if place < len(group) else without_rows(group[0])
+            logit_B = self.predict(number, own)
             if self.messenger.rank == leader:
                 for trainer, batch in zip(trainers, group, strict=False):
                     rank = self.topology.worker(trainer, self.topology.stages - 1)
@@ -109,16 +110,26 @@ class WorldEvaluation:
                 self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
         return metrics.scores() if self.messenger.rank == leader else None
 
-    def _predict(self, number: int, group: list[Batch], place: int) -> Tensor | None:
-        """Logits of this trainer's batch in the last stage."""
-        if place < len(group):
-            inputs = stage_inputs(self.evaluator, group[place])
+    def predict(self, number: int, batch: Batch) -> Tensor | None:
+        """Logits of this trainer's batch in the last stage, with the weights that it was given.
+
+        Args:
+            number: of the batch; another one for each batch of an evaluation.
+            batch: any number of rows.
+        """
+        if len(batch.label_B):
+            inputs = stage_inputs(self.evaluator, batch)
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables answer all trainers together: one without rows asks for none.
-            nothing = tensor_bags(bags.part(group[0].bags, slice(0)))
-            self.runner.run(self.evaluator.tables.predict(nothing))
+            self.runner.run(self.evaluator.tables.predict(tensor_bags(batch.bags)))
         return None
+
+
+def without_rows(batch: Batch) -> Batch:
+    """A batch of no rows that has the columns of this one."""
+    none = slice(0)
+    return Batch(batch.dense_BI[none], bags.part(batch.bags, none), batch.label_B[none])
 
 
 def gathered_scores(

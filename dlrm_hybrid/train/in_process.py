@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.data.loader import LoaderState, ReadAhead
+from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
@@ -208,23 +208,36 @@ class InProcessEngine:
         Raises:
             PreemptedError, InterruptedRunError: between two batches.
         """
+        self.take_masters()
+        metrics, rows = BinaryMetrics(), self.rows[part]
+        for number, batch in enumerate(rows.batches()):
+            stop.check()
+            show(number * rows.batch_size)
+            metrics.add(self.predict(number, batch).numpy(), batch.label_B)
+        return metrics.scores()
+
+    def take_masters(self) -> None:
+        """Give evaluators the weights and statistics that the model has now."""
         masters = self._dense()
         for stage, worker in enumerate(self.evaluators):
             learners = self.ranks.workers[stage :: len(self.evaluators)]
             of_trainers = [one.stage.model.statistics() for one in learners]
             worker.stage.model.fill({**masters, **statistics.mean(of_trainers)})
-        metrics, rows = BinaryMetrics(), self.rows[part]
-        for number, batch in enumerate(rows.batches()):
-            stop.check()
-            show(number * rows.batch_size)
-            programs: dict[int, Program[Tensor | None]] = {
-                worker.rank: predict_batch(worker, number, stage_inputs(worker, batch))
-                for worker in self.evaluators
-            }
-            logit_B = self.runner.run(programs)[self.evaluators[-1].rank]
-            assert logit_B is not None
-            metrics.add(logit_B.numpy(), batch.label_B)
-        return metrics.scores()
+
+    def predict(self, number: int, batch: Batch) -> Tensor:
+        """Logits (B,) of a batch, with the masters as they were taken last.
+
+        Args:
+            number: of the batch; another one for each batch of an evaluation.
+            batch: any number of rows.
+        """
+        programs: dict[int, Program[Tensor | None]] = {
+            worker.rank: predict_batch(worker, number, stage_inputs(worker, batch))
+            for worker in self.evaluators
+        }
+        logit_B = self.runner.run(programs)[self.evaluators[-1].rank]
+        assert logit_B is not None
+        return logit_B
 
     def pieces(self) -> list[Piece]:
         """Views of all that a checkpoint must hold; copying into them loads one."""

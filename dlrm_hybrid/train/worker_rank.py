@@ -179,12 +179,6 @@ class WorkerRank:
         Raises:
             PreemptedError, InterruptedRunError: in all workers between the same batches.
         """
-        masters: Mapping[str, Tensor]
-        stage = self.worker.part.index
-        if isinstance(self.client, ServerClient):
-            masters = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
-        else:
-            masters = self.client.tensors()
 
         def meet(number: int, done_rows: int) -> None:
             show(done_rows)
@@ -192,9 +186,21 @@ class WorkerRank:
 
         if trainers is None:
             trainers = range(self.topology.trainers)
+        return self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
+
+    def masters(self, trainers: Sequence[int]) -> Mapping[str, Tensor]:
+        """The master weights and mean statistics of its stage, for evaluations by these trainers.
+
+        All of their workers ask for them together.
+        """
+        stage = self.worker.part.index
+        if isinstance(self.client, ServerClient):
+            own = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
+        else:
+            own = self.client.tensors()
         ranks = [self.topology.worker(trainer, stage) for trainer in trainers]
-        own = statistics.exchanged(self.messenger, ranks, self.worker.stage.model, self.step)
-        return self.evaluation.scores(part, self.leader, {**masters, **own}, trainers, meet)
+        model = self.worker.stage.model
+        return {**own, **statistics.exchanged(self.messenger, ranks, model, self.step)}
 
     def pieces(self) -> list[Piece]:
         """What a checkpoint must hold of this worker."""

@@ -24,16 +24,17 @@ from dlrm_hybrid.parallel.tables.base import Remembered, Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
+from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import pace as build_pace
+from dlrm_hybrid.run.assembly import rows as build_rows
 from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.rows import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
-from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
-from dlrm_hybrid.types import ScoredPart
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 FRAMES_BESIDE_ROWS = 4096  # far more than a worker may have waiting
@@ -45,27 +46,26 @@ def mailbox_capacity(config: Config) -> int:
     return FRAMES_BESIDE_ROWS + ahead
 
 
-def evaluated_rows(config: Config, shards: Shards) -> dict[ScoredPart, EvaluatedRows]:
-    """The rows of each part that is scored, as evaluations read them."""
-    return {
-        part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
-        for part, rows in shards.scored_rows(config.data.test_part).items()
-    }
-
-
 def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
+) -> InProcessEngine:
+    """As `engine_of`, for prepared rows."""
+    return engine_of(config, build_rows.prepared(config, shards), steps, storage, clock)
+
+
+def engine_of(
+    config: Config, rows: RowSource, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
     """A world in one process, with initial values; `parallel=single` is a world of one rank.
 
     Args:
         config: of the run.
-        shards: prepared rows.
+        rows: of the run.
         steps: of the whole run; learning rates may depend on it.
         storage: of the rows of table servers.
         clock: of the process.
     """
-    layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
+    layout = build_world.layout(config, rows.table_rows, steps, attempt=0)
     topology = layout.topology
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
@@ -75,12 +75,6 @@ def engine(
     else:
         own = _shared(config, layout, clock)
     ranks = _ranks(config, layout, channels, own, clock)
-    evaluators = [
-        build_world.evaluator(
-            config, layout, ranks.workers[rank], channels[rank].send, own.evaluation.get(rank)
-        )
-        for rank in range(topology.stages)
-    ]
     mailboxes = {
         rank: Mailbox(channels[rank], layout.attempt, mailbox_capacity(config))
         for rank in range(topology.num_workers)
@@ -90,8 +84,7 @@ def engine(
     if gates:
         servers = [(channel, gate.take) for (channel, _), gate in zip(servers, gates, strict=True)]
     runner = InProcessRunner(mailboxes=mailboxes, servers=servers, clock=clock)
-    sample, trainers = IdSample(), range(topology.trainers)
-    loaders = [build_model.loader(config, shards, trainer, sample) for trainer in trainers]
+    sample = IdSample()
     return InProcessEngine(
         ranks=ranks,
         id_sample=sample,
@@ -104,14 +97,17 @@ def engine(
         ),
         runner=runner,
         reads=[
-            ReadAhead(clock.timed(Span.READ, loader.read), config.embedding.staleness)
-            for loader in loaders
+            ReadAhead(clock.timed(Span.READ, rows.reader(one, sample)), config.embedding.staleness)
+            for one in range(topology.trainers)
         ],
         schedule=build_model.dense_schedule(config, steps, lowered=layout.lowered),
         lowered=layout.lowered,
-        evaluators=evaluators,
-        rows=evaluated_rows(config, shards),
-        pace=build_pace.pace(config, shards, ranks, runner, gates, clock, sample),
+        evaluators=_evaluators(config, layout, ranks, own),
+        rows=rows.evaluated,
+        pace=(
+            rows.shards
+            and build_pace.pace(config, rows.shards, ranks, runner, gates, clock, sample)
+        ),
     )
 
 
@@ -127,6 +123,16 @@ def _servers(
             (channel, clock.timed(Span.APPLY, server.handle))
             for channel, server in ranks.table_servers
         ),
+    ]
+
+
+def _evaluators(config: Config, layout: Layout, ranks: Ranks, own: _Access) -> list[Worker]:
+    """The stages of trainer 0 once more."""
+    return [
+        build_world.evaluator(
+            config, layout, ranks.workers[rank], ranks.channels[rank].send, own.evaluation.get(rank)
+        )
+        for rank in range(layout.topology.stages)
     ]
 
 

@@ -16,7 +16,6 @@ from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
-from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.answering import Answering
@@ -27,7 +26,8 @@ from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.engine import evaluated_rows, mailbox_capacity
+from dlrm_hybrid.run.assembly.engine import mailbox_capacity
+from dlrm_hybrid.run.assembly.rows import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def worker_rank(
     config: Config,
     layout: Layout,
-    shards: Shards,
+    rows: RowSource,
     channel: MeteredChannel,
     answers: Answering | None,
     group: GroupOptions,
@@ -55,7 +55,7 @@ def worker_rank(
     Args:
         config: of the run.
         layout: of the world.
-        shards: rows.
+        rows: of the run.
         channel: to the other ranks.
         answers: what it does besides, whenever it waits; None if that is nothing.
         group: of the workers that share the tables.
@@ -99,13 +99,13 @@ def worker_rank(
             patience_seconds=patience_seconds,
             clock=meter.clock,
         )
-        yield _worker(config, layout, shards, messenger, tables, pieces, meter)
+        yield _worker(config, layout, rows, messenger, tables, pieces, meter)
 
 
 def _worker(
     config: Config,
     layout: Layout,
-    shards: Shards,
+    rows: RowSource,
     messenger: Messenger,
     tables: tuple[Tables | None, Tables | None],
     pieces: Sequence[Piece],
@@ -115,7 +115,7 @@ def _worker(
     rank, stages = messenger.rank, layout.topology.stages
     send = messenger.channel.send
     sample = None if tables[0] is None else meter.sample_ids()
-    loader = build_model.loader(config, shards, rank // stages, sample)
+    read = rows.reader(rank // stages, sample)
     parts = build_world.worker(config, layout, rank, send, tables[0], meter.clock)
     runner = ProcessRunner(
         mailbox=messenger.mailbox,
@@ -127,7 +127,7 @@ def _worker(
         messenger=messenger,
         runner=runner,
         evaluator=build_world.evaluator(config, layout, parts.worker, send, tables[1]),
-        rows=evaluated_rows(config, shards),
+        rows=rows.evaluated,
     )
     return WorkerRank(
         topology=layout.topology,
@@ -138,7 +138,7 @@ def _worker(
         compression=parts.compression,
         tables=pieces,
         read=ReadAhead(
-            meter.clock.timed(Span.READ, loader.read),
+            meter.clock.timed(Span.READ, read),
             config.embedding.staleness if tables[0] is not None else 0,
         ),
         traffic=meter.steps_traffic,

@@ -70,22 +70,23 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def checkpoint_facts(
-    progress: Progress, values: Mapping[str, Any], shards: Shards
+    progress: Progress, values: Mapping[str, Any], shards: Shards | None
 ) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors."""
+    """What a checkpoint says beside its tensors; of rows that a program hands over nothing."""
+    rows = None if shards is None else shards.manifest
     return {
         "progress": asdict(progress),
         "config": dict(values),
         "config_hash": config_hash(values),
-        "rows": shards.manifest.identity,
+        "rows": [] if rows is None else rows.identity,
         "arithmetic": arithmetic(),
-        "vocabulary": shards.manifest.meaning,
+        "vocabulary": {} if rows is None else rows.meaning,
         SCORE: asdict(progress)[SCORE] if progress.evaluated_step == progress.step else None,
     }
 
 
 def committer(
-    task: TrainTask, config: Config, values: Mapping[str, Any], shards: Shards, title: str
+    task: TrainTask, config: Config, values: Mapping[str, Any], shards: Shards | None, title: str
 ) -> Committer:
     """What makes the checkpoints of a run valid, in the rank with this title."""
     return Committer(

@@ -12,6 +12,7 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
+from dlrm_hybrid.run.assembly.rows import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import TrainTask
@@ -26,12 +27,18 @@ class Job:
     task: TrainTask
     values: Mapping[str, Any]
     config: Config
-    shards: Shards
+    rows: RowSource
     plan: Plan
     layout: Layout
     clock: SpanClock
     names: Mapping[int, str]
     storage: RowStorage
+
+    @property
+    def shards(self) -> Shards:
+        """Its prepared rows; who is handed batches by a program has none, and does not ask."""
+        assert self.rows.shards is not None, "batches of a program's own"
+        return self.rows.shards
 
     @property
     def role(self) -> str:
@@ -53,4 +60,6 @@ class Job:
 
     def facts(self, folder: Path) -> Mapping[str, Any]:
         """Of a checkpoint that the run may resume from."""
-        return check_checkpoint(folder, self.values, self.shards, new_run=not self.task.goes_on)
+        return check_checkpoint(
+            folder, self.values, self.rows.shards, new_run=not self.task.goes_on
+        )

@@ -19,7 +19,8 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.engine import evaluated_rows, mailbox_capacity
+from dlrm_hybrid.run.assembly.engine import mailbox_capacity
+from dlrm_hybrid.run.assembly.rows import evaluated_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
@@ -123,7 +124,7 @@ def follow(
     answers = Answering(channel, handlers)
     with (
         build_worker.worker_rank(
-            config, layout, job.shards, channel, answers, group, meter
+            config, layout, job.rows, channel, answers, group, meter
         ) as worker,
         ExitStack() as stack,
     ):

@@ -25,6 +25,7 @@ from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import rows as build_rows
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import check_record
@@ -82,7 +83,7 @@ def be_rank(
         task=task,
         values=values,
         config=config,
-        shards=shards,
+        rows=build_rows.prepared(config, shards),
         plan=plan,
         layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt),
         clock=SpanClock(),
@@ -142,7 +143,7 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
                 return
             with (
                 build_worker.worker_rank(
-                    job.config, job.layout, job.shards, channel, None, group, meter
+                    job.config, job.layout, job.rows, channel, None, group, meter
                 ) as worker,
                 at_end(lambda: leave_servers(job, channel, worker.step)),
             ):

@@ -145,7 +145,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     dense = dense_values(saved, facts["config"], job.values)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
-    tables = len(job.shards.table_rows)
+    tables = len(job.layout.spec.table_rows)
     ahead = lookups_ahead(saved, facts, job.config, job.values, trainer.looking_up, tables)
     names = [piece.name for piece in held.get("embeddings", [])]
     levels = row_levels(saved, facts, job.values, trainer.looking_up, names)
