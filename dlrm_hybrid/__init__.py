@@ -1,3 +1,26 @@
 """Hybrid-parallel training of DLRM that counts, and saves, every byte on the network."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Loaded when they are asked for: torch, and all that a trainer needs, take a second. What they are
+# stands in __init__.pyi.
+_NAMES = {
+    "ModelSpec": "dlrm_hybrid.model.spec",
+    "Predictor": "dlrm_hybrid.predict.predictor",
+    "World": "dlrm_hybrid.world.world",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})

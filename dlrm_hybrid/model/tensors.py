@@ -5,7 +5,7 @@ A tensor's initial values depend on the seed and its name alone, not on order, l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import final
@@ -52,6 +52,18 @@ def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
         Piece(name=name, shape=tuple(tensor.shape), begin=(0,) * tensor.dim(), view=tensor.detach())
         for name, tensor in tensors.items()
     ]
+
+
+def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    """Copies of the tensors that pieces make up together, by name."""
+    found: dict[str, Tensor] = {}
+    for piece in pieces:
+        tensor = found.setdefault(piece.name, torch.empty(piece.shape, dtype=piece.view.dtype))
+        places = [slice(a, a + n) for a, n in zip(piece.begin, piece.view.shape, strict=True)]
+        if piece.every > 1:
+            places[0] = slice(piece.begin[0], None, piece.every)
+        tensor[tuple(places)] = piece.view
+    return found
 
 
 def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:

@@ -133,7 +133,8 @@ def check_checkpoint(
     facts = read_facts(folder)
     saved = saved_values(facts["config"])
     if shards is None:
-        saved = {**saved, "data": values["data"]}
+        name = {"name": values["model"]["name"]}  # of a file in conf/, which it may not come from
+        saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}
     lines = differences(saved, values, new_run=new_run)
     lines = lines or other_flights(facts, values)
     if shards is not None and facts["rows"] != shards.manifest.identity:

@@ -62,8 +62,6 @@ def train_to_the_end(
     with closing(sink):
         if trainer.leads:
             sink.write(_started(job, progress))
-        task = job.task
-        title = f"{job.names[task.rank]} (rank {task.rank})"
         topology = job.layout.topology
         roll = (
             trainer.roll
@@ -76,19 +74,7 @@ def train_to_the_end(
             meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
             evaluate=lambda part: trainer.evaluate(part, stop, evaluating(len(rows[part]), live)),
             schedule=trainer.schedule,
-            saver=CheckpointWriter(
-                messenger=trainer.messenger,
-                leader=trainer.leader,
-                names=job.names,
-                asked=_asked(job, trainer),
-                settled=trainer.settled,
-                committer=committer(task, job.config, job.values, job.shards, title),
-                writer=job.writer,
-                groups=lambda: piece_groups(trainer.pieces()),
-                away=roll.away_workers,
-                losses=roll.losses,
-                pushed=_pushed(job, trainer),
-            ),
+            saver=checkpoint_writer(job, trainer, roll),
             sink=sink,
             live=live,
             meter=meter,
@@ -105,6 +91,31 @@ def train_to_the_end(
                 "redone_batches": roll.redone,
             }
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), lost))
+
+
+def checkpoint_writer(job: Job, trainer: Trainer, roll: Roll) -> CheckpointWriter:
+    """What saves checkpoints of the run, in a process that trains.
+
+    Args:
+        job: of this process.
+        trainer: what it trains with.
+        roll: who is there.
+    """
+    task = job.task
+    title = f"{job.names[task.rank]} (rank {task.rank})"
+    return CheckpointWriter(
+        messenger=trainer.messenger,
+        leader=trainer.leader,
+        names=job.names,
+        asked=_asked(job, trainer),
+        settled=trainer.settled,
+        committer=committer(task, job.config, job.values, job.rows.shards, title),
+        writer=job.writer,
+        groups=lambda: piece_groups(trainer.pieces()),
+        away=roll.away_workers,
+        losses=roll.losses,
+        pushed=_pushed(job, trainer),
+    )
 
 
 def _asked(job: Job, trainer: Trainer) -> Sequence[int]:

@@ -1,0 +1,1 @@
+"""Worlds that a Python program drives: its own batches in, metrics and weights out."""

@@ -1,0 +1,216 @@
+"""A program's own batches, as arrays of numpy or torch, checked and made ready for the model.
+
+Shapes: B rows of a batch, I dense columns, F categorical columns, N ids of all bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.bags import Bags, jagged, lengths_of, part, require_offsets, table_offsets
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import DataError
+
+Loader = Callable[[int, int], Any]
+"""`loader(trainer, trainers)`: an iterable of the batches of one trainer, for one epoch."""
+WHAT = "a batch is (dense, ids, label), or a mapping with these keys"
+KEYS = ("dense", "ids", "label")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the rows of a world must look like.
+
+    Attributes:
+        spec: the model.
+        batch_size: rows of one trainer's training batch.
+    """
+
+    spec: ModelSpec
+    batch_size: int
+
+    def batch(self, given: Any, title: str, rows: int | None = None) -> Batch:
+        """One batch of a program.
+
+        Args:
+            given: `(dense, ids, label)` or a mapping: float (B, I), None for a model without dense
+                columns; ids int (B, F), or `Bags`, or a KeyedJaggedTensor of F keys; label 0 or
+                1 (B,).
+            title: of the batch, for messages.
+            rows: that it must have; None for any number.
+
+        Raises:
+            DataError: a shape, type or value is wrong; names batch, column and value.
+        """
+        try:
+            return self._batch(given, rows)
+        except _FaultError as fault:
+            raise DataError(f"{title}: {fault}") from None
+
+    def _batch(self, given: Any, rows: int | None) -> Batch:
+        if isinstance(given, Batch):
+            dense, ids, label = given.dense_BI, given.bags, given.label_B
+        else:
+            dense, ids, label = _parts(given)
+        label_B = _array("label", label, np.float32)
+        if label_B.ndim == 2 and label_B.shape[1] == 1:
+            label_B = label_B[:, 0]
+        if label_B.ndim != 1:
+            raise _FaultError(f"label has shape {_shape(label_B)}, must be (rows,)")
+        if rows is not None and len(label_B) != rows:
+            raise _FaultError(
+                f"{len(label_B)} rows, must be {rows}: all batches of a world have "
+                "batch_size rows for each trainer (drop_last=True leaves out a smaller one)"
+            )
+        wrong = (label_B != 0) & (label_B != 1)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise _FaultError(f"label of row {row} is {label_B[row]:g}, must be 0 or 1")
+        return Batch(self._dense(dense, len(label_B)), self._bags(ids, len(label_B)), label_B)
+
+    def _dense(self, given: Any, rows: int) -> npt.NDArray[np.float32]:
+        if given is None and not self.spec.num_dense:
+            return np.empty((rows, 0), np.float32)
+        dense_BI = _array("dense", given, np.float32)
+        if dense_BI.shape != (rows, self.spec.num_dense):
+            raise _FaultError(
+                f"dense has shape {_shape(dense_BI)}, must be ({rows}, {self.spec.num_dense}): "
+                "rows of the label × dense columns of the model (bottom[0])"
+            )
+        finite_BI = np.isfinite(dense_BI)
+        if not finite_BI.all():
+            row, column = np.argwhere(~finite_BI)[0].tolist()
+            raise _FaultError(f"dense column {column} of row {row} is {dense_BI[row, column]}")
+        return dense_BI
+
+    def _bags(self, given: Any, rows: int) -> Bags[npt.NDArray[np.int64]]:
+        tables = len(self.spec.table_rows)
+        bags = _bags(given)
+        if (bags.tables, bags.rows) != (tables, rows):
+            raise _FaultError(
+                f"ids of {bags.rows} rows × {bags.tables} tables, must be {rows} × {tables}: "
+                "rows of the label × embedding tables of the model"
+            )
+        offsets, ids_N = table_offsets(bags).tolist(), bags.values.reshape(-1)
+        for table, size in enumerate(self.spec.table_rows):
+            own = ids_N[offsets[table] : offsets[table + 1]]
+            if len(own) and (own.min() < 0 or own.max() >= size):
+                place = int(((own < 0) | (own >= size)).argmax())
+                ends = np.cumsum(lengths_of(bags)[table])
+                row = int(np.searchsorted(ends, place, side="right"))
+                name = self.spec.table_names[table]
+                raise _FaultError(
+                    f"id {own[place]} of row {row} in {name}, which has {size:,} rows"
+                )
+        return bags
+
+    def of_trainers(self, given: Any, trainers: int, step: int) -> list[Batch]:
+        """The batches of one step, one for each trainer.
+
+        Args:
+            given: a batch of `trainers * batch_size` rows, of which trainers get consecutive parts
+                in their order; or a sequence of one batch for each trainer.
+            trainers: how many there are.
+            step: for messages.
+
+        Raises:
+            DataError: see `batch`; or there is another number of batches than of trainers.
+        """
+        title = f"step {step}"
+        if _is_one(given):
+            whole = self.batch(given, title, rows=trainers * self.batch_size)
+            return [_rows(whole, one, self.batch_size) for one in range(trainers)]
+        batches = list(given)
+        if len(batches) != trainers:
+            raise DataError(
+                f"{title}: {len(batches)} batches, must be one for each of {trainers} trainers, or "
+                f"one batch of {trainers * self.batch_size} rows"
+            )
+        return [
+            self.batch(one, f"{title}, trainer {trainer}", self.batch_size)
+            for trainer, one in enumerate(batches)
+        ]
+
+
+class _FaultError(Exception):
+    """What is wrong with a batch; the caller knows which one it is."""
+
+
+def _is_one(given: Any) -> bool:
+    """Whether this is one batch, not one for each trainer."""
+    if isinstance(given, (Batch, Mapping)):
+        return True
+    if not isinstance(given, Sequence):
+        return False
+    parts = cast("Sequence[Any]", given)
+    return len(parts) == len(KEYS) and hasattr(parts[2], "shape")
+
+
+def _parts(given: Any) -> tuple[Any, Any, Any]:
+    if isinstance(given, Mapping):
+        known = cast("Mapping[Any, Any]", given)
+        if set(known) != set(KEYS):
+            raise _FaultError(f"keys {', '.join(map(str, known))}; {WHAT}")
+        return known["dense"], known["ids"], known["label"]
+    parts: Any = given
+    if not isinstance(given, Sequence) or len(parts) != len(KEYS):
+        raise _FaultError(f"{type(parts).__name__}; {WHAT}")
+    dense, ids, label = parts
+    return dense, ids, label
+
+
+def _array(name: str, given: Any, dtype: Any) -> npt.NDArray[Any]:
+    """A contiguous copy, which belongs to the world: a loader may use its memory again."""
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+    try:
+        found = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _FaultError(f"{name} is {type(given).__name__}, no array: {error}") from None
+    kinds = "iub" if dtype is np.int64 else "iubf"
+    if found.dtype.kind not in kinds:
+        raise _FaultError(
+            f"{name} is of {found.dtype}, must be {'integers' if kinds == 'iub' else 'numbers'}"
+        )
+    return np.array(found, dtype, order="C")
+
+
+def _bags(given: Any) -> Bags[npt.NDArray[np.int64]]:
+    """Ids in the order of tables."""
+    if isinstance(given, Bags):
+        known = cast("Bags[Any]", given)
+        bags = known.map(lambda one: _array("ids", one, np.int64))
+    elif hasattr(given, "keys") and hasattr(given, "lengths") and hasattr(given, "values"):
+        tables = len(given.keys())
+        lengths_FB = _array("lengths", given.lengths(), np.int64).reshape(tables, -1)
+        try:
+            bags = jagged(_array("ids", given.values(), np.int64), lengths_FB)
+        except ValueError as error:
+            raise _FaultError(f"ids: {error}") from None
+    else:
+        ids_BF = _array("ids", given, np.int64)
+        if ids_BF.ndim != 2:
+            raise _FaultError(f"ids have shape {_shape(ids_BF)}, must be (rows, tables), or Bags")
+        return Bags(np.ascontiguousarray(ids_BF.T))
+    try:
+        require_offsets(bags)
+    except ValueError as error:
+        raise _FaultError(f"ids: {error}") from None
+    return bags
+
+
+def _rows(batch: Batch, number: int, size: int) -> Batch:
+    """One of the parts of a batch."""
+    some = slice(number * size, (number + 1) * size)
+    return Batch(batch.dense_BI[some], part(batch.bags, some), batch.label_B[some])
+
+
+def _shape(array: npt.NDArray[Any]) -> str:
+    return f"({', '.join(map(str, array.shape))}{',' if array.ndim == 1 else ''})"

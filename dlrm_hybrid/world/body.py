@@ -1,0 +1,157 @@
+"""What a world does, be its ranks objects of this process or processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from dlrm_hybrid.checkpoint.reader import Checkpoint
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.assembly.rows import RowSource
+from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.request import TrainTask
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.world.feed import Feed
+from dlrm_hybrid.world.settings import Settings
+
+Floats = npt.NDArray[np.float32]
+WEIGHTS = ("dense", "embeddings")  # groups of a checkpoint
+Counts = Mapping[str, Mapping[str, int]]
+"""Messages, bytes and dense_equivalent_bytes that were sent, by class of traffic."""
+
+
+class Body(Protocol):
+    """Ranks that make steps together when they are told."""
+
+    @property
+    def steps(self) -> int:
+        """Steps done since the beginning of the run, those before a checkpoint included."""
+        ...
+
+    def fill(self) -> bool:
+        """Whether a batch waits at every trainer; takes one from its loader where none does.
+
+        Raises:
+            DataError: a loader has failed, or gave a wrong batch; no step has begun.
+        """
+        ...
+
+    def end_epoch(self) -> Sequence[int]:
+        """Let loaders begin anew; the trainers that still had a batch."""
+        ...
+
+    def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
+        """Make one step.
+
+        Args:
+            batches: one for each trainer; None: those that wait.
+        """
+        ...
+
+    def drain(self) -> StepMetrics:
+        """Bring batches that are still between two stages to their end."""
+        ...
+
+    def begin_evaluation(self) -> None:
+        """Take the master weights as they are now, to predict with."""
+        ...
+
+    def predict(self, batches: Sequence[Batch]) -> list[Floats]:
+        """Logits (B,) of batches of any number of rows, at most one for each trainer."""
+        ...
+
+    def save(self) -> Path:
+        """Write a checkpoint into the folder of the world; its folder, once it is complete."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of all weights, and of what optimizers remember, by name."""
+        ...
+
+    def counts(self) -> Counts:
+        """What training steps have sent, between all ranks."""
+        ...
+
+    def close(self) -> None:
+        """End all ranks; a second call does nothing."""
+        ...
+
+
+def job_of(settings: Settings, task: TrainTask, rows: RowSource) -> Job:
+    """What a process of a world knows, as one of a run does."""
+    config = settings.config
+    return Job(
+        task=task,
+        values=settings.values,
+        config=config,
+        rows=rows,
+        plan=Plan(
+            steps=settings.steps,
+            samples_per_step=config.parallel.trainers * config.train.batch_size,
+            report_every=0,
+            evaluate_every=0,
+            checkpoint_every=0,
+            checkpoint_minutes=0.0,
+        ),
+        layout=build_world.layout(config, rows.table_rows, settings.steps, task.attempt),
+        clock=SpanClock(),
+        names=dict(enumerate(build.rank_names(config))),
+        storage=build_model.row_storage(config, Path(task.run_folder)),
+    )
+
+
+def rows_of(spec: ModelSpec, feeds: Mapping[int, Feed]) -> RowSource:
+    """Rows that are handed over; some trainers' feeds, as far as this process needs them."""
+
+    def reader(trainer: int, sample: Any) -> Any:
+        feed = feeds[trainer]
+        if sample is None:
+            return feed.read
+
+        def read(at: Any) -> Any:
+            batch, after = feed.read(at)
+            sample.add(batch.bags)
+            return batch, after
+
+        return read
+
+    return RowSource(table_rows=spec.table_rows, reader=reader)
+
+
+def progress_of(job: Job, steps: int, emptied: int) -> Progress:
+    """How far a world has come; where its loaders are is the program's business."""
+    return Progress(step=steps, samples=steps * job.plan.samples_per_step, emptied=emptied)
+
+
+def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of a checkpoint, and what optimizers remember of them."""
+    return checkpoint.tensors(checkpoint.names(*WEIGHTS))
+
+
+def training_counts(values: Mapping[str, Any], direction: str = "traffic") -> Counts:
+    """Of training steps, from the values of a `RankMeter`."""
+    phases: Any = values[direction] or {}
+    return added(phases[phase] for phase in (Phase.WARMUP, Phase.TRAIN) if phase in phases)
+
+
+def added(several: Iterable[Counts]) -> dict[str, dict[str, int]]:
+    """The sums of several counts."""
+    sums: dict[str, dict[str, int]] = {}
+    for one in several:
+        for traffic, counts in one.items():
+            own = sums.setdefault(traffic, {})
+            for name, count in counts.items():
+                own[name] = own.get(name, 0) + count
+    return sums

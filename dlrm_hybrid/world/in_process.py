@@ -1,0 +1,149 @@
+"""A world whose ranks are objects of the program's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.data.loader import START, Batch
+from dlrm_hybrid.model.tensors import whole
+from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.run.assembly import engine as build_engine
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.rank.training import checkpoint_writer, resume, say_nothing
+from dlrm_hybrid.run.request import TrainTask
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.asynchronous.roll import Roll
+from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.world.batches import Loader
+from dlrm_hybrid.world.body import (
+    WEIGHTS,
+    Body,
+    Counts,
+    Floats,
+    job_of,
+    progress_of,
+    rows_of,
+    training_counts,
+)
+from dlrm_hybrid.world.feed import Feed
+from dlrm_hybrid.world.settings import Settings
+
+
+@final
+class InProcess(Body):
+    """All ranks of a world; see `World.in_process`.
+
+    Args:
+        settings: of the world.
+        loader: of batches, or None.
+        folder: for checkpoints.
+        resume_from: a run folder or checkpoint to go on from, or None.
+    """
+
+    def __init__(
+        self, settings: Settings, loader: Loader | None, folder: Path, resume_from: Path | None
+    ) -> None:
+        config, trainers = settings.config, settings.config.parallel.trainers
+        self._threads = config.threads
+        self._feeds = [
+            Feed(settings.columns, trainer, trainers, loader) for trainer in range(trainers)
+        ]
+        task = TrainTask(
+            run_folder=str(folder),
+            prepared="",
+            resume_from=None if resume_from is None else str(resume_from),
+            rank=0,
+            attempt=0,
+            rendezvous="",
+        )
+        rows = rows_of(settings.spec, dict(enumerate(self._feeds)))
+        self._job = job = job_of(settings, task, rows)
+        build_model.keep_freed_memory()
+        with _threads(self._threads):
+            self._engine = engine = build_engine.engine_of(
+                config, rows, settings.steps, job.storage, job.clock
+            )
+            self._meter = RankMeter(engine.count, job.clock, uncounted=engine.uncounted)
+            progress = resume(job, engine, say_nothing)
+        engine.lowered[:] = progress.course.lowered
+        self._meter.begin(progress.step)
+        self._predicted = count()
+
+    @property
+    @override
+    def steps(self) -> int:
+        return self._engine.step
+
+    @override
+    def fill(self) -> bool:
+        return all([feed.fill() for feed in self._feeds])
+
+    @override
+    def end_epoch(self) -> list[int]:
+        return [feed.trainer for feed in self._feeds if feed.end_epoch()]
+
+    @override
+    def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
+        for feed, batch in zip(self._feeds, batches or (), strict=False):
+            feed.put(batch)
+        with _threads(self._threads):
+            metrics, _ = self._engine.make_step(self._engine.step, START)
+        self._meter.step_done()
+        return metrics
+
+    @override
+    def drain(self) -> StepMetrics:
+        with _threads(self._threads):
+            return self._engine.drain(self._engine.step)
+
+    @override
+    def begin_evaluation(self) -> None:
+        self._engine.take_masters()
+
+    @override
+    def predict(self, batches: Sequence[Batch]) -> list[Floats]:
+        with _threads(self._threads), self._meter.within(Phase.EVALUATE):
+            return [self._engine.predict(next(self._predicted), batch).numpy() for batch in batches]
+
+    @override
+    def save(self) -> Path:
+        engine = self._engine
+        writer = checkpoint_writer(self._job, engine, Roll(1, 1))
+        with self._meter.within(Phase.CHECKPOINT):
+            writer.save(progress_of(self._job, engine.step, engine.emptied))
+            saved = writer.finish()
+        assert saved is not None
+        return saved.folder
+
+    @override
+    def tensors(self) -> dict[str, Tensor]:
+        groups = piece_groups(self._engine.pieces())
+        return whole(piece for group in WEIGHTS for piece in groups[group])
+
+    @override
+    def counts(self) -> Counts:
+        return training_counts(self._meter.values())
+
+    @override
+    def close(self) -> None:
+        self._feeds.clear()
+
+
+@contextmanager
+def _threads(number: int) -> Generator[None, None, None]:
+    """Compute with so many threads inside, as ranks do: products round by how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

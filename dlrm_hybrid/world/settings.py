@@ -1,0 +1,182 @@
+"""From the arguments of a world to a configuration, which is validated as that of a command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, cast, final
+
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.identity import flat
+from dlrm_hybrid.config.keys import EXPERIMENT
+from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import faults_text, validate
+from dlrm_hybrid.model.interaction import Cross, Dot, Fm
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.world.batches import Columns
+
+NO_ROWS = "batches of a Python program"  # in the place of a folder of prepared rows
+ENDLESS = 2**62  # steps of a run whose length nobody knows
+Keys = Mapping[str, object] | Sequence[str]
+"""Keys of the configuration with their values, or overrides as on a command line."""
+
+
+class GradientRecord(Protocol):
+    """A method of gradient compression, one of the records of `dlrm_hybrid.compress`."""
+
+    def settings(self) -> dict[str, Any]:
+        """The section `gradient` of a configuration."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a world is.
+
+    Attributes:
+        spec: the model.
+        values: the configuration, as plain values.
+        config: the same, typed.
+    """
+
+    spec: ModelSpec
+    values: Mapping[str, Any]
+    config: Config
+
+    @property
+    def columns(self) -> Columns:
+        """What its batches look like."""
+        return Columns(self.spec, self.config.train.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run, as far as learning rates depend on it."""
+        return self.config.train.steps or ENDLESS
+
+
+def settings_of(
+    spec: ModelSpec,
+    world: str,
+    named: Mapping[str, object],
+    gradient: GradientRecord | str | None,
+    keys: Keys,
+) -> Settings:
+    """The configuration of a world.
+
+    Args:
+        spec: the model.
+        world: `in_process` or `processes`.
+        named: keys with values of their own arguments; None is what the configuration says.
+        gradient: a method, by its record or its name; None is what the configuration says.
+        keys: all others.
+
+    Raises:
+        ConfigError: with all faults, one line each, each naming its key and value.
+    """
+    overrides = [
+        "parallel=hybrid",
+        *_texts(keys),
+        *_chosen(gradient),
+        *_texts({name: value for name, value in named.items() if value is not None}),
+        f"parallel.world={world}",
+        "data=table",
+        override_text("data.prepared", NO_ROWS),
+        *_of_model(spec),
+    ]
+    values = compose.values_of(overrides)
+    return settings_from(spec, values)
+
+
+def settings_from(spec: ModelSpec, values: Mapping[str, Any]) -> Settings:
+    """As `settings_of`, for values of a configuration; raises ConfigError."""
+    config = validate(values)
+    if faults := list(_faults(config)):
+        raise ConfigError(faults_text(faults))
+    return Settings(spec=spec, values=values, config=config)
+
+
+def _texts(keys: Keys) -> Iterator[str]:
+    if not isinstance(keys, Mapping):
+        yield from keys
+        return
+    for key, value in keys.items():
+        key = f"+{key}" if key == EXPERIMENT else key
+        if isinstance(value, str):
+            yield override_text(key, value)
+        elif isinstance(value, (list, tuple)) and all(
+            isinstance(one, str) for one in cast("Sequence[object]", value)
+        ):
+            yield override_text(key, cast("Sequence[str]", value))
+        else:
+            try:
+                yield f"{key}={json.dumps(value)}"
+            except TypeError:
+                raise ConfigError(
+                    faults_text([f"{key} = {value!r:.80}: must be a number, text, list or None"])
+                ) from None
+
+
+def _chosen(gradient: GradientRecord | str | None) -> Iterator[str]:
+    """A method and all that its record says."""
+    if gradient is None:
+        return
+    if isinstance(gradient, str):
+        yield override_text("gradient", gradient)
+        return
+    if not hasattr(gradient, "settings"):
+        fault = (
+            f"gradient = {gradient!r:.80}: must be a method such as Dct(density=0.01), or a name"
+        )
+        raise ConfigError(faults_text([fault]))
+    found = gradient.settings()
+    yield override_text("gradient", found.pop("name"))
+    yield from _texts({f"gradient.{key}": value for key, value in flat(found).items()})
+
+
+def _of_model(spec: ModelSpec) -> Iterator[str]:
+    """The keys of `model` that say the same as a spec, but for the tables."""
+    kinds = {Dot: "dot", Cross: "cross", Fm: "fm"}
+    interaction = spec.interaction
+    yield from _texts(
+        {
+            "model.embedding_dim": spec.embedding_dim,
+            "model.bottom": spec.bottom,
+            "model.top": spec.top,
+            "model.interaction": kinds[type(interaction)],
+            "model.dropout": spec.dropout,
+            "model.bottom_dropout": spec.bottom_dropout,
+            "model.batch_norm": spec.batch_norm,
+        }
+    )
+    if not isinstance(interaction, Dot):
+        head = f"model.{kinds[type(interaction)]}"
+        yield from _texts({f"{head}.{key}": value for key, value in asdict(interaction).items()})
+
+
+def _faults(config: Config) -> Iterator[str]:
+    """What only a run of a command can do, which has its rows before it begins."""
+    if config.sync.name == "async":
+        yield (
+            "sync = 'async': its servers give out batches by number, a program hands them over "
+            "step by step; needs sync=sync or bounded"
+        )
+    if config.parallel.elastic:
+        yield "parallel.elastic = True: no trainer of a World is started again; needs false"
+    if config.embedding.staleness:
+        yield (
+            f"embedding.staleness = {config.embedding.staleness}: rows of batches to come are "
+            "looked up, which a program has not handed over yet; needs 0"
+        )
+    if config.network.name == "emulated":
+        yield "network = 'emulated': only the command `train` makes networks; needs network=host"
+    if config.train.patience is not None or config.optimizer.schedule == "plateau":
+        yield (
+            "train.patience, optimizer.schedule=plateau: evaluations of a World are the program's, "
+            "which decides itself when to stop; needs null, and another schedule"
+        )
+    if config.optimizer.schedule == "linear" and config.train.steps is None:
+        yield "optimizer.schedule = 'linear': needs train.steps, the length of the run"

@@ -1,0 +1,346 @@
+"""Worlds of trainers, pipeline stages and servers that a program drives step by step.
+
+with World.in_process(spec, trainers=2, cuts=["bottom.2"], gradient=Dct(density=0.01)) as world:
+    for dense, ids, label in loader:
+        metrics = world.step((dense, ids, label))
+    print(world.evaluate(test_loader).auc)
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.checkpoint.folder import find
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.types import DataError, DivergedError, DlrmError, ResourceError
+from dlrm_hybrid.world.batches import Loader
+from dlrm_hybrid.world.body import Body, Floats
+from dlrm_hybrid.world.in_process import InProcess
+from dlrm_hybrid.world.settings import GradientRecord, Keys, Settings, settings_of
+
+Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step, or several, measured.
+
+    Attributes:
+        step: steps done by then.
+        rows: that went through all stages, of all trainers; none while a stale pipeline fills.
+        loss: mean log-loss of these, nats; None without rows.
+        accuracy: share of them where p > 0.5 says the label; None without rows.
+    """
+
+    step: int
+    rows: int
+    loss: float | None
+    accuracy: float | None
+
+
+@final
+class World:
+    """Trainers, pipeline stages and servers that train one DLRM; made by its class methods.
+
+    It computes what the command `train` does with the same configuration and rows, bit for bit.
+    """
+
+    def __init__(self, settings: Settings, loader: Loader | None, make: Make) -> None:
+        self._settings = settings
+        self._loader = loader
+        self._make = make
+        self._folder = Path(tempfile.mkdtemp(prefix="dlrm_hybrid-world-"))
+        self._over: str | None = None
+        try:
+            self._body = make(settings, loader, self._folder, None)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    @classmethod
+    def in_process(
+        cls,
+        spec: ModelSpec,
+        loader: Loader | None = None,
+        *,
+        trainers: int | None = None,
+        cuts: Sequence[str] | None = None,
+        servers: int | None = None,
+        gradient: GradientRecord | str | None = None,
+        batch_size: int | None = None,
+        config: Keys = (),
+    ) -> World:
+        """A world whose ranks are objects of this process: for notebooks, tests and studies.
+
+        What is not given is as in conf/: two trainers of three stages, one server, batches of 128.
+
+        Args:
+            spec: the model; see `ModelSpec`.
+            loader: `loader(trainer, trainers)` gives the batches of one trainer for one epoch;
+                None where each step is handed its batches.
+            trainers: data-parallel replicas.
+            cuts: layers after which the model is split into stages: ["bottom.2", "top.2"].
+            servers: parameter servers of the dense weights; 0 only with one trainer.
+            gradient: how gradients are compressed: a record such as `Dct(density=0.01)`.
+            batch_size: rows of each trainer's batch.
+            config: any other keys of the configuration, {"optimizer.lr": 0.05}, or overrides as on
+                a command line, ["+experiment=dct_levels", "embedding.lr=0.1"].
+
+        Raises:
+            ConfigError: with all faults, one line each, each naming its key and value.
+        """
+        settings = settings_of(
+            spec,
+            "in_process",
+            {
+                "parallel.trainers": trainers,
+                "parallel.cuts": cuts,
+                "parallel.servers": servers,
+                "train.batch_size": batch_size,
+            },
+            gradient,
+            config,
+        )
+        return cls(settings, loader, InProcess)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self._settings.spec
+
+    @property
+    def config(self) -> Config:
+        """The whole configuration."""
+        return self._settings.config
+
+    @property
+    def steps(self) -> int:
+        """Training steps done, those before a checkpoint that was loaded included."""
+        return self._body.steps
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes that all ranks have sent in training steps, by class of traffic.
+
+        In one process what trainers of `embedding=fused` send each other of tables is not counted.
+        """
+        return {traffic: counts["bytes"] for traffic, counts in self._counts().items()}
+
+    @property
+    def dense_bytes(self) -> dict[str, int]:
+        """What the same messages would have taken as float32, by class of traffic."""
+        name = "dense_equivalent_bytes"
+        return {traffic: counts[name] for traffic, counts in self._counts().items()}
+
+    def step(self, batches: Any = None) -> StepResult:
+        """Learn from one batch of each trainer.
+
+        Args:
+            batches: one batch of `trainers * batch_size` rows, of which each trainer gets a part in
+                order; or a list of one batch for each trainer. A batch is (dense, ids, label) as
+                arrays of numpy or torch: float (rows, dense columns), int (rows, tables) or a
+                KeyedJaggedTensor, 0 or 1 (rows,). None takes the next batch of each trainer's
+                loader, and begins it anew after its end.
+
+        Raises:
+            DataError: a batch is wrong, or a loader has failed; no step was begun.
+            DivergedError: the loss is not finite.
+        """
+        self._require()
+        if batches is not None:
+            of_trainers = self._settings.columns.of_trainers(
+                batches, self.config.parallel.trainers, self.steps
+            )
+            return self._learn(of_trainers)
+        if not self._filled():
+            self._end_epoch()
+            if not self._filled():
+                raise DataError("loader: an epoch without a batch for each trainer")
+        return self._learn(None)
+
+    def epoch(self) -> Iterator[StepResult]:
+        """Learn from the loaders until the first of them ends; gives what each step measured.
+
+        Where another still had a batch that one is left out, which a warning says.
+
+        Raises:
+            DataError, DivergedError: see `step`.
+        """
+        self._require()
+        while self._filled():
+            yield self._learn(None)
+        self._end_epoch()
+
+    def drain(self) -> StepResult:
+        """Bring batches in flight to their end; with `schedule=dsp`, after the last step."""
+        with self._going_on():
+            return self._result(self._body.drain())
+
+    def evaluate(self, batches: Iterable[Any]) -> BinaryScores:
+        """Score the master weights.
+
+        Args:
+            batches: as those of `step`, of any number of rows.
+
+        Raises:
+            DataError: a batch is wrong, or there is none.
+        """
+        metrics, is_empty = BinaryMetrics(), True
+        for logit_B, label_B in self._scored(batches):
+            metrics.add(logit_B, label_B)
+            is_empty = False
+        if is_empty:
+            raise DataError("evaluate: no batch to score")
+        return metrics.scores()
+
+    def predict(self, batches: Iterable[Any]) -> Floats:
+        """Probabilities of label 1 for the rows of batches as `evaluate` takes them."""
+        logits = [logit_B for logit_B, _ in self._scored(batches)]
+        logit_R = np.concatenate(logits) if logits else np.empty(0, np.float32)
+        return torch.from_numpy(logit_R).sigmoid().numpy()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all weights, and of what optimizers remember of them, by name.
+
+        `bottom.1.weight` (out, in), `top.2.bias`, `embedding.3.weight` (rows, dimension) …
+        """
+        with self._going_on():
+            return self._body.tensors()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a checkpoint of all that is needed to go on; returns its folder.
+
+        Args:
+            folder: gets `checkpoints/step_00000100`, as a run folder of `train` has it.
+
+        Raises:
+            ResourceError: it cannot be written.
+        """
+        with self._going_on():
+            saved = self._body.save()
+        target = Path(folder) / "checkpoints" / saved.name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f".{target.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(saved, partial)
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        except OSError as error:
+            raise ResourceError(f"{target}: cannot be written: {error.strerror}") from error
+        return target
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint; all ranks begin anew with it, and loaders with their epoch.
+
+        Args:
+            folder: a checkpoint, or a folder that holds some, of a world or of `train`; its newest.
+
+        Raises:
+            DataError: there is none, it is damaged, or of another model; says which key differs.
+        """
+        self._require()
+        source = find(Path(folder)).absolute()
+        old = self._body
+        self._body = self._make(self._settings, self._loader, self._folder, source)
+        old.close()
+
+    def close(self) -> None:
+        """End all ranks; a second call does nothing."""
+        self._body.close()
+        self._over = self._over or "it has been closed"
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _learn(self, batches: Sequence[Batch] | None) -> StepResult:
+        with self._going_on():
+            return self._result(self._body.learn(batches))
+
+    def _result(self, metrics: StepMetrics) -> StepResult:
+        step, rows = self.steps, metrics.rows
+        if not math.isfinite(metrics.loss_sum):
+            raise DivergedError(
+                f"step {step}: the loss is {metrics.loss_sum}; optimizer.lr = "
+                f"{self.config.optimizer.lr} or embedding.lr may be too high"
+            )
+        if not rows:
+            return StepResult(step, 0, None, None)
+        return StepResult(step, rows, metrics.loss_sum / rows, metrics.correct / rows)
+
+    def _filled(self) -> bool:
+        if self._loader is None:
+            raise DataError("loader = None: hand the batches to `step`, or give the world a loader")
+        return self._body.fill()
+
+    def _end_epoch(self) -> None:
+        if left_out := self._body.end_epoch():
+            trainers = ", ".join(map(str, left_out))
+            warnings.warn(
+                f"loader: an epoch ended where others still had a batch (of trainers {trainers}), "
+                "which nobody has learned from",
+                stacklevel=3,
+            )
+
+    def _scored(self, batches: Iterable[Any]) -> Iterator[tuple[Floats, Floats]]:
+        """Logits and labels of batches, in their order."""
+        with self._going_on():
+            self._body.begin_evaluation()
+        columns, given = self._settings.columns, enumerate(batches)
+        while True:
+            # A wrong batch is found here, where all ranks wait.
+            group = [
+                columns.batch(one, f"evaluation, batch {number}")
+                for number, one in islice(given, self.config.parallel.trainers)
+            ]
+            if not group:
+                return
+            with self._going_on():
+                logits = self._body.predict(group)
+            yield from ((one, batch.label_B) for one, batch in zip(logits, group, strict=True))
+
+    def _counts(self) -> Mapping[str, Mapping[str, int]]:
+        with self._going_on():
+            return self._body.counts()
+
+    def _require(self) -> None:
+        if self._over is not None:
+            raise DlrmError(f"this world cannot go on: {self._over}")
+
+    @contextmanager
+    def _going_on(self) -> Generator[None, None, None]:
+        """What is cut off inside leaves ranks that have done different things."""
+        self._require()
+        try:
+            yield
+        except BaseException as error:
+            self._over = f"it was cut off by {type(error).__name__}: {error}"
+            raise

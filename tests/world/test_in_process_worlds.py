@@ -1,0 +1,303 @@
+"""Worlds that a program drives, held against the command `train`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from world_rows import BATCH, losses, small_spec, test_batches, tuples_of
+from world_runs import Train, summary, tensors
+
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.train.in_process import InProcessEngine
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError
+from dlrm_hybrid.world.world import World
+
+STEPS = 20
+HYBRID = ("parallel=hybrid", "parallel.world=in_process")
+
+
+@pytest.fixture(scope="session")
+def shards(small_rows: list[str]) -> Shards:
+    folder = next(one.partition("=")[2] for one in small_rows if "data.prepared" in one)
+    return open_shards(Path(folder), None)
+
+
+def assert_weights(world: World, folder: Path, step: int) -> None:
+    """The world has learned what a run has, to the bit."""
+    expected, found = tensors(folder, step), world.state_dict()
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert tensor.tobytes() == found[name].numpy().tobytes(), name
+
+
+LAYOUTS = [
+    (1, [], 0, {}),
+    (2, ["bottom.2", "top.2"], 1, {}),
+    (2, ["top.1"], 2, {"gradient": "dct", "gradient.sparsity": 0.9, "activation": "dct"}),
+    (2, [], 1, {"gradient": "terngrad", "optimizer.lr": 0.02}),
+    (2, ["bottom.2"], 1, {"sync": "bounded", "schedule": "gpipe", "schedule.microbatches": 2}),
+    (
+        2,
+        ["bottom.2"],
+        1,
+        {"embedding": "served", "parallel.table_servers": 2, "embedding.deduplicate": True},
+    ),
+]
+
+
+@pytest.mark.parametrize(("trainers", "cuts", "servers", "keys"), LAYOUTS)
+def test_a_world_is_a_run_of_train(
+    trainers: int, cuts: list[str], servers: int, keys: dict, shards: Shards, train: Train
+) -> None:
+    layout = [
+        f"parallel.trainers={trainers}",
+        f"parallel.cuts=[{','.join(cuts)}]",
+        f"parallel.servers={servers}",
+        *(f"{key}={value}" for key, value in keys.items()),
+    ]
+    options = ("telemetry.every=1", f"train.steps={STEPS}", "checkpoint.every=10")
+    code, folder = train("run", *HYBRID, *options, *layout)
+    assert code == 0
+    world = World.in_process(
+        small_spec(shards),
+        trainers=trainers,
+        cuts=cuts,
+        servers=servers,
+        batch_size=BATCH,
+        config=keys,
+    )
+    with world:
+        before = world.state_dict()
+        found = [
+            world.step(list(batches)).loss
+            for batches in zip(
+                *(tuples_of(shards, one, trainers, STEPS) for one in range(trainers)), strict=True
+            )
+        ]
+        assert found == losses(folder)
+        assert_weights(world, folder, STEPS)
+        after = world.state_dict()
+        for name in ("bottom.1.weight", "top.1.weight", "embedding.3.weight"):
+            assert (after[name] - before[name]).abs().max() > 1e-4, name
+        scores, expected = world.evaluate(test_batches(shards)), summary(folder)["test"]
+        assert scores.log_loss == expected["loss"]
+        assert scores.auc == expected["auc"]
+
+
+def small_world(shards: Shards, **options: Any) -> World:
+    """Two trainers of two stages and a server, compressed."""
+    return World.in_process(
+        small_spec(shards),
+        **{"trainers": 2, "cuts": ["bottom.2"], "servers": 1, "batch_size": BATCH, **options},
+    )
+
+
+def global_batches(shards: Shards, steps: int) -> list[tuple]:
+    """Batches of two trainers together, as one loader would give them."""
+    of_trainers = zip(tuples_of(shards, 0, 2, steps), tuples_of(shards, 1, 2, steps), strict=True)
+    return [
+        tuple(np.concatenate(pair) for pair in zip(one, other, strict=True))
+        for one, other in of_trainers
+    ]
+
+
+def test_a_batch_of_all_trainers_is_split_in_order(shards: Shards) -> None:
+    with small_world(shards) as one, small_world(shards) as other:
+        for dense, ids, label in global_batches(shards, 3):
+            tensors = (torch.from_numpy(dense), torch.from_numpy(ids), torch.from_numpy(label))
+            halves = [tuple(array[:BATCH] for array in tensors)]
+            halves.append(tuple(array[BATCH:] for array in tensors))
+            assert one.step(tensors) == other.step(halves)
+        assert one.steps == 3
+        assert one.bytes == other.bytes
+        assert one.bytes["gradient_push"] > 0
+        # A frame's head on each of 3 steps × 2 trainers × 2 stages.
+        assert 0 < one.bytes["gradient_push"] - one.dense_bytes["gradient_push"] < 12 * 200
+
+
+def test_a_loader_serves_all_epochs(shards: Shards) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        return tuples_of(shards, trainer, trainers, 3)
+
+    with small_world(shards) as one, small_world(shards, loader=load) as other:
+        batches = global_batches(shards, 3)
+        handed = [one.step(batch) for batch in (*batches, *batches, batches[0])]
+        taken = [*other.epoch(), *other.epoch(), other.step()]
+        assert taken == handed
+
+
+def test_uneven_loaders_end_with_the_first_and_say_so(shards: Shards) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        return tuples_of(shards, trainer, trainers, 2 + trainer)
+
+    with small_world(shards, loader=load) as world:
+        with pytest.warns(UserWarning, match="trainers 1"):
+            assert len(list(world.epoch())) == 2
+        assert world.step().step == 3
+
+
+def test_a_world_goes_on_from_what_it_saved(shards: Shards, tmp_path: Path) -> None:
+    batches = global_batches(shards, 10)
+    options = {"gradient": "dct", "config": {"gradient.sparsity": 0.9, "optimizer": "adagrad"}}
+    with small_world(shards, **options) as world:
+        for batch in batches[:5]:
+            world.step(batch)
+        saved = world.save(tmp_path)
+        assert saved == tmp_path / "checkpoints" / "step_00000005"
+        expected = [world.step(batch) for batch in batches[5:]]
+        end = world.state_dict()
+        world.load(tmp_path)
+        assert world.steps == 5
+        assert [world.step(batch) for batch in batches[5:]] == expected
+        assert_same_tensors(world.state_dict(), end)
+    with small_world(shards, **options) as other:
+        other.load(saved)
+        assert [other.step(batch) for batch in batches[5:]] == expected
+        with pytest.raises(DataError, match="model.embedding_dim"):
+            spec = replace(small_spec(shards), embedding_dim=8, bottom=(13, 32, 16, 8))
+            with World.in_process(spec, **{**options, "cuts": ["bottom.2"]}) as wide:
+                wide.load(saved)
+
+
+def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
+
+
+def test_a_checkpoint_of_train_can_be_loaded(shards: Shards, train: Train) -> None:
+    layout = ("parallel.cuts=[bottom.2]", "train.steps=12", "checkpoint.every=6")
+    code, folder = train("run", *HYBRID, *layout)
+    assert code == 0
+    with small_world(shards) as world:
+        world.load(folder / "checkpoints" / "step_00000006")
+        for batch in global_batches(shards, 12)[6:]:
+            world.step(batch)
+        assert_weights(world, folder, 12)
+
+
+def test_batches_in_flight_are_drained_and_saved(shards: Shards, tmp_path: Path) -> None:
+    stale = {"schedule": "dsp", "schedule.delays": [1, 0], "schedule.staleness": [2, 0]}
+    batches = global_batches(shards, 8)
+    with small_world(shards, config=stale) as world:
+        rows = [world.step(batch).rows for batch in batches[:4]]
+        assert rows[0] == 0
+        assert rows[-1] == 2 * BATCH
+        world.save(tmp_path)
+        rest = [world.step(batch) for batch in batches[4:]]
+        last = world.drain()
+        assert sum(rows) + sum(one.rows for one in rest) + last.rows == 8 * 2 * BATCH
+        world.load(tmp_path)
+        assert [world.step(batch) for batch in batches[4:]] == rest
+        assert world.drain() == last
+
+
+def test_predictions_are_those_of_the_scores(shards: Shards) -> None:
+    with small_world(shards) as world:
+        world.step(global_batches(shards, 1)[0])
+        p_R = world.predict(test_batches(shards, 100))
+        label_R = np.concatenate([one.label_B for one in test_batches(shards)])
+        scores = world.evaluate(test_batches(shards, 300))
+        assert len(p_R) == scores.rows
+        assert scores.accuracy == ((p_R > 0.5) == label_R).mean()
+
+
+def test_the_threads_of_the_program_stay(shards: Shards) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with small_world(shards) as world:
+            world.step(global_batches(shards, 1)[0])
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_all_faults_of_the_arguments_are_named(shards: Shards) -> None:
+    with pytest.raises(ConfigError) as caught:
+        small_world(
+            shards,
+            trainers=0,
+            cuts=["bottom.9"],
+            gradient="dcct",
+            config={"optimizer.lr": -1, "train.sed": 3},
+        )
+    for text in ("parallel.trainers = 0", "bottom.9", "dcct", "optimizer.lr = -1", "train.sed"):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (
+            ["embedding=served", "parallel.table_servers=1", "sync=async"],
+            "sync = 'async'",
+        ),
+        (["optimizer.schedule=linear"], "needs train.steps"),
+        (["parallel.elastic=true", "embedding=served", "parallel.table_servers=1"], "elastic"),
+        (["train.patience=3", "train.evaluate_every=5"], "train.patience"),
+    ],
+)
+def test_what_only_a_command_can_do_is_refused(keys: list[str], text: str, shards: Shards) -> None:
+    with pytest.raises(ConfigError, match=text):
+        small_world(shards, config=keys)
+
+
+def test_a_wrong_batch_begins_no_step(shards: Shards) -> None:
+    (dense, ids, label), good = global_batches(shards, 2)
+    with small_world(shards) as world, small_world(shards) as other:
+        wrong = ids.copy()
+        wrong[70, 3] = shards.table_rows[3]
+        for batch, text in (
+            ((dense[:, :12], ids, label), r"dense has shape \(128, 12\), must be \(128, 13\)"),
+            ((dense, ids[:, :25], label), "128 rows × 25 tables, must be 128 × 26"),
+            ((dense, wrong, label), f"id {shards.table_rows[3]} of row 70 in embedding.4"),
+            ((dense, ids - 1000, label), "id -"),
+            ((dense, ids.astype(np.float32), label), "ids is of float32, must be integers"),
+            ((dense[:100], ids[:100], label[:100]), "100 rows, must be 128"),
+            ((dense, ids, label + 1), "label of row"),
+            ((np.full_like(dense, np.nan), ids, label), "dense column 0 of row 0 is nan"),
+            ([(dense, ids, label)], "1 batches, must be one for each of 2 trainers"),
+            ({"dense": dense, "ids": ids}, "a batch is"),
+        ):
+            with pytest.raises(DataError, match=text):
+                world.step(batch)
+        assert world.steps == 0
+        assert world.step(good) == other.step(good)
+
+
+def test_a_loader_that_fails_is_named_and_no_step_begins(shards: Shards, tmp_path: Path) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        yield from tuples_of(shards, trainer, trainers, 1)
+        if trainer:
+            raise ValueError("the disk is gone")
+        yield from tuples_of(shards, trainer, trainers, 1)
+
+    with small_world(shards, loader=load) as world:
+        world.step()
+        with pytest.raises(DataError, match="trainer 1, epoch 1, batch 1.*disk is gone") as caught:
+            world.step()
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert world.steps == 1
+        assert world.save(tmp_path).is_dir()
+
+
+def test_a_world_that_was_cut_off_says_so(shards: Shards, monkeypatch: Any) -> None:
+    with small_world(shards) as world:
+        batch = global_batches(shards, 1)[0]
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(InProcessEngine, "make_step", interrupted)
+            world.step(batch)
+        with pytest.raises(DlrmError, match="cannot go on: it was cut off by KeyboardInterrupt"):
+            world.step(batch)
+    with pytest.raises(DlrmError, match="cannot go on"):
+        world.evaluate([batch])
