@@ -5,6 +5,7 @@ import signal
 import sys
 from types import FrameType
 
+from dlrm_hybrid.limits import lacks_trainer
 from dlrm_hybrid.types import ExitCode
 
 
@@ -13,6 +14,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's way for background jobs
         signal.signal(signal.SIGINT, _leave)
+    if sentence := lacks_trainer(" ".join(["dlrm_hybrid", *sys.argv[1:2]])):
+        sys.stderr.write(f"{sentence}\n")
+        return ExitCode.RESOURCES
     from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk
     from dlrm_hybrid.output import harmless_output
 

@@ -85,17 +85,16 @@ def _python() -> Finding:
 
 
 def _packages() -> Finding:
-    wrong: list[str] = []
-    found: list[str] = []
-    for name, wanted in VERSIONS.items():
-        version = metadata.version(name)
-        found.append(f"{name} {version}")
-        if version.partition("+")[0] != wanted:
-            wrong.append(f"{name} is {version}, {wanted} is needed")
+    found = {name: metadata.version(name) for name in VERSIONS}
+    wrong = [
+        f"{name} is {version}, {VERSIONS[name]} is needed"
+        for name, version in found.items()
+        if version.partition("+")[0] != VERSIONS[name]
+    ]
     if wrong:
-        advice = "; install with the constraints file: make install"
-        return Level.FAIL, "; ".join(wrong) + advice
-    return Level.OK, ", ".join(found)
+        wanted = " ".join(f"{name}=={version}" for name, version in VERSIONS.items())
+        return Level.FAIL, f"{'; '.join(wrong)}: make install, or pip install {wanted}"
+    return Level.OK, ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _cores() -> Finding:

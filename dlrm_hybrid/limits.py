@@ -1,4 +1,4 @@
-"""Limits that the system sets to a process, named where one has been reached."""
+"""What is missing for a process, in words: limits of the system that it reaches, packages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import errno
 import os
 import resource
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from dlrm_hybrid.types import ResourceError
 
+TRAINER = (
+    *("fbgemm_gpu", "hydra", "isal", "matplotlib", "pandas", "psutil", "pyarrow", "pydantic"),
+    *("rich", "safetensors", "tensorboard", "torchrec", "xxhash", "yaml", "zmq", "zstandard"),
+)
+"""Modules that the trainer and all commands need; the compressors do without."""
 MOST_OPEN_FILES = 65_536  # more are never needed, and some programs walk through them all
 # A unix socket's path has 108 bytes with the zero at its end; multiprocessing puts one into
 # /pymp-abcdefgh/listener-abcdefgh below the temporary folder.
@@ -42,6 +48,22 @@ def check_temporary_folder() -> None:
             f"TMPDIR = {folder}: has {num_bytes} bytes; a socket below it needs at most "
             f"{MOST_TMPDIR_BYTES}, set it to a shorter folder"
         )
+
+
+def lacks_trainer(what: str) -> str | None:
+    """One sentence that says how to get what the trainer needs; None if it is all there.
+
+    Args:
+        what: needs it.
+    """
+    missing = [name for name in TRAINER if find_spec(name) is None]
+    if not missing:
+        return None
+    are = "is" if len(missing) == 1 else "are"
+    return (
+        f"{what}: needs {', '.join(missing)}, which {are} not installed: "
+        "pip install 'dlrm-hybrid[train]'"
+    )
 
 
 def reached(error: BaseException) -> str | None:

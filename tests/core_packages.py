@@ -1,11 +1,37 @@
-"""The packages that a user has who installs no extra: what `dlrm-hybrid` alone requires."""
+"""Processes that find no more packages than a user has who installs `dlrm-hybrid` and no extra."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 CORE = ("torch", "numpy", "numba")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+_ONLY = """
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+class Only(PathFinder):
+    allowed = {"dlrm_hybrid", *sys.stdlib_module_names, *sys.argv.pop(1).split()}
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        found = name.partition(".")[0] in cls.allowed
+        return PathFinder.find_spec(name, path, target) if found else None
+
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Only]
+"""
+
+
+def run_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program on this checkout that finds the packages of the core only."""
+    allowed = " ".join(modules(required()))
+    command = [sys.executable, "-c", _ONLY + program, allowed, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def required(names: Sequence[str] = CORE) -> dict[str, metadata.Distribution]:
@@ -16,7 +42,7 @@ def required(names: Sequence[str] = CORE) -> dict[str, metadata.Distribution]:
     found: dict[str, metadata.Distribution] = {}
     waiting = [*names]
     while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        name = normal(waiting.pop())
         if name in found:
             continue
         try:
@@ -29,16 +55,24 @@ def required(names: Sequence[str] = CORE) -> dict[str, metadata.Distribution]:
 
 def modules(distributions: dict[str, metadata.Distribution]) -> set[str]:
     """The names that these distributions install for `import`."""
-    owners = metadata.packages_distributions()
     return {
         module
-        for module, names in owners.items()
-        if {re.sub(r"[-_.]+", "-", name).lower() for name in names} & distributions.keys()
+        for module, names in _owners().items()
+        if {normal(name) for name in names} & distributions.keys()
     }
+
+
+def normal(requirement: str) -> str:
+    """The normal form of the name at the head of a requirement."""
+    name = _NAME.match(requirement)
+    assert name is not None, requirement
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+_owners = cache(metadata.packages_distributions)
 
 
 def _requirements(distribution: metadata.Distribution) -> Iterator[str]:
     for line in distribution.requires or ():
-        name = _NAME.match(line)
-        if name is not None and "extra ==" not in line:
-            yield name[0]
+        if "extra ==" not in line:
+            yield normal(line)

@@ -1,9 +1,7 @@
-"""What git leaves out, and what a wheel holds."""
+"""What git leaves out."""
 
 import subprocess
-import sys
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 
@@ -27,14 +25,3 @@ def is_ignored(name: str) -> bool:
 )
 def test_git_leaves_out_rows_and_results(name: str, ignored: bool) -> None:
     assert is_ignored(name) == ignored
-
-
-def test_a_wheel_holds_licence_and_configuration(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = ZipFile(wheel).namelist()
-    assert [name for name in names if name.endswith("licenses/LICENSE")]
-    assert "dlrm_hybrid/conf/config.yaml" in names
-    outside = [name for name in names if not name.startswith(("dlrm_hybrid/", "dlrm_hybrid-"))]
-    assert outside == []

@@ -1,0 +1,92 @@
+"""What is installed with which extra, and what a wheel holds."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from email.parser import Parser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from core_packages import CORE, modules, normal, required, run_alone
+
+import dlrm_hybrid
+from dlrm_hybrid import limits
+from dlrm_hybrid.doctor import VERSIONS
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+COMMAND = "import sys; from dlrm_hybrid.__main__ import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_core_is_torch_numpy_and_numba() -> None:
+    assert {normal(one) for one in PROJECT["dependencies"]} == {*CORE}
+
+
+def test_exact_versions_are_in_constraints_alone() -> None:
+    everything = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
+    assert not [one for one in everything if "==" in one]
+    pins = dict(line.split("==") for line in CONSTRAINTS if "==" in line)
+    assert {normal(name): version for name, version in VERSIONS.items()} == {
+        name.removesuffix("-cpu"): version for name, version in pins.items()
+    }
+
+
+def test_what_commands_look_for_is_what_the_extra_installs() -> None:
+    names = {normal(one) for one in EXTRAS["train"]} - {*CORE}
+    names = {"fbgemm-gpu-cpu" if name == "fbgemm-gpu" else name for name in names}  # a stand-in
+    installed = {name: one for name, one in required([*names]).items() if name in names}
+    looked_for = {name: modules({name: one}) & {*limits.TRAINER} for name, one in installed.items()}
+    assert {name: len(found) for name, found in looked_for.items()} == dict.fromkeys(names, 1)
+    assert set[str]().union(*looked_for.values()) == {*limits.TRAINER}
+
+
+def test_a_command_without_the_trainer_says_how_to_get_it() -> None:
+    done = run_alone(COMMAND, "train", "train.steps=1")
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"dlrm_hybrid train: needs {', '.join(limits.TRAINER)}, which are not installed: "
+        "pip install 'dlrm-hybrid[train]'\n"
+    )
+    assert done.returncode == 5
+
+
+def test_one_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits.lacks_trainer("x") is None
+    monkeypatch.setattr(limits, "TRAINER", ("numpy", "no_such_module"))
+    assert limits.lacks_trainer("x") == (
+        "x: needs no_such_module, which is not installed: pip install 'dlrm-hybrid[train]'"
+    )
+
+
+def test_a_wheel_holds_licence_types_and_configuration(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        told = Parser().parsestr(archive.read(metadata).decode())
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+    assert {"dlrm_hybrid/conf/config.yaml", "dlrm_hybrid/py.typed"} <= {*names}
+    assert [name for name in names if not name.startswith(("dlrm_hybrid/", "dlrm_hybrid-"))] == []
+    assert told["Version"] == dlrm_hybrid.__version__
+    core = [one for one in told.get_all("Requires-Dist", []) if "extra ==" not in one]
+    assert {normal(one) for one in core} == {*CORE}
+    assert {*told.get_all("Provides-Extra", [])} == {*EXTRAS}
+
+
+def test_the_changelog_knows_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^## (\S+)", text, flags=re.MULTILINE)
+    assert heads[0] in ("Unreleased", dlrm_hybrid.__version__)
+    assert dlrm_hybrid.__version__ in heads
