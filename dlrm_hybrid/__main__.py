@@ -14,6 +14,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's way for background jobs
         signal.signal(signal.SIGINT, _leave)
+    # Whoever starts a job of a sweep lets signals wait until here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     if sentence := lacks_trainer(" ".join(["dlrm_hybrid", *sys.argv[1:2]])):
         sys.stderr.write(f"{sentence}\n")
         return ExitCode.RESOURCES

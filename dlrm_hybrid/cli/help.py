@@ -42,7 +42,7 @@ TRAIN_READS = (
 # What each verb reads: sections, or single keys of others.
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
-    "train": TRAIN_READS,
+    "train": (*TRAIN_READS, "sweep"),
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
     "predict": (
         *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
@@ -88,6 +88,7 @@ EXAMPLES = {
         "train data=criteo_kaggle train.seed=1",
         "train +experiment=dct_hybrid gradient.sparsity=0.999",
         "train -m +experiment=baseline,dct_hybrid train.seed=1,2",
+        "train -m sweep.jobs=2 gradient=dct,topk train.seed=1,2",
         "train hydra.run.dir=runs/mine checkpoint.resume=auto",
         "train gradient=dct --help",
     ),

@@ -86,6 +86,10 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
             given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
         points = compose.sweep_of(given.overrides, given.faults)
         return _run_sweep(points, _Jobs(verb, launch, stop))
+    if verb == "train":
+        given.faults += (
+            f"{one}: only applies to a sweep; add -m" for one in compose.of_sweeps(given.overrides)
+        )
     job = compose.job_of(given.overrides, given.faults, has_model="model" in READS[verb])
     if given.cfg is not None:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
@@ -140,11 +144,13 @@ def _values_for_help(given: Arguments) -> Mapping[str, Any]:
 
 
 def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
-    from dlrm_hybrid.cli.sweep import Sweep
+    from dlrm_hybrid.cli.sweep import Sweep, run_beside
 
     jobs.sweep = Sweep(points.folder, points.keys)
     first_failed = ExitCode.DONE
     try:
+        if points.jobs > 1:
+            return run_beside(jobs.sweep, points)
         for number in range(len(points.points)):
             code = jobs.run(points.job(number))
             if jobs.stopped:

@@ -1,22 +1,34 @@
-"""Several jobs one after the other, and the table of what became of them."""
+"""Several jobs, one after the other or beside each other, and the table of what became of them."""
 
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from dlrm_hybrid.cli.terminal import Terminal
+from rich.progress import Progress, TaskID, TextColumn
+from rich.table import Column
+
+from dlrm_hybrid.cli.terminal import PLAIN_LINE_SECONDS, REFRESH_SECONDS, Terminal, duration
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.run.folder import is_complete, one_run, write_whole
+from dlrm_hybrid.run.jobs.pool import Pool
+from dlrm_hybrid.run.jobs.process import JobProcess
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import ExitCode
+from dlrm_hybrid.types import DlrmError, ExitCode, printable
 
 SUMMARY_NAME = "sweep_summary"
 FOLDER_KEY = "hydra.sweep.dir"
+HEAD_COLUMNS = 16  # of a line: `job 1234`, and what the terminal may add
+LEAST_COLUMNS = 20
 
 
 @final
@@ -35,6 +47,7 @@ class Sweep:
     terminal: Terminal = field(default_factory=Terminal)
     _jobs: list[tuple[compose.Job, int]] = field(default_factory=list[tuple[compose.Job, int]])
     _lock: ExitStack = field(default_factory=ExitStack)
+    _has_begun: bool = False
 
     def begin(self, job: compose.Job) -> str:
         """Say that a job begins; returns what it is called: its number.
@@ -42,9 +55,10 @@ class Sweep:
         Raises:
             ConfigError: another sweep runs in the same folder; names its process and host.
         """
-        if not self._jobs:
+        if not self._has_begun:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(one_run(self.folder, FOLDER_KEY))
+            self._has_begun = True
         own = [text for text in job.overrides if text.partition("=")[0].lstrip("+") in self.keys]
         self.terminal.line(f"job {job.folder.name}: {' '.join(own or job.overrides)}")
         return f"job {job.folder.name}"
@@ -86,3 +100,129 @@ class Sweep:
         terminal.line(f"wrote {path}.md and {path}.csv; for plots run")
         runs = shlex.quote(override_text("report.runs", str(folder)))
         terminal.line(f"  python -m dlrm_hybrid report {runs}")
+
+
+def run_beside(sweep: Sweep, points: compose.Sweep) -> int:
+    """Run the jobs of a sweep, several at a time, each in a process of its own.
+
+    Returns:
+        the exit code of the first failed job, by number, or that of a signal.
+    """
+    count = len(points.points)
+    jobs: dict[int, compose.Job] = {}
+    with _lines(sweep.terminal, count) as lines:
+
+        def begin(number: int) -> JobProcess | int:
+            job = jobs[number] = points.job(number)
+            sweep.begin(job)
+            try:
+                with refusals():
+                    request = Request(validate(job.values), job.values, job.folder, job.overrides)
+                    if sweep.skips(request):
+                        lines.count_one(ExitCode.DONE)
+                        return ExitCode.DONE
+                    begun = JobProcess.start(job.overrides, job.folder)
+            except DlrmError as error:
+                lines.ended(number, error.exit_code, str(error))
+                return error.exit_code
+            lines.begun(number)
+            return begun
+
+        pool = Pool(points.jobs, begin, lines)
+        try:
+            return pool.run(count)
+        finally:
+            for number in sorted(pool.exit_codes):
+                sweep.add(jobs[number], pool.exit_codes[number])
+
+
+@contextmanager
+def _lines(terminal: Terminal, count: int) -> Generator[_Lines, None, None]:
+    """Show jobs inside a `with`."""
+    if not terminal.console.is_terminal:
+        yield _Lines(terminal, count, None)
+        return
+    # Not up to the edge: the ^C that a terminal shows would begin a line that nobody counts.
+    width = max(LEAST_COLUMNS, terminal.console.width - HEAD_COLUMNS)
+    text = Column(no_wrap=True, overflow="ellipsis", max_width=width)
+    with Progress(
+        TextColumn("{task.description}"),
+        TextColumn("{task.fields[text]}", markup=False, table_column=text),
+        console=terminal.console,
+        refresh_per_second=1 / REFRESH_SECONDS,
+        transient=True,
+    ) as progress:
+        yield _Lines(terminal, count, progress)
+
+
+@final
+class _Lines:
+    """A line for each job that runs, what it has printed last, and one for the sweep.
+
+    In a file or a pipe a job's line is printed every few seconds, if it has changed.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        count: int,
+        progress: Progress | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terminal = terminal
+        self._count = count
+        self._progress = progress
+        self._clock = clock
+        self._begun: dict[int, float] = {}
+        self._shown: dict[int, tuple[float, str]] = {}
+        self._tasks: dict[int, TaskID] = {}
+        self._codes: list[int] = []
+        self._all = None if progress is None else progress.add_task("sweep", text="", total=None)
+
+    def begun(self, number: int) -> None:
+        """A job runs from now on."""
+        self._begun[number] = self._clock()
+        self._shown[number] = self._clock(), ""
+        if self._progress is not None:
+            self._tasks[number] = self._progress.add_task(f"job {number}", text="", total=None)
+        self._sum_up()
+
+    def runs(self, number: int, line: str) -> None:
+        """See `PoolView`."""
+        shown, before = self._shown[number]
+        if self._progress is not None:
+            self._progress.update(self._tasks[number], text=printable(line))
+        elif line != before and self._clock() - shown >= PLAIN_LINE_SECONDS:
+            self._shown[number] = self._clock(), line
+            self._terminal.line(f"job {number}: {line}")
+
+    def ended(self, number: int, exit_code: int, message: str) -> None:
+        """See `PoolView`."""
+        if self._progress is not None and number in self._tasks:
+            self._progress.remove_task(self._tasks.pop(number))
+        begun = self._begun.pop(number, None)
+        if exit_code == ExitCode.DONE and begun is not None:
+            self._terminal.line(f"job {number}: complete after {duration(self._clock() - begun)}")
+        elif exit_code != ExitCode.DONE:
+            text = message or f"ended with exit code {exit_code}"
+            print(printable(f"job {number}: {text}"), file=sys.stderr)
+        self.count_one(exit_code)
+
+    def stopping(self) -> None:
+        """See `PoolView`."""
+        jobs = ", ".join(map(str, self._begun)) or "none"
+        self._terminal.line(
+            f"stopping: jobs that run save a checkpoint ({jobs}), no other begins "
+            "(Ctrl-C again to quit without saving)"
+        )
+
+    def count_one(self, exit_code: int) -> None:
+        """A job is over, or was not to be run."""
+        self._codes.append(exit_code)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        if self._progress is not None and self._all is not None:
+            failed = sum(code != ExitCode.DONE for code in self._codes)
+            text = f"{len(self._codes)} of {self._count} jobs ended, {len(self._begun)} running"
+            self._progress.update(self._all, text=text + (f", {failed} failed" if failed else ""))

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
-from dlrm_hybrid.config.identity import flat
+from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
 from dlrm_hybrid.config.model import unread_interactions, with_input_width
 from dlrm_hybrid.config.overrides import (
@@ -41,6 +41,7 @@ from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 NAME = "name"
+SWEEP = "sweep"
 # Of the section `hydra`: what composing itself writes there, and no override can change.
 WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
@@ -76,11 +77,13 @@ class Sweep:
         points: the overrides of each job.
         folder: above those of all jobs.
         keys: those that differ between jobs.
+        jobs: how many are to run at one time.
     """
 
     points: tuple[tuple[str, ...], ...]
     folder: Path
     keys: tuple[str, ...]
+    jobs: int
 
     def job(self, number: int) -> Job:
         """Compose one of the jobs; whether its values go together is left to `validate`."""
@@ -136,16 +139,18 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     size = math.prod(len(one.overrides) for one in points)
     if size > MOST_JOBS:
         found.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
+    options: list[Mapping[str, Any]] = []
     for point in _each_value_once(points) if size <= MOST_JOBS else ():
         try:
-            _composed(point, ())
+            options.append(_composed(point, ()).values[SWEEP])
         except ConfigError as error:
             found += _lines(error)
+    found += _of_one_job(options)
     if found:
         raise ConfigError(faults_text(found))
     keys = tuple(one.key.lstrip("+") for one in points if one.is_swept or one in own)
     jobs = tuple(itertools.product(*(one.overrides for one in points)))
-    return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys)
+    return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys, **options[0])
 
 
 def given_keys(overrides: Sequence[str]) -> list[str]:
@@ -349,9 +354,28 @@ def _each_value_once(points: Sequence[Points]) -> Iterator[list[str]]:
             yield [*first[:position], override, *first[position + 1 :]]
 
 
+def _of_one_job(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Faults of the section `sweep` where jobs have different ones: it is of all of them."""
+    return [
+        f"{SWEEP}.{key} = {one[key]}: is of the whole sweep; another job has {options[0][key]}"
+        for one in options
+        for key in one
+        if one[key] != options[0][key]
+    ]
+
+
 def _own(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Those that configure the program, not Hydra."""
-    return tuple(one for one in overrides if not one.lstrip("+~").startswith("hydra."))
+    """Those that configure the run, not Hydra or a sweep."""
+    return tuple(one for one in overrides if not _is_of(one, "hydra", SWEEP))
+
+
+def of_sweeps(overrides: Sequence[str]) -> list[str]:
+    """Those that mean something to a sweep alone."""
+    return [one for one in overrides if _is_of(one, SWEEP)]
+
+
+def _is_of(override: str, *sections: str) -> bool:
+    return is_below(override.lstrip("+~").partition("=")[0], sections)
 
 
 def _folder(tree: _Tree, key: str) -> Path:

@@ -36,6 +36,7 @@ from dlrm_hybrid.config.sections.commands import (
     PredictConfig,
     PrepareConfig,
     ReportConfig,
+    SweepConfig,
 )
 
 
@@ -302,6 +303,7 @@ class Config:
     precision: Literal["float32", "bfloat16"]
     threads: Annotated[int, Field(ge=1, le=1024)]
     skip_completed: bool
+    sweep: SweepConfig
     data: DataConfig
     model: ModelConfig
     parallel: ParallelConfig

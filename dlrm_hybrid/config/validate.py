@@ -52,6 +52,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
 # Sections of later versions that only other commands read.
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "prepare": {"check": False, "overwrite": False},
+    "sweep": {"jobs": 1},
     "plan": {
         **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),
         **{"rates": None, "latencies": None},

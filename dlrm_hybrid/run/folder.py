@@ -38,6 +38,7 @@ from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE, summarise
 from dlrm_hybrid.types import ConfigError, DataError
 
 LOCK_FILE = ".lock"
+OUTPUT_FILE = "output.log"  # what a job prints that runs beside others
 ORIGIN_FILE = "origin.json"  # the checkpoint of another run that this one began with
 
 
@@ -84,7 +85,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
         ConfigError: the folder holds something else, or a run that is complete.
     """
     folder, resume = request.folder, request.config.checkpoint.resume
-    used = any(path.name != LOCK_FILE for path in folder.iterdir())
+    used = any(path.name not in (LOCK_FILE, OUTPUT_FILE) for path in folder.iterdir())
     if used and (is_restart or resume == "auto" or request.config.skip_completed):
         _check_same_run(request)
     elif used:

@@ -11,6 +11,13 @@ from dlrm_hybrid.bounds import PAGE_PATTERN, STRICT, Count, Name, Path, Positive
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class SweepConfig:
+    """How `train -m` runs the jobs of a sweep; see docs/runs.md."""
+
+    jobs: Annotated[int, Field(ge=1, le=1024)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class PrepareConfig:
     """What the verb `prepare` does with rows that are there; see conf/config.yaml."""
 

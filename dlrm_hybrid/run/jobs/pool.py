@@ -1,0 +1,145 @@
+"""Several runs at a time: begins jobs as others end, and passes signals on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from types import FrameType
+from typing import Protocol, final
+
+from dlrm_hybrid.run.jobs.process import JobProcess
+from dlrm_hybrid.types import ExitCode
+
+POLL_SECONDS = 0.1
+PATIENT_INTERRUPTS = 2  # of Ctrl-C: the first saves, the second quits, one more kills
+
+
+class PoolView(Protocol):
+    """Shows what becomes of jobs."""
+
+    def runs(self, number: int, line: str) -> None:
+        """A job has printed this line last."""
+        ...
+
+    def ended(self, number: int, exit_code: int, message: str) -> None:
+        """A job has ended, with what it has said of that."""
+        ...
+
+    def stopping(self) -> None:
+        """A signal has come: no further job begins."""
+        ...
+
+
+@final
+@dataclass(slots=True)
+class Pool:
+    """Runs jobs, `width` at a time.
+
+    Attributes:
+        width: how many run at one time.
+        begin: starts a job; an exit code says that there is nothing to start.
+        view: shows them.
+        exit_codes: of the jobs that have ended, by number.
+    """
+
+    width: int
+    begin: Callable[[int], JobProcess | int]
+    view: PoolView
+    exit_codes: dict[int, int] = field(default_factory=dict[int, int])
+    _running: dict[int, JobProcess] = field(default_factory=dict[int, JobProcess])
+    _received: list[int] = field(default_factory=list[int])
+    _forwarded: int = 0
+
+    def run(self, count: int) -> int:
+        """Run jobs 0 to `count` - 1; returns the first failure's exit code, or that of a signal.
+
+        A failing job does not stop the others. After SIGTERM or Ctrl-C no job begins, and those
+        that run save and end; a second Ctrl-C ends them without saving.
+        """
+        waiting = deque(range(count))
+        with self._signals():
+            try:
+                while self._running or (waiting and not self._received):
+                    if waiting and len(self._running) < self.width and not self._received:
+                        self._begin(waiting.popleft())
+                    else:
+                        self._listen()
+                    self._forward()
+                    self._reap()
+            finally:
+                for one in self._running.values():
+                    one.kill()
+        if self._received:
+            is_interrupt = signal.SIGINT in self._received
+            return ExitCode.INTERRUPTED if is_interrupt else ExitCode.PREEMPTED
+        failures = (self.exit_codes[number] for number in sorted(self.exit_codes))
+        return next((code for code in failures if code != ExitCode.DONE), ExitCode.DONE)
+
+    def _begin(self, number: int) -> None:
+        begun = self.begin(number)
+        if isinstance(begun, JobProcess):
+            self._running[number] = begun
+        else:
+            self.exit_codes[number] = begun
+
+    def _listen(self) -> None:
+        """Wait until a job says something or ends, but not long."""
+        pipes = [one.pipe for one in self._running.values() if one.is_heard]
+        if pipes:
+            wait(pipes, POLL_SECONDS)
+        else:
+            time.sleep(POLL_SECONDS)
+
+    def _forward(self) -> None:
+        """Send jobs the signals that have come."""
+        new = self._received[self._forwarded :]
+        if new and not self._forwarded:
+            self.view.stopping()
+        self._forwarded += len(new)
+        in_haste = self._received.count(signal.SIGINT) > PATIENT_INTERRUPTS
+        for number in new:
+            for one in self._running.values():
+                one.send(signal.SIGKILL if in_haste else number)
+
+    def _reap(self) -> None:
+        for number, one in list(self._running.items()):
+            one.hear()
+            if (code := one.ended()) is None:
+                self.view.runs(number, one.last_line())
+                continue
+            del self._running[number]
+            one.close()
+            self.exit_codes[number] = code
+            self.view.ended(number, code, one.message)
+
+    @contextmanager
+    def _signals(self) -> Generator[None, None, None]:
+        """Take over this process's signals; what comes is noted, and acted upon between jobs."""
+        handlers = {signal.SIGTERM: self._note, signal.SIGINT: self._note}
+        before = {
+            number: signal.signal(number, handler)
+            for number, handler in {**handlers, signal.SIGTSTP: self._suspend}.items()
+            if signal.getsignal(number) is not signal.SIG_IGN  # a shell's way for background jobs
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z stops this process alone: the jobs are in groups of their own."""
+        running = list(self._running.values())
+        for one in running:
+            one.suspend(signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
+        for one in running:
+            one.suspend(signal.SIGCONT)

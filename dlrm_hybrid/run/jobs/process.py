@@ -1,0 +1,162 @@
+"""One run as a process of its own: started, heard, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
+from dlrm_hybrid.process import masked, tie_to
+from dlrm_hybrid.run.folder import OUTPUT_FILE
+from dlrm_hybrid.types import ExitCode, ResourceError
+
+TAIL_BYTES = 4096
+STOPPED = {-signal.SIGTERM: ExitCode.PREEMPTED, -signal.SIGINT: ExitCode.INTERRUPTED}
+
+
+@final
+@dataclass(slots=True)
+class JobProcess:
+    """A training run as `python -m dlrm_hybrid train` in a process group of its own.
+
+    The group keeps a Ctrl-C in the terminal away from it: only who has started it sends it
+    signals, once. It ends with this process, and all its ranks with it, even after kill -9.
+
+    Attributes:
+        folder: of the run; `output.log` in it gets all that the run prints.
+        process: its supervisor.
+        begin: bytes that earlier attempts have printed.
+        errors: the end of what it has written to standard error.
+        is_heard: it may still write there.
+    """
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    begin: int
+    errors: bytearray = field(default_factory=bytearray)
+    is_heard: bool = True
+
+    @classmethod
+    def start(cls, overrides: Sequence[str], folder: Path) -> JobProcess:
+        """Start a run. Call it from a thread that outlives the run: the kernel watches that one.
+
+        Args:
+            overrides: of the run, but for its folder.
+            folder: made if need be.
+
+        Raises:
+            ResourceError: the folder cannot be written, or no process can be started.
+        """
+        run_folder = override_text(RUN_FOLDER_KEY, str(folder))
+        program = [sys.executable, "-P", "-m", "dlrm_hybrid", "train"]
+        return cls.of([*program, *overrides, run_folder], folder)
+
+    @classmethod
+    def of(cls, command: Sequence[str], folder: Path) -> JobProcess:
+        """As `start`, of any command."""
+        path = folder / OUTPUT_FILE
+        # It must find the package where this process has found it.
+        places = os.pathsep.join(place or os.curdir for place in sys.path)
+        with writing(path, RUN_FOLDER_KEY):
+            folder.mkdir(parents=True, exist_ok=True)
+            log = os.open(path, _LOG_FLAGS, 0o666)
+        # A signal waits until the program has its handlers, which lift the mask.
+        with masked(), os.fdopen(log, "ab", buffering=0) as file:
+            begin = os.fstat(log).st_size
+            try:
+                process = subprocess.Popen(
+                    command,
+                    bufsize=0,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.PIPE,
+                    process_group=0,
+                    preexec_fn=tie_to(os.getpid()),
+                    env={**os.environ, "PYTHONPATH": places},
+                )
+            except OSError as error:
+                raise ResourceError(f"cannot start a job: {error.strerror}") from error
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        return cls(folder, process, begin)
+
+    @property
+    def pipe(self) -> int:
+        """The descriptor of its standard error."""
+        assert self.process.stderr is not None
+        return self.process.stderr.fileno()
+
+    @property
+    def message(self) -> str:
+        """What it has said of its end, as far as it is known."""
+        text = self.errors.decode(errors="replace").strip()
+        code = self.process.returncode
+        if code is not None and code < 0 and code not in STOPPED:
+            text = f"{text}\nwas killed by {signal.Signals(-code).name}".strip()
+        return text
+
+    def hear(self) -> None:
+        """Take what it has written to standard error, and put it into `output.log`, too."""
+        stream = self.process.stderr
+        assert stream is not None
+        heard = bytearray()
+        while self.is_heard:
+            chunk = stream.read(TAIL_BYTES)
+            if chunk is None:  # nothing for now
+                break
+            self.is_heard = bool(chunk)
+            heard += chunk
+        if heard:
+            self.errors = (self.errors + heard)[-TAIL_BYTES:]
+            with suppress(OSError), (self.folder / OUTPUT_FILE).open("ab", buffering=0) as file:
+                file.write(heard)
+
+    def last_line(self) -> str:
+        """What it has printed last."""
+        try:
+            with (self.folder / OUTPUT_FILE).open("rb") as file:
+                file.seek(max(self.begin, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def ended(self) -> int | None:
+        """Its exit code once it has ended, one of `ExitCode`; a killed one has failed."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        self.hear()
+        return STOPPED.get(code, ExitCode.FAILED) if code < 0 else code
+
+    def send(self, number: int) -> None:
+        """Send its supervisor a signal, unless it has ended."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def suspend(self, number: int) -> None:
+        """Stop, or continue, all of its processes: SIGSTOP or SIGCONT."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End it at once, with all its ranks; what it has saved is intact."""
+        self.process.kill()
+        self.process.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening to one that has ended."""
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

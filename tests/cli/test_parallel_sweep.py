@@ -1,0 +1,128 @@
+"""Sweeps whose jobs run beside each other, from the command line."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlrm_hybrid.cli.main import run
+
+DEADLINE_SECONDS = 120.0
+POLL_SECONDS = 0.01
+# Measured, so not the same twice.
+MEASURED = ("samples_per_second",)
+
+
+def table(sweep: Path) -> list[dict[str, str]]:
+    rows = list(csv.DictReader((sweep / "sweep_summary.csv").open()))
+    return [{key: row[key] for key in row if key not in MEASURED} for row in rows]
+
+
+@pytest.mark.slow
+def test_jobs_beside_each_other_reach_what_they_reach_alone(
+    small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = ["train.seed=1,2", "optimizer.lr=0.05,1e30", "train.steps=10"]
+    argv = ["dlrm_hybrid", "train", "-m", *small_rows, *points]
+    alone, beside = (tmp_path / name for name in ("alone", "beside"))
+    assert run([*argv, f"hydra.sweep.dir={alone}"]) == 4
+    capsys.readouterr()
+    assert run([*argv, f"hydra.sweep.dir={beside}", "sweep.jobs=3"]) == 4
+    told = capsys.readouterr()
+    assert table(beside) == table(alone)
+    assert [row["status"] for row in table(beside)] == ["complete", "diverged"] * 2
+    assert sorted(line.partition(": step")[0] for line in told.err.splitlines()) == [
+        "job 1",
+        "job 3",
+    ]
+    assert "job 2: train.seed=2 optimizer.lr=0.05\n" in told.out
+    assert told.out.count(": complete after 0:") == 2
+    assert (beside / "2/overrides.yaml").read_text() == (alone / "2/overrides.yaml").read_text()
+    assert "10 steps of 64 samples" in (beside / "2" / "output.log").read_text()
+    assert "learning rate" in (beside / "3" / "output.log").read_text()
+
+    assert run([*argv, f"hydra.sweep.dir={beside}", "sweep.jobs=2", "skip_completed=true"]) == 4
+    assert capsys.readouterr().out.count("already complete, skipped") == 2
+    assert (beside / "3" / "output.log").read_text().count("run folder") == 2
+
+
+def test_how_many_jobs_run_is_of_the_whole_sweep(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    assert run(["dlrm_hybrid", "train", "-m", "sweep.jobs=1,2", "train.steps=1", folder]) == 2
+    assert capsys.readouterr().err == (
+        "configuration: 1 fault\n  sweep.jobs = 2: is of the whole sweep; another job has 1\n"
+    )
+    assert run(["dlrm_hybrid", "train", "sweep.jobs=2", "train.steps=1"]) == 2
+    assert capsys.readouterr().err == (
+        "configuration: 1 fault\n  sweep.jobs=2: only applies to a sweep; add -m\n"
+    )
+    assert run(["dlrm_hybrid", "train", "-m", "sweep.jobs=0", "train.seed=1,2"]) == 2
+    assert "sweep.jobs = 0: must be greater than or equal to 1" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
+def begins(folder: Path) -> list[int]:
+    """The steps at which the attempts of a run began."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["kind"] == "started"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_a_signal_to_the_sweep_ends_all_its_jobs_and_they_can_be_resumed(
+    name: str, small_rows: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Ctrl-C goes to the group of a terminal, which the jobs are not in; SIGKILL to one process."""
+    sweep = tmp_path / "sweep"
+    options = [*small_rows, "train.seed=1,2,3", "sweep.jobs=2", f"hydra.sweep.dir={sweep}"]
+    command = [sys.executable, "-m", "dlrm_hybrid", "train", "-m", *options]
+    long = ["train.epochs=60", "telemetry.every=10", "checkpoint.every=50"]
+    process = subprocess.Popen(
+        [*command, *long],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    request.addfinalizer(process.kill)
+    until = time.monotonic() + DEADLINE_SECONDS
+    while not all((sweep / number / "checkpoints/latest").exists() for number in "01"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(POLL_SECONDS)
+    everybody = psutil.Process(process.pid).children(recursive=True)
+    assert len(everybody) >= 6  # two supervisors, each with a forkserver and a rank
+    if name == "SIGINT":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.kill()
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    _, left = psutil.wait_procs(everybody, timeout=10)
+    assert left == []
+    assert not (sweep / "2").exists()
+    if name == "SIGINT":
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors
+        assert errors.count("checkpoint saved at step") == 2
+        statuses = [json.loads((sweep / n / "summary.json").read_text())["status"] for n in "01"]
+        assert statuses == ["interrupted"] * 2
+
+    again = subprocess.run(
+        [*command, *long, "skip_completed=true"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    assert [row["status"] for row in table(sweep)] == ["complete"] * 3
+    assert [bool(begins(sweep / number)[-1]) for number in "012"] == [True, True, False]
