@@ -5,7 +5,6 @@ import signal
 import sys
 from types import FrameType
 
-from dlrm_hybrid.limits import lacks_trainer
 from dlrm_hybrid.types import ExitCode
 
 
@@ -16,6 +15,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, _leave)
     # Whoever starts a job of a sweep lets signals wait until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    from dlrm_hybrid.limits import lacks_trainer
+
     if sentence := lacks_trainer(" ".join(["dlrm_hybrid", *sys.argv[1:2]])):
         sys.stderr.write(f"{sentence}\n")
         return ExitCode.RESOURCES

@@ -1,4 +1,4 @@
-"""Processes that find no more packages than a user has who installs `dlrm-hybrid` and no extra."""
+"""Processes that find no more packages than a user has who installs `dlrm-hybrid`, or its wheel."""
 
 import re
 import subprocess
@@ -32,6 +32,28 @@ def run_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]
     allowed = " ".join(modules(required()))
     command = [sys.executable, "-c", _ONLY + program, allowed, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this checkout, in a folder without others."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, folder: Path, distributions: dict[str, metadata.Distribution]) -> Path:
+    """A new environment with a wheel and links to these installed distributions; its `bin`."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for distribution in distributions.values():
+        for name in {path.parts[0] for path in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (packages / name).exists():
+                (packages / name).symlink_to(Path(str(distribution.locate_file(name))))
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
+    options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, *options, str(wheel)], check=True)
+    return folder / "bin"
 
 
 def required(names: Sequence[str] = CORE) -> dict[str, metadata.Distribution]:

@@ -1,15 +1,13 @@
 """What is installed with which extra, and what a wheel holds."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from core_packages import CORE, modules, normal, required, run_alone
+from core_packages import CORE, build_wheel, modules, normal, required, run_alone
 
 import dlrm_hybrid
 from dlrm_hybrid import limits
@@ -24,11 +22,7 @@ COMMAND = "import sys; from dlrm_hybrid.__main__ import main; sys.exit(main())"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
-    return path
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_core_is_torch_numpy_and_numba() -> None:

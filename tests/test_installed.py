@@ -1,0 +1,67 @@
+"""The wheel, installed beside what it requires and used from an empty folder."""
+
+import os
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from core_packages import CORE, ROOT, build_wheel, install, normal, required
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FINDS_NOTHING_ELSE = """
+from importlib.util import find_spec
+import dlrm_hybrid.compress
+from dlrm_hybrid.limits import TRAINER
+found = [name for name in TRAINER if find_spec(name) is not None]
+print(dlrm_hybrid.__file__, found)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("core"), required(CORE))
+
+
+@pytest.fixture(scope="module")
+def trainer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = [normal(one) for one in PROJECT["optional-dependencies"]["train"]]
+    return install(wheel, tmp_path_factory.mktemp("trainer"), required([*CORE, *names]))
+
+
+def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: one for key, one in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_core_alone(core: Path, tmp_path: Path) -> None:
+    done = run([core / "python", "-c", FINDS_NOTHING_ELSE], tmp_path)
+    assert done.stdout.split() == [
+        str(next(core.parent.glob("lib/python*/site-packages/dlrm_hybrid/__init__.py"))),
+        "[]",
+    ], done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_of_the_core_alone_names_the_extra(core: Path, tmp_path: Path) -> None:
+    done = run([core / "dlrm_hybrid", "train"], tmp_path)
+    assert done.returncode == 5
+    assert done.stderr.endswith("are not installed: pip install 'dlrm-hybrid[train]'\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_trainer_trains_in_an_empty_folder(trainer: Path, tmp_path: Path) -> None:
+    packages = next(trainer.parent.glob("lib/python*/site-packages/dlrm_hybrid"))
+    before = sorted(packages.rglob("*"))
+    arguments = ["+experiment=dct_levels", "data.rows=4000", "train.steps=3"]
+    done = run([trainer / "dlrm_hybrid", "train", *arguments, "hydra.run.dir=mine"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine" / "summary.json").exists()
+    # Nothing is written beside the program, where others install it that is not allowed.
+    assert sorted(packages.rglob("*")) == before
