@@ -13,6 +13,7 @@ _NAMES = {
     "ModelSpec": "dlrm_hybrid.model.spec",
     "Predictor": "dlrm_hybrid.predict.predictor",
     "World": "dlrm_hybrid.world.world",
+    "objective": "dlrm_hybrid.run.jobs.objective",
 }
 
 

@@ -1,0 +1,159 @@
+"""A training run as a function of its configuration: what a tuner of hyperparameters calls."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from os import stat_result
+from pathlib import Path
+from typing import Any, Final
+
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.disk import read_object
+from dlrm_hybrid.run.folder import is_complete
+from dlrm_hybrid.run.jobs.process import JobProcess
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind, part_of
+from dlrm_hybrid.telemetry.summary import SUMMARY_FILE
+from dlrm_hybrid.types import ExitCode, RunFailedError, ScoredPart
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 60.0  # for a checkpoint, after a signal
+_COMPOSING: Final = threading.Lock()  # Hydra has one configuration at a time
+
+Report = Callable[[int, float], object]
+
+
+def objective(overrides: Sequence[str], *, report: Report | None = None) -> float:
+    """Train with these overrides and return the score of the model.
+
+    The run has processes of its own, so several threads may call this at one time; what it prints
+    is in `output.log` of its folder. It ends with this process, and stops, with a checkpoint, where
+    this call is interrupted.
+
+    Args:
+        overrides: as they would be typed after `train`, such as `["optimizer.lr=0.1"]`;
+            `hydra.run.dir=FOLDER` says where the run is recorded, and with `skip_completed=true`
+            one that is complete there is not repeated.
+        report: called with step and score after each evaluation of the part that decides, see
+            `train.evaluate_every`. What it raises stops the run and is raised from here.
+
+    Returns:
+        What `train.monitor` names, log-loss (less is better) or AUC (more is better), at the end of
+        training: on the part to validate where the rows have one, else on the test part.
+
+    Raises:
+        ConfigError: with every fault of the overrides.
+        RunFailedError: the run ended without a score; `exit_code` says how, see
+            [exit codes](runs.md#exit-codes).
+    """
+    with _COMPOSING:
+        job = compose.job_of(overrides)
+    request = Request(validate(job.values), job.values, job.folder, job.overrides)
+    if not (request.config.skip_completed and is_complete(request)):
+        _run(request, report)
+    return _score(request)
+
+
+def _run(request: Request, report: Report | None) -> None:
+    """Train in a process, to the end.
+
+    Raises:
+        RunFailedError: it ended otherwise.
+    """
+    evaluations = _Evaluations(request.folder / EVENTS_FILE, request.config.train.monitor)
+    process = JobProcess.start(request.overrides, request.folder)
+    with _ended_at_last(process):
+        while (code := process.ended()) is None:
+            _listen(process)
+            process.hear()
+            for step, score in evaluations.new() if report is not None else ():
+                assert report is not None
+                report(step, score)
+        if code != ExitCode.DONE:
+            message = process.message or f"ended with exit code {code}"
+            raise RunFailedError(f"{request.folder}: {message}", code)
+
+
+def _listen(process: JobProcess) -> None:
+    if process.is_heard:
+        wait([process.pipe], POLL_SECONDS)
+    else:
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def _ended_at_last(process: JobProcess) -> Generator[None, None, None]:
+    """Let a run save a checkpoint where an error leaves the `with`; it ends in any case."""
+    try:
+        yield
+    except BaseException as error:
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        process.send(signal.SIGINT if is_interrupt else signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):  # then it has had its time
+            process.process.wait(GRACE_SECONDS)
+        raise
+    finally:
+        process.kill()
+
+
+class _Evaluations:
+    """Reads the scores that a run records while it goes on."""
+
+    def __init__(self, path: Path, monitor: str) -> None:
+        self._path = path
+        self._monitor = monitor
+        self._read: tuple[int, ...] = ()
+        self._step = -1
+
+    def new(self) -> list[tuple[int, float]]:
+        """Steps and scores that this has not returned before; of a restart only later steps."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return []
+        if _stamp(found) == self._read:
+            return []
+        self._read = _stamp(found)
+        record = list(events.read(self._path))
+        part = _deciding(record)
+        later = [
+            (one.step, float(score))
+            for one in record
+            if one.kind is Kind.EVALUATED and part_of(one) is part and one.step > self._step
+            if (score := one.values[self._monitor]) is not None
+        ]
+        self._step = max([self._step, *(step for step, _ in later)])
+        return later
+
+
+def _stamp(found: stat_result) -> tuple[int, ...]:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _deciding(record: Sequence[Event]) -> ScoredPart:
+    """The part to validate, where the rows have one."""
+    has_one = any(one.kind is Kind.STARTED and one.values.get("validation_rows") for one in record)
+    return ScoredPart.VALIDATION if has_one else ScoredPart.TEST
+
+
+def _score(request: Request) -> float:
+    """The score of a complete run.
+
+    Raises:
+        RunFailedError: it has none: an AUC needs clicks and others.
+    """
+    summary: dict[str, Any] = read_object(request.folder, SUMMARY_FILE)
+    scores = summary.get("validation") or summary["test"]
+    monitor = request.config.train.monitor
+    score = scores["loss" if monitor == "log_loss" else monitor]
+    if score is None:
+        raise RunFailedError(f"{request.folder}: has no {monitor}", ExitCode.FAILED)
+    return float(score)
