@@ -196,7 +196,8 @@ class Stage(nn.Module):
     Args:
         blocks: of a network.
         first: number of the first of them in the network.
-        boundaries: by the number of blocks of the network before it.
+        boundaries: by the number of blocks of the network before it; of the activations of a
+            feed-forward network, and between layers of the residual stream.
     """
 
     def __init__(
@@ -217,8 +218,10 @@ class Stage(nn.Module):
         for number, block in enumerate(self.blocks, self.first):
             state = block(state, batch)
             boundary = self.boundaries.get(number + 1)
-            if boundary is not None:
+            if boundary is not None and state.z_BTF.numel():
                 state = state._replace(z_BTF=boundary(state.z_BTF))
+            elif boundary is not None:
+                state = state._replace(x_BTD=boundary(state.x_BTD))
         return state
 
     def part(self, first: int, last: int) -> Stage:

@@ -1,10 +1,13 @@
 """Table 4 in small: the task, its score, the network whole, cut, and across processes."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import grammar
 import pytest
 import split_transformer
+import table4
 import torch
 import translation
 from grammar import Grammar, Vocabulary, bleu
@@ -188,3 +191,52 @@ def test_processes_train_as_one_does_to_the_bit(workers: int) -> None:
     parts[0].weights[1] = "another"
     parts[0].sent[split_transformer.Kind.ACTIVATION, split_transformer.CROSSING[0]] += 1
     assert len(split_transformer.differences(whole, parts)) == 2
+
+
+def a_result(workers: int, sparsity: float, seed: int, loss: float, score: float) -> dict[str, Any]:
+    return {
+        "workers": workers,
+        "sparsity": sparsity,
+        "seed": seed,
+        "between": False,
+        "train_loss": loss / 2,
+        "test_loss": loss,
+        "bleu": score,
+        "unmasked": {"bleu": score - 1},
+        "boundaries": [{"elements": 1000, "kept": 50 + 100 * seed}],
+    }
+
+
+RESULTS = [
+    a_result(3, 0.9, 0, 0.51, 68.0),
+    a_result(3, 0.9, 1, 0.404, 71.5),
+    a_result(1, 0.0, 1, 0.40, 71.0),
+    a_result(1, 0.0, 0, 0.50, 70.0),
+]
+
+
+def test_each_training_is_held_against_the_baseline_of_its_seed() -> None:
+    found = table4.table(RESULTS)
+    assert [row[:2] for row in found.rows] == [["baseline", "–"], ["90 %", "3"]]
+    assert found.rows[0][2:5] == ["0.2250 ± 0.0354", "0.4500 ± 0.0707", "70.50 ± 0.71"]
+    # 2 % and 1 % above, 2 below and 0.5 above
+    assert found.rows[1][5:] == ["+1.5 ± 0.7", "-0.75 ± 1.77", "68.75", "10.0 %", "2"]
+
+
+def test_a_seed_without_a_baseline_is_refused(tmp_path: Path) -> None:
+    for number, result in enumerate(RESULTS[:3]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(result))
+    with pytest.raises(SystemExit, match="no baseline with seed 0"):
+        table4.read(tmp_path)
+    (tmp_path / "3.json").write_text(json.dumps(RESULTS[3]))
+    assert len(table4.read(tmp_path)) == 4
+
+
+def test_the_picture_has_a_point_for_each_training() -> None:
+    losses, scores = table4.figure(RESULTS).axes
+    drawn = [line for line in losses.lines if line.get_marker() == "o"]
+    assert [list(line.get_ydata()) for line in drawn if len(line.get_ydata())] == [
+        [pytest.approx(2.0), pytest.approx(1.0)]
+    ]
+    papers = [line for line in scores.lines if line.get_marker() == "x"]
+    assert list(papers[0].get_ydata()) == [pytest.approx(one) for one in (0.06, 0.05, 0.03)]
