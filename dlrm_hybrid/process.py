@@ -6,10 +6,12 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 STOPPED = ("T", "t")
@@ -38,6 +40,33 @@ def masked() -> Generator[None, None, None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def interrupts_wait() -> Generator[None, None, None]:
+    """A Ctrl-C inside is seen at the end of the block; a second one at once.
+
+    For what must not be cut off in the middle. In other threads than the main one nothing is to
+    be done: no signal is handled there.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append((number, frame))
+        if len(received) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        before(*received[0])
 
 
 def unshield() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import final
 
@@ -46,10 +47,12 @@ class MeteredChannel(Channel):
 
     Attributes:
         counters: put others in their place when the phase changes.
+        watch: is shown each frame that comes, with its dense equivalent; None: nobody is.
     """
 
     def __init__(self, inner: Channel, counters: Counters, clock: SpanClock) -> None:
         self.counters = counters
+        self.watch: Callable[[Frame, int], None] | None = None
         self._inner = inner
         self._turn = Lock()
         self._sending = clock.within(Span.SEND)
@@ -82,6 +85,8 @@ class MeteredChannel(Channel):
                     dense_bytes += 4 * section.count
         received = self.counters.received
         received.add(traffic_of(frame.kind), encoded_bytes(frame), dense_bytes)
+        if self.watch is not None:
+            self.watch(frame, dense_bytes)
         return frame
 
     @override

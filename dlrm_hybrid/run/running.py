@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from dlrm_hybrid.limits import check_temporary_folder
@@ -201,9 +202,24 @@ def start(rank: Rank, entry: str) -> Running:
     receiver, sender = context.Pipe(duplex=False)
     log_begin = _size(rank.log_folder / f"{rank.name}.log")
     process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
-    process.start()
+    with _without_main():
+        process.start()
     sender.close()  # or the end of the rank would not end the connection
     return Running(rank, process, receiver, log_begin)
+
+
+@contextmanager
+def _without_main() -> Generator[None, None, None]:
+    """What is started inside does not import the program that starts it, which it does not need.
+
+    A script that starts ranks would run again in each of them.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def end(running: Sequence[Running]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
 from threading import get_ident
@@ -27,6 +27,7 @@ from dlrm_hybrid.telemetry.traffic import (
 
 WARMUP_STEPS = 5  # of each attempt: caches and allocators settle in them, so they are not timed
 CPU_WINDOW_SECONDS = 0.1
+ANSWERED = (Traffic.PARAMETER_PULL, Traffic.GRADIENT_PUSH)  # what servers send workers
 TALLY_NAMES = ("messages", "bytes", "dense_equivalent_bytes")  # of the fields of a `Tally`
 
 
@@ -221,15 +222,28 @@ class RankMeter:
         Of a worker: what it has sent, and what servers have answered it, versions and results of
         collectives. Over all workers that is everything that was sent.
         """
-        tallies: list[Tally] = []
-        for phase in (Phase.WARMUP, Phase.TRAIN):
-            tallies += self._counters[phase].sent.snapshot().values()
-            received = self._counters[phase].received.snapshot()
-            tallies += (received[Traffic.PARAMETER_PULL], received[Traffic.GRADIENT_PUSH])
+        tallies = [one for _, one in self._steps_tallies(ANSWERED)]
         return (
             sum(one.num_bytes for one in tallies),
             sum(one.dense_equivalent_bytes for one in tallies),
         )
+
+    def steps_counts(self) -> dict[str, dict[str, int]]:
+        """Messages, bytes and dense equivalent that it has sent in training steps, by class."""
+        sums: dict[str, dict[str, int]] = {}
+        for traffic, tally in self._steps_tallies():
+            if traffic in self.uncounted:
+                continue
+            own = sums.setdefault(traffic.value, dict.fromkeys(TALLY_NAMES, 0))
+            for name, count in zip(TALLY_NAMES, astuple(tally), strict=True):
+                own[name] += count
+        return sums
+
+    def _steps_tallies(self, answered: Collection[Traffic] = ()) -> Iterator[tuple[Traffic, Tally]]:
+        for phase in (Phase.WARMUP, Phase.TRAIN):
+            yield from self._counters[phase].sent.snapshot().items()
+            received = self._counters[phase].received.snapshot()
+            yield from ((traffic, received[traffic]) for traffic in answered)
 
     def values(self) -> dict[str, Any]:
         """Everything until now, as JSON values."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from dlrm_hybrid.checkpoint.reader import Checkpoint
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.step import StepMetrics
@@ -21,15 +23,46 @@ from dlrm_hybrid.run.assembly.rows import RowSource
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.progress import Plan, Progress
-from dlrm_hybrid.world.feed import Feed
+from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
 
 Floats = npt.NDArray[np.float32]
 WEIGHTS = ("dense", "embeddings")  # groups of a checkpoint
 Counts = Mapping[str, Mapping[str, int]]
 """Messages, bytes and dense_equivalent_bytes that were sent, by class of traffic."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step, or several, measured.
+
+    Attributes:
+        step: steps done by then.
+        rows: that went through all stages, of all trainers; none while a stale pipeline fills.
+        loss: mean log-loss of these, nats; None without rows.
+        accuracy: share of them where p > 0.5 says the label; None without rows.
+    """
+
+    step: int
+    rows: int
+    loss: float | None
+    accuracy: float | None
+
+
+def result_of(metrics: StepMetrics, step: int, config: Config) -> StepResult:
+    """What a step has measured; raises DivergedError if the loss is not finite."""
+    if not math.isfinite(metrics.loss_sum):
+        raise DivergedError(
+            f"step {step}: the loss is {metrics.loss_sum}; optimizer.lr = {config.optimizer.lr} or "
+            "embedding.lr may be too high"
+        )
+    rows = metrics.rows
+    if not rows:
+        return StepResult(step, 0, None, None)
+    return StepResult(step, rows, metrics.loss_sum / rows, metrics.correct / rows)
 
 
 class Body(Protocol):
@@ -133,17 +166,6 @@ def rows_of(spec: ModelSpec, feeds: Mapping[int, Feed]) -> RowSource:
 def progress_of(job: Job, steps: int, emptied: int) -> Progress:
     """How far a world has come; where its loaders are is the program's business."""
     return Progress(step=steps, samples=steps * job.plan.samples_per_step, emptied=emptied)
-
-
-def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights of a checkpoint, and what optimizers remember of them."""
-    return checkpoint.tensors(checkpoint.names(*WEIGHTS))
-
-
-def training_counts(values: Mapping[str, Any], direction: str = "traffic") -> Counts:
-    """Of training steps, from the values of a `RankMeter`."""
-    phases: Any = values[direction] or {}
-    return added(phases[phase] for phase in (Phase.WARMUP, Phase.TRAIN) if phase in phases)
 
 
 def added(several: Iterable[Counts]) -> dict[str, dict[str, int]]:

@@ -23,7 +23,6 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.roll import Roll
 from dlrm_hybrid.train.saver import piece_groups
-from dlrm_hybrid.world.batches import Loader
 from dlrm_hybrid.world.body import (
     WEIGHTS,
     Body,
@@ -32,9 +31,10 @@ from dlrm_hybrid.world.body import (
     job_of,
     progress_of,
     rows_of,
-    training_counts,
 )
-from dlrm_hybrid.world.feed import Feed
+from dlrm_hybrid.world.compiling import compile_kernels
+from dlrm_hybrid.world.rows.batches import Loader
+from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
 
 
@@ -67,6 +67,7 @@ class InProcess(Body):
         )
         rows = rows_of(settings.spec, dict(enumerate(self._feeds)))
         self._job = job = job_of(settings, task, rows)
+        compile_kernels(config)
         build_model.keep_freed_memory()
         with _threads(self._threads):
             self._engine = engine = build_engine.engine_of(
@@ -131,7 +132,7 @@ class InProcess(Body):
 
     @override
     def counts(self) -> Counts:
-        return training_counts(self._meter.values())
+        return self._meter.steps_counts()
 
     @override
     def close(self) -> None:

@@ -16,7 +16,7 @@ from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
-from dlrm_hybrid.world.batches import Columns
+from dlrm_hybrid.world.rows.batches import Columns
 
 NO_ROWS = "batches of a Python program"  # in the place of a folder of prepared rows
 ENDLESS = 2**62  # steps of a run whose length nobody knows

@@ -8,13 +8,11 @@ with World.in_process(spec, trainers=2, cuts=["bottom.2"], gradient=Dct(density=
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -29,32 +27,21 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
-from dlrm_hybrid.types import DataError, DivergedError, DlrmError, ResourceError
-from dlrm_hybrid.world.batches import Loader
-from dlrm_hybrid.world.body import Body, Floats
+from dlrm_hybrid.types import (
+    DataError,
+    DlrmError,
+    ResourceError,
+    RunFailedError,
+)
+from dlrm_hybrid.world.body import Body, Floats, StepResult, result_of
 from dlrm_hybrid.world.in_process import InProcess
+from dlrm_hybrid.world.processes import Processes
+from dlrm_hybrid.world.rows.batches import Loader
 from dlrm_hybrid.world.settings import GradientRecord, Keys, Settings, settings_of
 
 Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step, or several, measured.
-
-    Attributes:
-        step: steps done by then.
-        rows: that went through all stages, of all trainers; none while a stale pipeline fills.
-        loss: mean log-loss of these, nats; None without rows.
-        accuracy: share of them where p > 0.5 says the label; None without rows.
-    """
-
-    step: int
-    rows: int
-    loss: float | None
-    accuracy: float | None
 
 
 @final
@@ -68,10 +55,13 @@ class World:
         self._settings = settings
         self._loader = loader
         self._make = make
-        self._folder = Path(tempfile.mkdtemp(prefix="dlrm_hybrid-world-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="dlrm-"))  # a socket's path is short
         self._over: str | None = None
+        self._failed = False
         try:
             self._body = make(settings, loader, self._folder, None)
+        except RunFailedError:
+            raise  # what ranks have logged stays
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -108,19 +98,45 @@ class World:
         Raises:
             ConfigError: with all faults, one line each, each naming its key and value.
         """
-        settings = settings_of(
-            spec,
-            "in_process",
-            {
-                "parallel.trainers": trainers,
-                "parallel.cuts": cuts,
-                "parallel.servers": servers,
-                "train.batch_size": batch_size,
-            },
-            gradient,
-            config,
-        )
-        return cls(settings, loader, InProcess)
+        named = _named(trainers, cuts, servers, batch_size)
+        return cls(settings_of(spec, "in_process", named, gradient, config), loader, InProcess)
+
+    @classmethod
+    def processes(
+        cls,
+        spec: ModelSpec,
+        loader: Loader | None = None,
+        *,
+        trainers: int | None = None,
+        cuts: Sequence[str] | None = None,
+        servers: int | None = None,
+        gradient: GradientRecord | str | None = None,
+        batch_size: int | None = None,
+        config: Keys = (),
+    ) -> World:
+        """A world whose ranks are processes of this machine, which compute at the same time.
+
+        Each worker makes the loader for itself and reads the batches of its trainer there; a
+        program may also hand batches to `step`, which are then sent to the workers. A rank that is
+        killed or fails ends the world with an error that names it.
+
+        Args:
+            spec: as of `in_process`; so are all that are not named here.
+            loader: a function at the top of a module, or a `functools.partial` of one with plain
+                values: ranks import it by its name. It must give the same batches each time.
+            trainers: data-parallel replicas.
+            cuts: layers after which the model is split into stages.
+            servers: parameter servers of the dense weights.
+            gradient: how gradients are compressed.
+            batch_size: rows of each trainer's batch.
+            config: any other keys of the configuration.
+
+        Raises:
+            ConfigError: see `in_process`; or no other process can import the loader.
+            RunFailedError: a rank could not begin.
+        """
+        named = _named(trainers, cuts, servers, batch_size)
+        return cls(settings_of(spec, "processes", named, gradient, config), loader, Processes)
 
     @property
     def spec(self) -> ModelSpec:
@@ -242,7 +258,7 @@ class World:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f".{target.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(saved, partial)
+            shutil.move(saved, partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         except OSError as error:
@@ -267,8 +283,10 @@ class World:
     def close(self) -> None:
         """End all ranks; a second call does nothing."""
         self._body.close()
-        self._over = self._over or "it has been closed"
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._over is None:
+            self._over = "it has been closed"
+        if not self._failed:  # else what ranks have logged stays
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -286,20 +304,16 @@ class World:
             return self._result(self._body.learn(batches))
 
     def _result(self, metrics: StepMetrics) -> StepResult:
-        step, rows = self.steps, metrics.rows
-        if not math.isfinite(metrics.loss_sum):
-            raise DivergedError(
-                f"step {step}: the loss is {metrics.loss_sum}; optimizer.lr = "
-                f"{self.config.optimizer.lr} or embedding.lr may be too high"
-            )
-        if not rows:
-            return StepResult(step, 0, None, None)
-        return StepResult(step, rows, metrics.loss_sum / rows, metrics.correct / rows)
+        return result_of(metrics, self.steps, self.config)
 
     def _filled(self) -> bool:
         if self._loader is None:
             raise DataError("loader = None: hand the batches to `step`, or give the world a loader")
-        return self._body.fill()
+        try:
+            return self._body.fill()
+        except RunFailedError as error:
+            self._over, self._failed = f"it was cut off by {error}", True
+            raise
 
     def _end_epoch(self) -> None:
         if left_out := self._body.end_epoch():
@@ -337,10 +351,24 @@ class World:
 
     @contextmanager
     def _going_on(self) -> Generator[None, None, None]:
-        """What is cut off inside leaves ranks that have done different things."""
+        """What is cut off inside leaves ranks that have done different things; Ctrl-C waits."""
         self._require()
-        try:
-            yield
-        except BaseException as error:
-            self._over = f"it was cut off by {type(error).__name__}: {error}"
-            raise
+        with interrupts_wait():
+            try:
+                yield
+            except BaseException as error:
+                self._over = f"it was cut off by {type(error).__name__}: {error}"
+                self._failed = isinstance(error, RunFailedError)
+                raise
+
+
+def _named(
+    trainers: int | None, cuts: Sequence[str] | None, servers: int | None, batch_size: int | None
+) -> dict[str, object]:
+    """Keys of arguments that have names of their own."""
+    return {
+        "parallel.trainers": trainers,
+        "parallel.cuts": cuts,
+        "parallel.servers": servers,
+        "train.batch_size": batch_size,
+    }

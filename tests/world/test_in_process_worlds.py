@@ -9,22 +9,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from world_rows import BATCH, losses, small_spec, test_batches, tuples_of
+from world_rows import BATCH, global_batches, losses, small_spec, test_batches, tuples_of
 from world_runs import Train, summary, tensors
 
-from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError
 from dlrm_hybrid.world.world import World
 
 STEPS = 20
 HYBRID = ("parallel=hybrid", "parallel.world=in_process")
-
-
-@pytest.fixture(scope="session")
-def shards(small_rows: list[str]) -> Shards:
-    folder = next(one.partition("=")[2] for one in small_rows if "data.prepared" in one)
-    return open_shards(Path(folder), None)
 
 
 def assert_weights(world: World, folder: Path, step: int) -> None:
@@ -95,15 +89,6 @@ def small_world(shards: Shards, **options: Any) -> World:
         small_spec(shards),
         **{"trainers": 2, "cuts": ["bottom.2"], "servers": 1, "batch_size": BATCH, **options},
     )
-
-
-def global_batches(shards: Shards, steps: int) -> list[tuple]:
-    """Batches of two trainers together, as one loader would give them."""
-    of_trainers = zip(tuples_of(shards, 0, 2, steps), tuples_of(shards, 1, 2, steps), strict=True)
-    return [
-        tuple(np.concatenate(pair) for pair in zip(one, other, strict=True))
-        for one, other in of_trainers
-    ]
 
 
 def test_a_batch_of_all_trainers_is_split_in_order(shards: Shards) -> None:

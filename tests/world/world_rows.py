@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from dlrm_hybrid.data.loader import START, Batch, Loader, sequential_batches
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.spec import ModelSpec
 
 BATCH = 64
-ROWS = "DLRM_HYBRID_TEST_ROWS"  # the folder of prepared rows, for loaders of ranks
 
 
 def small_spec(shards: Shards) -> ModelSpec:
@@ -55,7 +56,41 @@ def losses(folder: Path) -> list[float]:
     return [one["loss"] for one in found if one["kind"] == "progress"]
 
 
-def loader(trainer: int, trainers: int) -> Iterator[tuple]:
-    """Of a rank: 20 steps of the rows of this test."""
-    shards = open_shards(Path(os.environ[ROWS]), None)
-    yield from tuples_of(shards, trainer, trainers, 20)
+def loader(folder: str, steps: int, trainer: int, trainers: int) -> Iterator[tuple]:
+    """Of a rank: some steps of the prepared rows of a folder."""
+    yield from tuples_of(open_shards(Path(folder), None), trainer, trainers, steps)
+
+
+def uneven(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
+    """Trainer 0 has 2 batches, trainer 1 has 3."""
+    return loader(folder, 2 + trainer, trainer, trainers)
+
+
+def failing(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
+    """Trainer 1 fails after a batch."""
+    yield from loader(folder, 1, trainer, trainers)
+    if trainer:
+        raise ValueError("the disk is gone")
+    yield from loader(folder, 1, trainer, trainers)
+
+
+def unseeded(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
+    """The same rows in another order in each process."""
+    order = np.argsort(np.frombuffer(os.urandom(4 * BATCH), np.uint32))
+    for batch in loader(folder, 2, trainer, trainers):
+        yield tuple(array[order] for array in batch)
+
+
+def out_of_range(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
+    """Ids that no table has."""
+    for dense, ids, label in loader(folder, 2, trainer, trainers):
+        yield dense, ids + 10**6, label
+
+
+def global_batches(shards: Shards, steps: int) -> list[tuple]:
+    """Batches of two trainers together, as one loader would give them."""
+    of_trainers = zip(tuples_of(shards, 0, 2, steps), tuples_of(shards, 1, 2, steps), strict=True)
+    return [
+        tuple(np.concatenate(pair) for pair in zip(one, other, strict=True))
+        for one, other in of_trainers
+    ]

@@ -119,14 +119,17 @@ def host(config: Config, rank: int) -> int:
     return host_of(rank, config.network.ranks_per_host)
 
 
-def kernel_files(config: Config, *, trains: bool) -> frozenset[str]:
+def kernel_files(config: Config, *, trains: bool, has_rows: bool | None = None) -> frozenset[str]:
     """The files whose kernels are compiled before a verb calls them.
 
     Args:
         config: of the run.
         trains: the verb is `train` or `evaluate`, not `prepare`.
+        has_rows: whether there are rows; None looks for them where they are prepared.
     """
-    rows_missing = not (prepared_folder(config) / MANIFEST_FILE).is_file()
+    rows_missing = not has_rows
+    if has_rows is None:
+        rows_missing = not (prepared_folder(config) / MANIFEST_FILE).is_file()
     world = config.gradient.name if config.parallel.name == "hybrid" else ""
     if world == "dct" and config.gradient.threshold not in ("histogram", "exact"):
         world = "thresholds"  # a rule of another method's

@@ -113,7 +113,7 @@ def be_rank(
 
 def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:
     with (
-        _world_channel(job, rendezvous) as (channel, inner),
+        world_channel(job, rendezvous) as (channel, inner),
         sampled(build_world.address(job.config), build.link_rate(job.config)) as interface,
     ):
         meter = RankMeter(
@@ -151,7 +151,7 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
 
 
 @contextmanager
-def _world_channel(
+def world_channel(
     job: Job, rendezvous: Rendezvous
 ) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
     """The rank's end of the network, and who notices there when a rank goes.

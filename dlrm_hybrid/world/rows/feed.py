@@ -11,7 +11,7 @@ import xxhash
 
 from dlrm_hybrid.data.loader import START, Batch, LoaderState
 from dlrm_hybrid.types import ConfigError, DataError
-from dlrm_hybrid.world.batches import Columns, Loader
+from dlrm_hybrid.world.rows.batches import Columns, Loader
 
 
 @final
@@ -26,6 +26,7 @@ class Feed:
         loader: makes the iterable of each epoch; None where batches are handed over.
         epoch: which pass over the loader this is, from 1.
         taken: batches taken from the loader in this epoch.
+        num_ids: ids of all batches that have been read.
     """
 
     columns: Columns
@@ -34,12 +35,13 @@ class Feed:
     loader: Loader | None = None
     epoch: int = 0
     taken: int = 0
+    num_ids: int = 0
     _waiting: deque[Batch] = field(default_factory=deque[Batch])
     _batches: Iterator[Any] | None = None
 
     def put(self, batch: Batch) -> None:
-        """Hand over a batch that is of these columns."""
-        self._waiting.append(batch)
+        """Hand over the batch that is next; one that was taken ahead from the loader waits."""
+        self._waiting.appendleft(batch)
 
     def fill(self) -> bool:
         """Whether a batch waits; takes one from the loader if none does.
@@ -79,7 +81,9 @@ class Feed:
 
     def read(self, at: LoaderState) -> tuple[Batch, LoaderState]:
         """The batch that has waited longest, as `Loader.read` gives it; positions mean nothing."""
-        return self._waiting.popleft(), START
+        batch = self._waiting.popleft()
+        self.num_ids += batch.bags.num_ids
+        return batch, START
 
     def checksum(self) -> str:
         """Of the next batch: all stages of a trainer must have the same one."""

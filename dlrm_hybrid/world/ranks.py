@@ -1,0 +1,171 @@
+"""The processes of a world as its program sees them: started, asked, ended."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Never, final
+
+from dlrm_hybrid.run.rank.process import Rank
+from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
+from dlrm_hybrid.run.supervisor import Outcome, run_attempts
+from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError
+from dlrm_hybrid.world.orders import Arrays, Message, connection_of, receive, send
+
+ENTRY = "dlrm_hybrid.world.rank:world_rank"
+LEAVE_SECONDS = 10.0  # for goodbyes
+NOTICE_SECONDS = 10.0  # for the supervisor to say why a rank is gone
+
+
+@final
+class WorldRanks:
+    """Ranks under a supervisor in a thread of its own, with a connection to each worker.
+
+    Args:
+        ranks: all of them.
+        workers: how many take orders: the first ones.
+        meeting: where they connect to.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], workers: int, meeting: Path) -> None:
+        ensure_forkserver()  # not in the thread: the kernel ends it with what has started it
+        self._ranks = ranks
+        self._forwarder = Forwarder()  # signals stay the program's
+        self._outcome: Outcome | None = None
+        self._number = 0
+        self._workers: dict[int, Connection] = {}
+        self._ended, self._ending = _pipe()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listening.bind(str(meeting))
+            self._listening.listen(workers)
+        except OSError as error:
+            raise ResourceError(f"{meeting}: cannot listen there: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._supervise, name="world", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        try:
+            self.steps = self._meet(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _supervise(self) -> None:
+        try:
+            self._outcome = run_attempts(
+                self._forwarder, lambda: self._ranks, ENTRY, _ignore, lambda lost: lost
+            )
+        except Exception as error:
+            self._outcome = Outcome(ExitCode.FAILED, f"the ranks' supervisor failed: {error!r}")
+        finally:
+            self._ending.close()
+
+    def _meet(self, workers: int) -> int:
+        """Wait until all workers have come; the steps that they have done before."""
+        steps: list[int] = []
+        while len(self._workers) < workers:
+            if self._ended in wait([self._listening, self._ended]):
+                self._fail()
+            connection = connection_of(self._listening.accept()[0])
+            try:
+                here = receive(connection)
+            except (EOFError, OSError):
+                self._fail()
+            self._workers[here.values["rank"]] = connection
+            steps.append(here.values["steps"])
+        assert len(set(steps)) == 1, f"workers at steps {steps}"
+        return steps[0]
+
+    def ask(
+        self,
+        name: str,
+        values: Mapping[str, Any] | None = None,
+        arrays: Mapping[int, Arrays] | None = None,
+    ) -> dict[int, Message]:
+        """Give all workers an order, and wait for what they answer; by rank.
+
+        Args:
+            name: of the order.
+            values: that it has.
+            arrays: that some of them get, by rank.
+
+        Raises:
+            DataError: what a worker was asked to read is wrong; all wait for the next order.
+            RunFailedError: a rank has failed or is gone.
+        """
+        self._number += 1
+        for rank, connection in self._workers.items():
+            order = Message(name, self._number, values or {}, (arrays or {}).get(rank, {}))
+            try:
+                send(connection, order)
+            except OSError:
+                self._fail()
+        answers: dict[int, Message] = {}
+        while len(answers) < len(self._workers):
+            self._take(answers)
+        for rank in sorted(answers):
+            if (fault := answers[rank].values.get("fault")) is not None:
+                raise DataError(f"{self._ranks[rank].name} (rank {rank}): {fault}")
+        return dict(sorted(answers.items()))
+
+    def _take(self, answers: dict[int, Message]) -> None:
+        owed = {one: rank for rank, one in self._workers.items() if rank not in answers}
+        for one in wait([*owed, self._ended]):
+            if one is self._ended:
+                self._fail()
+            assert isinstance(one, Connection)
+            try:
+                message = receive(one)
+            except (EOFError, OSError):
+                self._fail()
+            if message.number == self._number:  # else of an order that Ctrl-C has cut off
+                answers[owed[one]] = message
+
+    def _fail(self) -> Never:
+        """Say what the supervisor says of a rank that is gone."""
+        self._thread.join(NOTICE_SECONDS)
+        self.close()
+        outcome = self._outcome
+        assert outcome is not None
+        if outcome.exit_code == ExitCode.DONE:
+            raise RunFailedError("all ranks have left", ExitCode.FAILED)
+        raise RunFailedError(outcome.message, outcome.exit_code)
+
+    def close(self) -> None:
+        """Send all workers home, and wait until every rank has ended; those that do not are killed.
+
+        A second call does nothing.
+        """
+        atexit.unregister(self.close)
+        for connection in self._workers.values():
+            try:
+                send(connection, Message("end", 0))
+            except OSError:
+                continue
+        self._thread.join(LEAVE_SECONDS if self._workers else 0.0)
+        if self._thread.is_alive():
+            for one in tuple(self._forwarder.running):
+                one.send(signal.SIGKILL)
+            self._thread.join()
+        for connection in self._workers.values():
+            connection.close()
+        self._workers.clear()
+        self._ended.close()
+        self._listening.close()
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    """A connection that has something to read when the other is closed."""
+    reading, writing = os.pipe()
+    return Connection(reading, writable=False), Connection(writing, readable=False)
+
+
+def _ignore(event: Event) -> None:
+    """Ranks of a world answer their program; they have nothing to record."""

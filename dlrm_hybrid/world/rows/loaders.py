@@ -1,0 +1,121 @@
+"""Loaders by name: each rank imports and calls the one of its program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+from typing import Any, cast, final
+
+from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.world.rows.batches import Loader
+
+MAIN = "__main__"
+MAIN_OF_RANKS = "__dlrm_main__"  # what the program's own file is called where a rank imports it
+FIX = (
+    "each rank imports the loader by its name: it must be a function at the top of a module, or a "
+    "functools.partial of one with plain values"
+)
+
+_LOADING: list[str] = []  # in a rank
+
+
+def require_guard() -> None:
+    """Refuse to start a world in a rank of another one, which imports its program.
+
+    Raises:
+        ConfigError: this is a rank.
+    """
+    if _LOADING:
+        raise ConfigError(
+            f"loader = {_LOADING[0]}: its module starts a world where it is imported, which every "
+            'rank does; put that below `if __name__ == "__main__":`'
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NamedLoader:
+    """Where a loader is found, and what it is called with before trainer and trainers.
+
+    Attributes:
+        module: that defines it.
+        name: of the function.
+        file: of the module, where that is the program itself; else None.
+        args: that come first.
+        keywords: of the call.
+    """
+
+    module: str
+    name: str
+    file: str | None = None
+    args: list[Any] = field(default_factory=list[Any])
+    keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, loader: Loader) -> NamedLoader:
+        """The name of a function.
+
+        Raises:
+            ConfigError: another process cannot find it.
+        """
+        args, keywords, function = list[Any](), dict[str, Any](), cast("Any", loader)
+        while isinstance(function, partial):
+            given = cast("partial[Any]", function)
+            args, keywords = [*given.args, *args], {**given.keywords, **keywords}
+            function = given.func
+        module, name = (getattr(function, key, None) for key in ("__module__", "__qualname__"))
+        try:
+            if json.loads(json.dumps([args, keywords])) != [args, keywords]:
+                raise TypeError
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"loader = {loader!r:.200}: its arguments must be texts, numbers, lists and "
+                f"dictionaries; {FIX}"
+            ) from None
+        file = None
+        if module == MAIN:
+            file = getattr(sys.modules[MAIN], "__file__", None)
+            if file is None:
+                raise ConfigError(
+                    f"loader = {name}: is defined in a notebook or an interactive session, which "
+                    f"ranks cannot import; put it into a file (%%writefile rows.py); {FIX}"
+                )
+        found = None if module is None else sys.modules.get(module)
+        if not isinstance(name, str) or getattr(found, name, None) is not function:
+            raise ConfigError(f"loader = {loader!r:.200}: {FIX}")
+        return cls(cast("str", module), name, file, args, keywords)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Plain values of which the class can be made again."""
+        return asdict(self)
+
+    def load(self) -> Loader:
+        """The function itself.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        _LOADING.append(self.name)
+        try:
+            module = import_module(self.module) if self.file is None else _main(self.file)
+            return partial(getattr(module, self.name), *self.args, **self.keywords)
+        except Exception as error:
+            raise ConfigError(
+                f"loader = {self.module}.{self.name}: cannot be imported: {error!r}"
+            ) from error
+
+
+def _main(file: str) -> ModuleType:
+    """The program's own file under another name: what it guards by its name does not run."""
+    spec = spec_from_file_location(MAIN_OF_RANKS, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[MAIN_OF_RANKS] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,144 @@
+"""Worlds whose ranks are processes, held against those of one process."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch import Tensor
+from world_rows import (
+    BATCH,
+    failing,
+    global_batches,
+    loader,
+    out_of_range,
+    small_spec,
+    test_batches,
+    uneven,
+    unseeded,
+)
+
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, RunFailedError
+from dlrm_hybrid.world.world import World
+
+DCT = {"gradient": "dct", "gradient.sparsity": 0.9}
+SERVED = {"embedding": "served", "parallel.table_servers": 1}
+
+
+def world_of(kind: str, shards: Shards, load: Any = None, **options: Any) -> World:
+    make = World.processes if kind == "processes" else World.in_process
+    given = {"trainers": 2, "cuts": ["bottom.2"], "servers": 1, "batch_size": BATCH, **options}
+    named = None if load is None else partial(load, str(shards.folder))
+    return make(small_spec(shards), named, **given)
+
+
+def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
+
+
+def ranks() -> list[psutil.Process]:
+    """Processes that this one has started, but those that multiprocessing keeps."""
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if one.is_running() and _is_rank(one)]
+
+
+def _is_rank(one: psutil.Process) -> bool:
+    try:
+        parent = one.parent()
+        return parent is not None and parent.pid != psutil.Process().pid
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("keys", [DCT, SERVED], ids=["dct", "served"])
+def test_processes_are_objects_of_one_process(keys: dict, shards: Shards, tmp_path: Path) -> None:
+    batches = global_batches(shards, 12)
+    load = partial(loader, str(shards.folder), 6)
+    found: dict[str, Any] = {}
+    for kind in ("in_process", "processes"):
+        make = World.processes if kind == "processes" else World.in_process
+        with make(
+            small_spec(shards), load, trainers=2, cuts=["bottom.2"], batch_size=BATCH, config=keys
+        ) as world:
+            before = world.state_dict()
+            steps = [*world.epoch(), *(world.step(batch) for batch in batches[6:8])]
+            steps += [world.step(), world.step(batches[8]), world.step()]
+            scores = world.evaluate(test_batches(shards, 300))
+            saved = world.save(tmp_path / kind)
+            rest = [world.step(batch) for batch in batches[9:]]
+            after = world.state_dict()
+            assert_moved(before, after)
+            sent = {
+                traffic: count
+                for traffic, count in (*world.bytes.items(), *_dense(world))
+                # Of tables only processes count; of control frames there are others.
+                if "control" not in traffic and ("embedding" not in traffic or "embedding" in keys)
+            }
+            world.load(saved)
+            assert [world.step(batch) for batch in batches[9:]] == rest
+            assert_same_tensors(world.state_dict(), after)
+            found[kind] = (steps, scores, rest, sent), after
+    assert found["in_process"][0] == found["processes"][0]
+    assert_same_tensors(found["in_process"][1], found["processes"][1])
+    assert ranks() == []
+
+
+def _dense(world: World) -> list[tuple[str, int]]:
+    return [(f"{traffic} dense", count) for traffic, count in world.dense_bytes.items()]
+
+
+def assert_moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    for name in ("bottom.1.weight", "top.1.weight", "embedding.3.weight"):
+        assert (after[name] - before[name]).abs().max() > 1e-4, name
+
+
+def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
+    with world_of("processes", shards) as world:
+        batch = global_batches(shards, 1)[0]
+        world.step(batch)
+        victim = next(one for one in ranks() if "server" in " ".join(one.cmdline()) or True)
+        victim.kill()
+        with pytest.raises(RunFailedError, match="was killed by SIGKILL"):
+            for _ in range(50):
+                world.step(batch)
+        with pytest.raises(DlrmError, match="cannot go on"):
+            world.step(batch)
+        assert ranks() == []
+
+
+def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path) -> None:
+    with world_of("processes", shards, failing) as world:
+        world.step()
+        text = r"worker-1\.0 .*trainer 1, epoch 1, batch 1.*disk is gone"
+        with pytest.raises(DataError, match=text):
+            world.step()
+        assert world.steps == 1
+        assert world.save(tmp_path).is_dir()
+    with (
+        world_of("processes", shards, out_of_range) as world,
+        pytest.raises(DataError, match="embedding.1, which has"),
+    ):
+        world.step()
+    with (
+        world_of("processes", shards, unseeded) as world,
+        pytest.raises(DataError, match="stages have different batches"),
+    ):
+        world.step()
+    with world_of("processes", shards, uneven) as world:
+        with pytest.warns(UserWarning, match="trainers 1"):
+            assert len(list(world.epoch())) == 2
+        assert world.step().step == 3
+    assert ranks() == []
+
+
+def test_loaders_that_no_rank_can_import_are_refused(shards: Shards) -> None:
+    spec = small_spec(shards)
+    with pytest.raises(ConfigError, match="function at the top of a module"):
+        World.processes(spec, lambda trainer, trainers: [])
+    with pytest.raises(ConfigError, match="must be texts, numbers"):
+        World.processes(spec, partial(loader, Path("rows"), 3))
+    assert ranks() == []
