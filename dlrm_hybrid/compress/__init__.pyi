@@ -1,0 +1,13 @@
+from dlrm_hybrid.compress.library.records import CltK as CltK
+from dlrm_hybrid.compress.library.records import Dct as Dct
+from dlrm_hybrid.compress.library.records import Deft as Deft
+from dlrm_hybrid.compress.library.records import Dgc as Dgc
+from dlrm_hybrid.compress.library.records import Gaussian as Gaussian
+from dlrm_hybrid.compress.library.records import GradientMethod as GradientMethod
+from dlrm_hybrid.compress.library.records import Hard as Hard
+from dlrm_hybrid.compress.library.records import NoCompression as NoCompression
+from dlrm_hybrid.compress.library.records import RandomK as RandomK
+from dlrm_hybrid.compress.library.records import RedSync as RedSync
+from dlrm_hybrid.compress.library.records import Sidco as Sidco
+from dlrm_hybrid.compress.library.records import TernGrad as TernGrad
+from dlrm_hybrid.compress.library.records import TopK as TopK
