@@ -17,15 +17,15 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from translation import BEYOND, SPARSITIES, WORKERS
+from translation import BEYOND, NUDGED, SPARSITIES, USUAL, WORKERS
 
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, save, style
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.table import MISSING, Table
 
 Result = Mapping[str, Any]
-Setting = tuple[float, int, bool]
-"""Sparsity, workers, whether cuts are between layers."""
+Setting = tuple[str, float, int]
+"""Variant, sparsity, workers."""
 
 COLUMNS = (
     *("sparsity", "workers", "train loss", "test loss", "BLEU", "± test loss, %", "± BLEU"),
@@ -34,7 +34,7 @@ COLUMNS = (
 SIZE_INCHES = (9.6, 4.2)
 KEY_COLUMNS = 4
 BLACK, PALE = "#1a1a1a", "#e4e4e4"
-NUDGE = 0.12  # of points with one number of workers, apart from each other
+APART = 0.12  # points of one number of workers
 PUBLISHED: Mapping[tuple[float, int], Result] = {
     (0.0, 1): {"test_loss": 3.883, "bleu": 35.17},
     (0.90, 2): {"test_loss": 3.879, "bleu": 35.23},
@@ -56,7 +56,7 @@ def read(folder: Path) -> list[Result]:
     found: list[Result] = [
         json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))
     ]
-    seeds = {one["seed"] for one in found if one["workers"] == 1}
+    seeds = {one["seed"] for one in baselines(found)}
     for one in found:
         if one["seed"] not in seeds:
             raise SystemExit(f"{folder}: no baseline with seed {one['seed']}")
@@ -66,13 +66,18 @@ def read(folder: Path) -> list[Result]:
 def by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
     """Trainings of each setting by seed: the baseline, then by sparsity and workers."""
     found: dict[Setting, list[Result]] = {}
-    for one in sorted(results, key=lambda one: (_setting(one)[2], *_setting(one), one["seed"])):
+    for one in sorted(results, key=lambda one: (*_setting(one), one["seed"])):
         found.setdefault(_setting(one), []).append(one)
     return found
 
 
 def _setting(result: Result) -> Setting:
-    return result["sparsity"], result["workers"], result["between"]
+    return result["variant"], result["sparsity"], result["workers"]
+
+
+def baselines(results: Sequence[Result]) -> list[Result]:
+    """Those that nothing was done to."""
+    return [one for one in results if one["workers"] == 1 and one["variant"] == USUAL]
 
 
 def loss_gap(result: Result, baseline: Result) -> float:
@@ -91,8 +96,8 @@ def gaps(
     gap: Callable[[Result, Result], float],
 ) -> list[float]:
     """Of some trainings against the baselines of their seeds."""
-    baselines = {one["seed"]: one for one in results if one["workers"] == 1}
-    return [gap(one, baselines[one["seed"]]) for one in own]
+    against = {one["seed"]: one for one in baselines(results)}
+    return [gap(one, against[one["seed"]]) for one in own]
 
 
 def kept(own: Sequence[Result]) -> float:
@@ -108,18 +113,18 @@ def table(results: Sequence[Result]) -> Table:
     nothing is thinned out in tests.
     """
     rows: list[list[str]] = []
-    for (sparsity, workers, between), own in by_setting(results).items():
-        is_baseline = workers == 1
+    for (variant, sparsity, workers), own in by_setting(results).items():
+        is_baseline, cuts = own[0] in baselines(results), workers > 1
         rows.append(
             [
-                "baseline" if is_baseline else f"{100 * sparsity:g} %",
-                MISSING if is_baseline else f"{workers}{', between layers' * between}",
+                f"{100 * sparsity:g} %" if cuts else " ".join(["baseline", variant]).strip(),
+                f"{workers} {variant}".strip() if cuts else MISSING,
                 mean_spread([one["train_loss"] for one in own], 4),
                 mean_spread([one["test_loss"] for one in own], 4),
                 mean_spread([one["bleu"] for one in own], 2),
                 MISSING if is_baseline else mean_spread(gaps(own, results, loss_gap), 1, "+"),
                 MISSING if is_baseline else mean_spread(gaps(own, results, bleu_gap), 2, "+"),
-                MISSING if is_baseline else f"{mean(one['unmasked']['bleu'] for one in own):.2f}",
+                f"{mean(one['unmasked']['bleu'] for one in own):.2f}" if cuts else MISSING,
                 f"{100 * kept(own):.1f} %",
                 str(len(own)),
             ]
@@ -129,7 +134,7 @@ def table(results: Sequence[Result]) -> Table:
 
 def figure(results: Sequence[Result]) -> Figure:
     """Loss and BLEU against the baseline over the number of workers, a point for each training."""
-    cuts = [own for (_, _, between), own in by_setting(results).items() if not between]
+    cuts = [own for (variant, *_), own in by_setting(results).items() if variant == USUAL]
     with drawing():
         texts = [
             AxesText("workers", "test loss against baseline, %"),
@@ -148,16 +153,16 @@ def _draw(
     results: Sequence[Result],
     gap: Callable[[Result, Result], float],
 ) -> None:
-    baselines = [one for one in results if one["workers"] == 1]
-    # What another seed changes, where nothing is thinned out.
-    others = [gap(one, other) for one in baselines for other in baselines if one is not other]
-    if others:
-        axes.axhspan(min(others), max(others), color=PALE, label="baselines of two seeds", zorder=0)
+    # What chance alone does: the same seed, weights that differ by a millionth.
+    nudged = [one for one in results if one["variant"] == NUDGED]
+    if nudged:
+        widest = max(map(abs, gaps(nudged, results, gap)))
+        axes.axhspan(-widest, widest, color=PALE, label="weights nudged by a millionth", zorder=0)
     axes.axhline(0.0, color=BLACK, linewidth=0.8, zorder=1)
     for number, sparsity in enumerate((*SPARSITIES, BEYOND)):
-        nudge = NUDGE * (number - 1)
+        shift = APART * (number - 1)
         own = [one for one in cuts if one[0]["sparsity"] == sparsity and one[0]["workers"] > 1]
-        places = [_place(one[0]["workers"]) + nudge for one in own]
+        places = [_place(one[0]["workers"]) + shift for one in own]
         values = [gaps(one, results, gap) for one in own]
         color = style(number).color
         axes.plot(
@@ -181,7 +186,7 @@ def _draw(
         )
         papers = {workers: one for (s, workers), one in PUBLISHED.items() if s == sparsity}
         axes.plot(
-            [_place(workers) + nudge for workers in papers],
+            [_place(workers) + shift for workers in papers],
             [gap(one, PUBLISHED[0.0, 1]) for one in papers.values()],
             color=color,
             marker="x",

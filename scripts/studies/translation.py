@@ -36,7 +36,10 @@ WORKERS: Mapping[int, Sequence[tuple[int, bool]]] = {
     5: ((3, False), (5, False), (3, True), (5, True)),
 }
 """The layers behind whose ReLU is a cut, by the number of workers, and whether they decode."""
-SPARSITIES, BEYOND, BETWEEN, SEEDS = (0.9, 0.95), 0.98, (0.5, 0.75, 0.9), (0, 1, 2)
+SPARSITIES, BEYOND, SEEDS = (0.9, 0.95), 0.98, (0, 1, 2)
+USUAL, BETWEEN, NUDGED = "", "between", "nudged"
+NUDGE = 1e-6
+BETWEEN_SPARSITIES = (0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,8 @@ class Plan:
     Attributes:
         workers: that the network would be cut for; 1 is the baseline.
         sparsity: of what crosses the cuts.
-        between: the cuts are behind the layers, where the residual stream alone crosses.
+        variant: BETWEEN has cuts behind the layers, where the residual stream alone crosses; NUDGED
+            begins with vectors of source words larger by a millionth, which shows what chance does.
         seed: of weights, dropout and the order of sentences.
         sentences: to train with.
         steps: of training.
@@ -65,13 +69,13 @@ class Plan:
     lr: float = 6e-3
     width: int = 32
     inner_width: int = 128
-    between: bool = False
+    variant: str = USUAL
 
     @property
     def name(self) -> str:
         """Of its file."""
-        where = "_between" * self.between
-        return f"{self.workers}_workers_{self.sparsity:g}_seed_{self.seed}{where}.json"
+        what = self.variant and f"_{self.variant}"
+        return f"{self.workers}_workers_{self.sparsity:g}_seed_{self.seed}{what}.json"
 
 
 @dataclass(frozen=True)
@@ -136,12 +140,16 @@ def shape_of(plan: Plan, given: Task) -> Shape:
 def build(plan: Plan, given: Task) -> Stage:
     """The whole network, thinned out where the plan has cuts."""
     shape = shape_of(plan, given)
-    boundaries = {
-        cut_behind(shape, layer, decodes=decodes) + plan.between: SparseBoundary(1 - plan.sparsity)
-        # The baseline keeps all but zeros, which changes nothing: they are counted.
-        for layer, decodes in WORKERS[plan.workers] or WORKERS[max(WORKERS)]
-    }
-    return Stage(network(shape, plan.seed), 0, boundaries)
+    blocks = network(shape, plan.seed)
+    if plan.variant == NUDGED:
+        with torch.no_grad():
+            next(blocks[0].parameters()).mul_(1 + NUDGE)
+    boundaries: dict[int, SparseBoundary] = {}
+    # The baseline keeps all but zeros, which changes nothing: they are counted.
+    for layer, decodes in WORKERS[plan.workers] or WORKERS[max(WORKERS)]:
+        cut = cut_behind(shape, layer, decodes=decodes) + (plan.variant == BETWEEN)
+        boundaries[cut] = SparseBoundary(1 - plan.sparsity)
+    return Stage(blocks, 0, boundaries)
 
 
 def train(plan: Plan, given: Task) -> dict[str, object]:
@@ -220,8 +228,10 @@ def plans() -> list[Plan]:
         for seed in SEEDS
         for workers, sparsity in table
     ]
+    found += [Plan(workers=1, sparsity=0.0, seed=seed, variant=NUDGED) for seed in SEEDS]
     found += [
-        Plan(workers=2, sparsity=sparsity, seed=SEEDS[0], between=True) for sparsity in BETWEEN
+        Plan(workers=2, sparsity=sparsity, seed=SEEDS[0], variant=BETWEEN)
+        for sparsity in BETWEEN_SPARSITIES
     ]
     found += [
         Plan(workers=workers, sparsity=BEYOND, seed=seed) for seed in SEEDS for workers in (2, 3, 5)

@@ -198,7 +198,7 @@ def a_result(workers: int, sparsity: float, seed: int, loss: float, score: float
         "workers": workers,
         "sparsity": sparsity,
         "seed": seed,
-        "between": False,
+        "variant": translation.USUAL,
         "train_loss": loss / 2,
         "test_loss": loss,
         "bleu": score,
