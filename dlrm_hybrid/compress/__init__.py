@@ -21,6 +21,7 @@ from typing import Any
 # Loaded when they are asked for; what they are stands in __init__.pyi.
 _LIBRARY = "dlrm_hybrid.compress.library"
 _HOMES = {
+    "boundary": ("BoundaryReport", "SparseBoundary"),
     "records": (
         *("CltK", "Dct", "Deft", "Dgc", "Gaussian", "GradientMethod", "Hard", "NoCompression"),
         *("RandomK", "RedSync", "Sidco", "TernGrad", "TopK"),

@@ -1,3 +1,5 @@
+from dlrm_hybrid.compress.library.boundary import BoundaryReport as BoundaryReport
+from dlrm_hybrid.compress.library.boundary import SparseBoundary as SparseBoundary
 from dlrm_hybrid.compress.library.records import CltK as CltK
 from dlrm_hybrid.compress.library.records import Dct as Dct
 from dlrm_hybrid.compress.library.records import Deft as Deft

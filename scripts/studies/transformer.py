@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from dlrm_hybrid.compress.activation.module import SparseBoundary
+from dlrm_hybrid.compress import SparseBoundary
 from dlrm_hybrid.rng import fold
 
 MAX_LENGTH = 64  # words of a sentence

@@ -25,7 +25,7 @@ from grammar import PAD, Grammar, Pair, Vocabulary, bleu
 from torch import Tensor
 from transformer import Batch, Shape, Stage, cut_behind, loss_of, network, start, translate
 
-from dlrm_hybrid.compress.activation.module import SparseBoundary
+from dlrm_hybrid.compress import SparseBoundary
 from dlrm_hybrid.disk import replace_text
 from dlrm_hybrid.rng import fold
 

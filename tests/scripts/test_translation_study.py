@@ -14,7 +14,7 @@ from grammar import Grammar, Vocabulary, bleu
 from torch import Tensor
 from transformer import Batch, Shape, Stage, cut_behind, loss_of, network, start, translate
 
-from dlrm_hybrid.compress.activation.module import SparseBoundary
+from dlrm_hybrid.compress import SparseBoundary
 
 SHAPE = Shape(source_words=30, target_words=40, layers=2, width=8, inner_width=16, heads=2)
 CUTS = (cut_behind(SHAPE, 1, decodes=False), cut_behind(SHAPE, 2, decodes=True))

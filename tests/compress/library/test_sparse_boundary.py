@@ -1,18 +1,17 @@
 """DCT-MP as a module: what the codec sends, the gradients it lets through, what it counts."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
+from core_packages import run_alone
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dlrm_hybrid.compress import SparseBoundary
 from dlrm_hybrid.compress.activation.codec import Key
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.module import SparseBoundary
 from dlrm_hybrid.wire.section import Dtype, Section
 
 KEY = Key(3, 1, 2)
@@ -143,6 +142,21 @@ def test_compiled_it_is_one_graph_with_the_same_numbers() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_finds_nothing_wrong_with_the_operator(dtype: torch.dtype) -> None:
+    operator = torch.ops.dlrm_hybrid.largest_of_rows.default
+    for x in (drawn(3, 5, 1), drawn(5, 3, 1).T):
+        torch.library.opcheck(operator, (x.to(dtype), 2, True))
+
+
+def test_it_runs_where_all_must_be_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert SparseBoundary(0.5)(drawn(3, 5, 1).double()).count_nonzero() == 3 * 3
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_it_selects_in_the_type_that_autocast_gives() -> None:
     net = nn.Sequential(nn.Linear(8, 40), SparseBoundary(0.1), nn.Linear(40, 1))
     with torch.autocast("cpu", torch.bfloat16):
@@ -200,10 +214,11 @@ def test_what_has_no_rows_of_floats_is_refused(x: Tensor) -> None:
         SparseBoundary(0.5)(x)
 
 
-def test_numba_is_not_loaded_before_a_row_is_selected() -> None:
+def test_it_needs_the_core_alone_and_numba_only_when_a_row_is_selected() -> None:
     program = (
-        "import sys, torch; from dlrm_hybrid.compress.activation.module import SparseBoundary\n"
+        "import sys, torch; from dlrm_hybrid.compress import SparseBoundary\n"
         "boundary = SparseBoundary(0.1); assert 'numba' not in sys.modules\n"
         "boundary(torch.ones(1, 3)); assert 'numba' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    done = run_alone(program)
+    assert done.returncode == 0, done.stderr

@@ -97,7 +97,7 @@ class SparseBoundary(nn.Module):
         if not x.numel() or not (self.training or self.evaluate_masked):
             return x
         k = target_k(x.shape[-1], 1 - self.density)
-        kept, totals = _selected(x.detach(), k, x.requires_grad)
+        kept, totals = torch.ops.dlrm_hybrid.largest_of_rows(x.detach(), k, x.requires_grad)
         self._totals = totals if self._totals is None else self._totals + totals
         return torch.where(kept, x, 0)
 
@@ -120,22 +120,16 @@ class SparseBoundary(nn.Module):
 
 def _select(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
     """Which elements are kept of rows (..., N), and the numbers of a report, by torch alone."""
+    x = x.contiguous()
     magnitudes = x.abs()
-    tau = magnitudes.kthvalue(x.shape[-1] - k + 1, dim=-1, keepdim=True).values
+    # Of ties any may be among the k, so its indices are of no use. kthvalue refuses to run where
+    # torch.use_deterministic_algorithms is set.
+    tau = magnitudes.topk(k, dim=-1).values[..., -1:]
     # Of numbers that are none, neither comparison holds: they are kept, as threshold they keep all.
     kept = ~(magnitudes < tau) & (x != 0)
     return kept, _totals(kept, kept.count_nonzero(), x.element_size(), trains)
 
 
-_selected = torch.library.custom_op(
-    "dlrm_hybrid::largest_of_rows",
-    _select,
-    mutates_args=(),
-    schema="(Tensor x, int k, bool trains) -> (Tensor, Tensor)",
-)
-
-
-@_selected.register_kernel("cpu")  # pyright: ignore[reportUntypedFunctionDecorator]
 def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
     if x.dtype is not torch.float32 or x.numel() > _MAX_INDEX:
         return _select(x, k, trains)
@@ -150,9 +144,17 @@ def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
     return kept, _totals(kept, torch.tensor(indices_K.numel()), x.element_size(), trains)
 
 
-@_selected.register_fake
 def _shapes(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, dtype=torch.bool), x.new_empty(4, dtype=torch.int64)
+    return x.new_empty(x.shape, dtype=torch.bool), x.new_empty(4, dtype=torch.int64)
+
+
+# One operator for all devices, which torch.compile takes as it is. `torch.library.custom_op` would
+# do the same, but loads all of torch's compiler when it is first called.
+_LIBRARY = torch.library.Library("dlrm_hybrid", "DEF")
+_LIBRARY.define("largest_of_rows(Tensor x, int k, bool trains) -> (Tensor, Tensor)")
+_LIBRARY.impl("largest_of_rows", _select, "CompositeExplicitAutograd")
+_LIBRARY.impl("largest_of_rows", _select_on_cpu, "CPU")
+torch.library.register_fake("dlrm_hybrid::largest_of_rows", _shapes, lib=_LIBRARY)
 
 
 def _totals(kept: Tensor, count: Tensor, value_bytes: int, trains: bool) -> Tensor:
