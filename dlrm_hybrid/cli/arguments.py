@@ -35,6 +35,7 @@ POSITIONAL = {
     "export": ("", "export.checkpoint"),
     "import": ("", "import.file"),
     "report": ("", "report.runs"),
+    "watch": ("", "watch.run"),
     "plan": ("", "plan.calibration"),
     "doctor": ("", "doctor.action"),
 }

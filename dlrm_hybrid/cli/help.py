@@ -30,6 +30,7 @@ VERBS = {
     "export": "write a checkpoint's model as pt2, ONNX or safetensors",
     "import": "make a checkpoint of weights of facebook DLRM or TorchRec",
     "report": "compare runs: tables and plots in one HTML file",
+    "watch": "show a run as a page that is made again while it goes on",
     "plan": "predict speed, bytes and memory of worlds before training them",
     "doctor": "check this machine and report problems; make key files",
 }
@@ -59,6 +60,7 @@ READS: Mapping[str, tuple[str, ...]] = {
         "embedding",
     ),
     "report": ("report",),
+    "watch": ("watch",),
     "plan": ("plan", *TRAIN_READS),
     "doctor": ("doctor", "data"),
 }
@@ -112,6 +114,7 @@ EXAMPLES = {
         "report report.runs=runs/mine",
         "report report.runs=[runs/a,runs/b] report.output=ab.html",
     ),
+    "watch": ("watch watch.run=runs/mine", "watch watch.run=runs/mine watch.output=mine.html"),
     "plan": (
         "plan +experiment=dct_hybrid plan.trainers=[1,2,4]",
         "plan parallel=hybrid plan.rates=[100mbit,1gbit]",

@@ -12,7 +12,7 @@ from dlrm_hybrid.compress.gradient.methods import methods
 # What changes nothing that a run's summary says; `bench` is in runs of older versions.
 WITHOUT_EFFECT = (
     *("name", "skip_completed", "sweep", "prepare", "evaluate", "telemetry", "report", "plan"),
-    *("bench", "doctor", "predict", "export", "import"),
+    *("watch", "bench", "doctor", "predict", "export", "import"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
@@ -47,7 +47,10 @@ OF_AN_EVALUATION = (
 )
 OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
 # What decides neither weights nor scores, and is another command's.
-OF_OTHER_COMMANDS = ("sweep", "report", "plan", "bench", "doctor", "predict", "export", "import")
+OF_OTHER_COMMANDS = (
+    *("report", "plan", "bench", "doctor", "predict", "export", "import"),
+    *("sweep", "watch"),
+)
 # What compressors remember belongs to these, each under the name and shape that they give it.
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
 # Which versions of weights a checkpoint holds beside them belongs to these.

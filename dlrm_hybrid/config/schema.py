@@ -37,6 +37,7 @@ from dlrm_hybrid.config.sections.commands import (
     PrepareConfig,
     ReportConfig,
     SweepConfig,
+    WatchConfig,
 )
 
 
@@ -324,5 +325,6 @@ class Config:
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig
+    watch: WatchConfig
     plan: PlanConfig
     doctor: DoctorConfig

@@ -53,6 +53,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "prepare": {"check": False, "overwrite": False},
     "sweep": {"jobs": 1},
+    "watch": {"run": None, "output": None, "seconds": 5.0},
     "plan": {
         **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),
         **{"rates": None, "latencies": None},

@@ -39,7 +39,7 @@ FAILED = "failed"
 
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
-NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed", "sweep")
+NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed", "sweep", "watch")
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
 SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 

@@ -76,6 +76,15 @@ class ReportConfig:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
+class WatchConfig:
+    """Which run the verb `watch` shows, in which page, and how often it is made."""
+
+    run: Path | None
+    output: Annotated[str, Field(pattern=PAGE_PATTERN)] | None
+    seconds: Annotated[float, Field(ge=0.5, le=3600)]
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
 class PlanConfig:
     """What the verb `plan` predicts speeds from, and the worlds it compares; see docs/plan.md."""
 

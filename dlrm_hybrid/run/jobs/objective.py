@@ -51,8 +51,7 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
 
     Raises:
         ConfigError: with every fault of the overrides.
-        RunFailedError: the run ended without a score; `exit_code` says how, see
-            [exit codes](runs.md#exit-codes).
+        RunFailedError: the run ended without a score; `exit_code` says how, as the program's own.
     """
     with _COMPOSING:
         job = compose.job_of(overrides)

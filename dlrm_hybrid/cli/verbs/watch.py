@@ -1,0 +1,125 @@
+"""The verb `watch`: a run's record → a page that is made again while the run goes on."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.report.live.page import RUNNING, Watched, page
+from dlrm_hybrid.report.runs import is_run, read_run
+from dlrm_hybrid.run.folder import LOCK_FILE, write_whole
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.telemetry.events import EVENTS_FILE
+from dlrm_hybrid.types import ConfigError, ExitCode
+
+RUN_KEY, OUTPUT_KEY = "watch.run", "watch.output"
+PAGE = "watch.html"  # in the run folder
+QUIET_SECONDS = 600.0  # after which a run on another machine, that records nothing, is not running
+CLOCK_SECONDS = 1.0  # by which the kernel's times of a file and of a process may differ
+
+
+def run(request: Request) -> int:
+    """Show the run at `watch.run` until it ends."""
+    options, terminal = request.config.watch, Terminal()
+    if options.run is None:
+        raise ConfigError(faults_text([f"{RUN_KEY} = null: name a run folder"]))
+    folder = Path(options.run)
+    output = folder / PAGE if options.output is None else Path(options.output)
+    _await(folder, options.seconds, terminal)
+    status = watch(folder, output, options.seconds, lambda text: terminal.line(text))
+    terminal.line(f"{status}; {output} stays as it is")
+    return ExitCode.DONE
+
+
+def _await(folder: Path, seconds: float, terminal: Terminal) -> None:
+    """Wait until a run begins there.
+
+    Raises:
+        ConfigError: there is not even a folder that it could be made in.
+    """
+    if not folder.is_dir() and not folder.absolute().parent.is_dir():
+        raise ConfigError(faults_text([f"{RUN_KEY} = {folder}: no such folder, nor the one above"]))
+    while not is_run(folder):
+        terminal.line_once(f"waiting for a run to begin in {folder}")
+        time.sleep(min(1.0, seconds))
+
+
+def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]) -> str:
+    """Make the page, and again every few seconds as long as the run goes on.
+
+    The last one, also where this is interrupted, does not ask to be loaded again.
+
+    Args:
+        folder: of the run.
+        output: the page.
+        seconds: between two pages.
+        say: told where the page is, once it is there.
+
+    Returns:
+        the status of the run at the end.
+
+    Raises:
+        DataError: the configuration in the folder is damaged.
+        ResourceError: the page cannot be written.
+    """
+    written: tuple[object, ...] | None = None
+    changed = time.monotonic()
+    try:
+        # Asked before the record is read: a run that ends meanwhile is seen next time.
+        while _is_running(folder, time.monotonic() - changed):
+            stamp = _stamp(folder)
+            if stamp != written:
+                write_whole(output, page(_watched(folder, True), seconds), OUTPUT_KEY)
+                if written is None:
+                    say(f"watching {folder}: open {output.absolute()}")
+                written, changed = stamp, time.monotonic()
+            time.sleep(seconds)
+    finally:
+        ended = _watched(folder, _is_running(folder, time.monotonic() - changed))
+        write_whole(output, page(ended, None), OUTPUT_KEY)
+    return ended.status if ended.status != RUNNING else "the run goes on"
+
+
+def _watched(folder: Path, is_running: bool) -> Watched:
+    now = datetime.now(UTC).timestamp()  # beside the stamps of events
+    return Watched(run=read_run(folder), is_running=is_running, now=now)
+
+
+def _stamp(folder: Path) -> tuple[object, ...]:
+    """What changes when a run has recorded something."""
+    try:
+        found = (folder / EVENTS_FILE).stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _is_running(folder: Path, quiet_seconds: float) -> bool:
+    """Whether a process works at the run; it is not asked, since that would take its lock.
+
+    Args:
+        folder: of the run.
+        quiet_seconds: for which nothing has been recorded; of another machine no more is known.
+    """
+    lock = folder / LOCK_FILE
+    try:
+        words = lock.read_text(encoding="utf-8", errors="replace").split()
+        written = lock.stat().st_mtime
+    except OSError:
+        return False
+    if len(words) != 4 or not words[1].isdecimal():  # process 4711 on node-3
+        return False
+    if words[3] != socket.gethostname():
+        return quiet_seconds < QUIET_SECONDS
+    try:
+        # Another process may have got the number of one that was killed.
+        return psutil.Process(int(words[1])).create_time() <= written + CLOCK_SECONDS
+    except psutil.Error:
+        return False
