@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 PAGE_PATTERN = r"[^/]\.html$"
+OPTION_PATTERN = r"^--[a-z][a-z-]*(=[^\n]*)?$"
 # What a text must be, for messages.
 PATTERNS = {
     NAME_PATTERN: "must be letters, digits and . _ - only, and begin with a letter or digit",
+    OPTION_PATTERN: "must be an option in its long form, such as --time=1:00:00",
     PAGE_PATTERN: "must be a file whose name ends in .html",
 }
 

@@ -144,11 +144,13 @@ def _values_for_help(given: Arguments) -> Mapping[str, Any]:
 
 
 def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
-    from dlrm_hybrid.cli.sweep import Sweep, run_beside
+    from dlrm_hybrid.cli.sweep import Sweep, run_beside, submit_each
 
     jobs.sweep = Sweep(points.folder, points.keys)
     first_failed = ExitCode.DONE
     try:
+        if points.submit is not None:
+            return submit_each(jobs.sweep, points)
         if points.jobs > 1:
             return run_beside(jobs.sweep, points)
         for number in range(len(points.points)):

@@ -19,14 +19,17 @@ from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.disk import refusals
-from dlrm_hybrid.run.folder import is_complete, one_run, write_whole
+from dlrm_hybrid.run.folder import claim, is_complete, one_run, write_whole
+from dlrm_hybrid.run.jobs import slurm
 from dlrm_hybrid.run.jobs.pool import Pool
 from dlrm_hybrid.run.jobs.process import JobProcess
+from dlrm_hybrid.run.readiness import no_empty_folder
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import DlrmError, ExitCode, printable
+from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode, printable
 
 SUMMARY_NAME = "sweep_summary"
 FOLDER_KEY = "hydra.sweep.dir"
+SUBMITTED_SUFFIX = ".slurm.json"  # of files with numbers of jobs, beside the jobs' folders
 HEAD_COLUMNS = 16  # of a line: `job 1234`, and what the terminal may add
 LEAST_COLUMNS = 20
 
@@ -134,6 +137,53 @@ def run_beside(sweep: Sweep, points: compose.Sweep) -> int:
         finally:
             for number in sorted(pool.exit_codes):
                 sweep.add(jobs[number], pool.exit_codes[number])
+
+
+def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
+    """Submit the jobs of a sweep to SLURM; the table waits until all are complete.
+
+    Returns:
+        the exit code of the first job that is refused.
+
+    Raises:
+        ResourceError: SLURM refuses a job, or is not there; those before are submitted.
+    """
+    terminal, done = sweep.terminal, list[compose.Job]()
+    first_failed, submitted = int(ExitCode.DONE), 0
+    for number in range(len(points.points)):
+        job = points.job(number)
+        title = sweep.begin(job)
+        record = sweep.folder / f"{job.folder.name}{SUBMITTED_SUFFIX}"
+        try:
+            request = Request(validate(job.values), job.values, job.folder, job.overrides)
+            if sweep.skips(request):
+                done.append(job)
+            elif (found := slurm.state(record)) is not None:
+                terminal.line(f"{title}: job {found[0]} of SLURM is {found[1]}; left as it is")
+            else:
+                _require_place(request)
+                submitted += 1
+                terminal.line(f"{title}: {slurm.submit(request, points.sbatch, record)}")
+        except ConfigError as error:
+            print(f"{title}: {error}", file=sys.stderr)
+            first_failed = first_failed or error.exit_code
+    if len(done) == len(points.points):
+        for job in done:
+            sweep.add(job, ExitCode.DONE)
+        return ExitCode.DONE
+    again = shlex.quote(override_text(FOLDER_KEY, str(sweep.folder)))
+    terminal.line(
+        f"submitted {submitted} of {len(points.points)} jobs; for the table of results, and to "
+        "submit again what did not complete, repeat the command with\n"
+        f"  {again} skip_completed=true"
+    )
+    return first_failed
+
+
+def _require_place(request: Request) -> None:
+    """Refuse now what the job would refuse later: a folder of another run, or in use."""
+    with no_empty_folder(request.folder), one_run(request.folder):
+        claim(request)
 
 
 @contextmanager

@@ -78,12 +78,16 @@ class Sweep:
         folder: above those of all jobs.
         keys: those that differ between jobs.
         jobs: how many are to run at one time.
+        submit: who is to run them, null for this machine.
+        sbatch: more options for that.
     """
 
     points: tuple[tuple[str, ...], ...]
     folder: Path
     keys: tuple[str, ...]
     jobs: int
+    submit: str | None
+    sbatch: Sequence[str]
 
     def job(self, number: int) -> Job:
         """Compose one of the jobs; whether its values go together is left to `validate`."""

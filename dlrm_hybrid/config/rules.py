@@ -20,6 +20,7 @@ from dlrm_hybrid.config.model import (
 )
 from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.sections.sweeping import sweep_rules
 from dlrm_hybrid.config.training import optimizer_rules, stopping_rules
 from dlrm_hybrid.data.schemas.reading import builtin
 
@@ -388,5 +389,5 @@ def _activation(config: Config) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     *(_choices, data_rules, _model, interaction_rules, batch_norm_rules, dropout_rules),
     *(optimizer_rules, _parallel, stopping_rules, schedule_rules, _sync, _tables, _network),
-    *(gradient_rules, _pull, _activation),
+    *(gradient_rules, _pull, _activation, sweep_rules),
 )

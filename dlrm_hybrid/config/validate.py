@@ -52,7 +52,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
 # Sections of later versions that only other commands read.
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "prepare": {"check": False, "overwrite": False},
-    "sweep": {"jobs": 1},
+    "sweep": {"jobs": 1, "submit": None, "sbatch": []},
     "watch": {"run": None, "output": None, "seconds": 5.0},
     "plan": {
         **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.bounds import PAGE_PATTERN, STRICT, Count, Name, Path, Positive
+from dlrm_hybrid.bounds import OPTION_PATTERN, PAGE_PATTERN, STRICT, Count, Name, Path, Positive
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -15,6 +15,8 @@ class SweepConfig:
     """How `train -m` runs the jobs of a sweep; see docs/runs.md."""
 
     jobs: Annotated[int, Field(ge=1, le=1024)]
+    submit: Literal["slurm"] | None
+    sbatch: tuple[Annotated[str, Field(pattern=OPTION_PATTERN)], ...]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -1,0 +1,102 @@
+"""Jobs of a sweep as jobs of SLURM: one `sbatch` each, and what has become of those before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlrm_hybrid.config.overrides import override_text
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, read_object
+from dlrm_hybrid.process import masked
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.folder import OUTPUT_FILE, write_whole
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import ResourceError
+
+KEY = "sweep.submit=slurm"
+SECONDS = 120.0  # for an answer of SLURM
+NOTICE_SECONDS = 60  # before the time limit: enough for a checkpoint
+
+
+def script(request: Request) -> str:
+    """What SLURM runs: the program itself, so that the job's signals are its own.
+
+    A job that SLURM starts again goes on from its last checkpoint, by `skip_completed`.
+    """
+    places = os.pathsep.join(place or os.curdir for place in sys.path)
+    program = [sys.executable, "-P", "-m", "dlrm_hybrid", "train", *request.overrides]
+    folder = override_text(RUN_FOLDER_KEY, str(request.folder))
+    line = shlex.join(["env", f"PYTHONPATH={places}", *program, folder, "skip_completed=true"])
+    return f"#!/bin/sh\nexec {line}\n"
+
+
+def submit(request: Request, options: Sequence[str], record: Path) -> str:
+    """Submit a job; returns SLURM's number of it.
+
+    Args:
+        request: the run.
+        options: for `sbatch`; they count more than those that this makes of the run.
+        record: a file that keeps the number.
+
+    Raises:
+        ResourceError: `sbatch` is not there, or refuses the job; says what it has said.
+    """
+    request.folder.mkdir(parents=True, exist_ok=True)
+    log = str(request.folder / OUTPUT_FILE).replace("%", "%%")
+    own = [
+        "--parsable",
+        f"--job-name={request.config.name}-{request.folder.name}",
+        *(f"--output={log}", "--open-mode=append"),
+        *("--nodes=1", "--ntasks=1", f"--cpus-per-task={_cores(request.config)}"),
+        f"--signal=B:TERM@{NOTICE_SECONDS}",
+    ]
+    with masked():  # or a job would be there, and its number lost
+        said = _ask(["sbatch", *own, *options], script(request))
+        if said.returncode != 0:
+            raise ResourceError(f"{KEY}: sbatch: {said.stderr.strip() or said.returncode}")
+        number = said.stdout.strip().partition(";")[0]  # after it the cluster
+        if not number.isdecimal():
+            raise ResourceError(f"{KEY}: sbatch has answered {said.stdout!r}, not a job's number")
+        write_whole(record, json.dumps({"job": number}))
+    return number
+
+
+def state(record: Path) -> tuple[str, str] | None:
+    """Number and state of a job that was submitted before; None where SLURM has it no more.
+
+    Args:
+        record: the file that keeps its number.
+
+    Raises:
+        DataError: the file is damaged.
+        ResourceError: `squeue` is not there.
+    """
+    if not record.exists():
+        return None
+    number = str(read_object(record.parent, record.name).get("job"))
+    said = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={number}"], "")
+    word = said.stdout.strip()
+    return (number, word) if said.returncode == 0 and word else None
+
+
+def _ask(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise ResourceError(f"{KEY}: {command[0]} is not in the PATH of this machine") from None
+    except subprocess.TimeoutExpired:
+        raise ResourceError(f"{KEY}: {command[0]} gives no answer in {SECONDS:g} s") from None
+
+
+def _cores(config: Config) -> int:
+    """One for each thread of each rank."""
+    ranks = build.topology(config).size if build.many_processes(config) else 1
+    return ranks * config.threads
