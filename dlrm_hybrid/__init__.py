@@ -20,6 +20,10 @@ _NAMES = {
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dlrm_hybrid.limits import lacks_trainer
+
+    if lacking := lacks_trainer(f"dlrm_hybrid.{name}"):
+        raise ImportError(lacking)
     return getattr(import_module(_NAMES[name]), name)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -57,14 +58,18 @@ class World:
         self._make = make
         self._folder = Path(tempfile.mkdtemp(prefix="dlrm-"))  # a socket's path is short
         self._over: str | None = None
-        self._failed = False
+        held: list[Body] = []
+        # Also where the program forgets to close it, or ends.
+        self._end = weakref.finalize(self, _end, held, self._folder)
         try:
-            self._body = make(settings, loader, self._folder, None)
+            held.append(make(settings, loader, self._folder, None))
         except RunFailedError:
-            raise  # what ranks have logged stays
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._end.detach()  # what ranks have logged stays
             raise
+        except BaseException:
+            self._end()
+            raise
+        self._held = held
 
     @classmethod
     def in_process(
@@ -137,6 +142,11 @@ class World:
         """
         named = _named(trainers, cuts, servers, batch_size)
         return cls(settings_of(spec, "processes", named, gradient, config), loader, Processes)
+
+    @property
+    def _body(self) -> Body:
+        """Its ranks; while another checkpoint is loaded, those before."""
+        return self._held[0]
 
     @property
     def spec(self) -> ModelSpec:
@@ -276,17 +286,13 @@ class World:
         """
         self._require()
         source = find(Path(folder)).absolute()
-        old = self._body
-        self._body = self._make(self._settings, self._loader, self._folder, source)
-        old.close()
+        self._held.append(self._make(self._settings, self._loader, self._folder, source))
+        self._held.pop(0).close()
 
     def close(self) -> None:
         """End all ranks; a second call does nothing."""
-        self._body.close()
-        if self._over is None:
-            self._over = "it has been closed"
-        if not self._failed:  # else what ranks have logged stays
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._over = self._over or "it has been closed"
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -312,7 +318,7 @@ class World:
         try:
             return self._body.fill()
         except RunFailedError as error:
-            self._over, self._failed = f"it was cut off by {error}", True
+            self._fail(error)
             raise
 
     def _end_epoch(self) -> None:
@@ -357,9 +363,20 @@ class World:
             try:
                 yield
             except BaseException as error:
-                self._over = f"it was cut off by {type(error).__name__}: {error}"
-                self._failed = isinstance(error, RunFailedError)
+                self._fail(error)
                 raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more can be done; what ranks have logged stays."""
+        self._over = f"it was cut off by {type(error).__name__}: {error}"
+        if isinstance(error, RunFailedError) and self._end.detach() is not None:
+            self._body.close()
+
+
+def _end(held: list[Body], folder: Path) -> None:
+    for body in held:
+        body.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _named(

@@ -27,5 +27,4 @@ def test_type_checkers_see_the_same_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    public = [name for name in dir(dlrm_hybrid) if hasattr(dlrm_hybrid, name) and name[0].isupper()]
-    assert {name: getattr(dlrm_hybrid, name) for name in public if name != "Any"} == found
+    assert {name: getattr(dlrm_hybrid, name) for name in dlrm_hybrid._NAMES} == found

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast, final
 
@@ -81,7 +82,7 @@ class NamedLoader:
         file = None
         if module == MAIN:
             file = getattr(sys.modules[MAIN], "__file__", None)
-            if file is None:
+            if file is None or not Path(file).is_file():  # `<stdin>`, for one
                 raise ConfigError(
                     f"loader = {name}: is defined in a notebook or an interactive session, which "
                     f"ranks cannot import; put it into a file (%%writefile rows.py); {FIX}"

@@ -1,0 +1,94 @@
+"""Batches of programs: what they may be made of, and what is said of those that are wrong."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.bags import Bags, lengths_of
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.types import DataError
+from dlrm_hybrid.world.orders import arrays_of, batch_of
+from dlrm_hybrid.world.rows.batches import Columns
+
+SPEC = ModelSpec(embedding_dim=2, bottom=(3, 2), top=(1,), table_rows=(5, 7))
+COLUMNS = Columns(SPEC, batch_size=4)
+DENSE, IDS = np.zeros((4, 3), np.float64), np.array([[0, 6], [4, 0], [1, 1], [2, 5]], np.int32)
+LABEL = [0, 1, 1, 0]
+
+
+def test_arrays_of_any_library_become_the_same_batch() -> None:
+    expected = COLUMNS.batch((DENSE, IDS, LABEL), "batch")
+    assert expected.dense_BI.dtype == np.float32
+    assert expected.bags.values.tolist() == IDS.T.tolist()
+    tensors = [torch.tensor(one) for one in (DENSE, IDS, LABEL)]
+    mapping = {"label": tensors[2][:, None].bool(), "ids": IDS.tolist(), "dense": DENSE.tolist()}
+    for given_batch in (tensors, mapping, expected):
+        found = COLUMNS.batch(given_batch, "batch")
+        for one, other in zip(arrays_of(found).items(), arrays_of(expected).items(), strict=True):
+            assert one[0] == other[0]
+            assert one[1].tobytes() == other[1].tobytes()
+
+
+def test_a_batch_is_a_copy() -> None:
+    dense = np.zeros((4, 3), np.float32)
+    batch = COLUMNS.batch((dense, IDS, LABEL), "batch")
+    dense[:] = 1  # as a loader does that uses its memory again
+    assert not batch.dense_BI.any()
+
+
+class Keyed:
+    """As TorchRec's KeyedJaggedTensor."""
+
+    def __init__(self, keys: list[str], values: list[int], lengths: list[int]) -> None:
+        self._keys, self._values, self._lengths = keys, values, lengths
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def values(self) -> torch.Tensor:
+        return torch.tensor(self._values, dtype=torch.int64)
+
+    def lengths(self) -> torch.Tensor:
+        return torch.tensor(self._lengths)
+
+
+def test_bags_of_any_size_come_from_keyed_jagged_tensors() -> None:
+    ids = Keyed(["a", "b"], [0, 4, 3, 6, 6], [2, 0, 1, 0, 0, 1, 0, 1])
+    batch = COLUMNS.batch((DENSE, ids, LABEL), "batch")
+    assert lengths_of(batch.bags).tolist() == [[2, 0, 1, 0], [0, 1, 0, 1]]
+    with pytest.raises(DataError, match="id 6 of row 2 in embedding.1, which has 5 rows"):
+        wrong = Keyed(["a", "b"], [0, 4, 6, 6, 6], [2, 0, 1, 0, 0, 1, 0, 1])
+        COLUMNS.batch((DENSE, wrong, LABEL), "batch")
+    with pytest.raises(DataError, match="4 ids"):
+        COLUMNS.batch((DENSE, Keyed(["a", "b"], [0, 0, 0, 0], [1] * 8), LABEL), "batch")
+    with pytest.raises(DataError, match="4 rows × 1 tables, must be 4 × 2"):
+        COLUMNS.batch((DENSE, Keyed(["a"], [0, 0, 0, 0], [1] * 4), LABEL), "batch")
+    with pytest.raises(DataError, match="offsets"):
+        wrong_bags = Bags(np.arange(3), np.array([0, 2, 1, 1, 1, 1, 1, 1, 3]), 2)
+        COLUMNS.batch((DENSE, wrong_bags, LABEL), "batch")
+
+
+@given(
+    lengths=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_batch_arrives_as_it_was_sent(lengths: list[int], seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values = [*draw.integers(0, 5, sum(lengths[:4])), *draw.integers(0, 7, sum(lengths[4:]))]
+    sent = COLUMNS.batch((DENSE, Keyed(["a", "b"], values, lengths), LABEL), "batch")
+    found = batch_of(arrays_of(sent), 2)
+    assert found.bags.values.tolist() == sent.bags.values.tolist()
+    assert lengths_of(found.bags).tolist() == lengths_of(sent.bags).tolist()
+    assert found.label_B.tolist() == LABEL
+
+
+@given(row=st.integers(0, 3), table=st.integers(0, 1), beyond=st.integers(0, 2**40))
+def test_an_id_without_a_row_is_named(row: int, table: int, beyond: int) -> None:
+    ids = IDS.astype(np.int64)
+    for wrong in (SPEC.table_rows[table] + beyond, -1 - beyond):
+        ids[row, table] = wrong
+        text = f"id {wrong} of row {row} in embedding.{table + 1}"
+        with pytest.raises(DataError, match=text):
+            COLUMNS.batch((DENSE, ids, LABEL), "batch")

@@ -1,0 +1,134 @@
+"""Programs that start worlds of processes, as people write them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parent.parent.parent / "scripts" / "examples" / "own_batches.py"
+SECONDS = 120
+HEAD = """
+import sys, time
+import numpy as np
+from dlrm_hybrid import ModelSpec, World
+
+SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(4, 1), table_rows=(9, 9))
+
+
+def load(trainer, trainers):
+    draw = np.random.default_rng(trainer)
+    for _ in range(10_000):
+        yield draw.random((8, 3), np.float32), draw.integers(0, 9, (8, 2)), draw.integers(0, 2, 8)
+
+
+def world():
+    return World.processes(SPEC, load, trainers=2, cuts=[], servers=1, batch_size=8)
+
+"""
+
+
+def start(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + body)
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(short_folder(tmp_path))},
+    )
+
+
+def short_folder(tmp_path: Path) -> Path:
+    """For sockets: a path of pytest is too long."""
+    folder = Path("/tmp") / f"w{os.getpid()}-{abs(hash(tmp_path)) % 10**6}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def assert_nothing_is_left(tmp_path: Path) -> None:
+    folder = short_folder(tmp_path)
+    found = [path.name for path in folder.iterdir() if path.name.startswith("dlrm-")]
+    assert found == [], found
+    shutil.rmtree(folder)
+
+
+def test_a_script_finds_its_own_loader_and_leaves_nothing(tmp_path: Path) -> None:
+    body = """
+if __name__ == "__main__":
+    with world() as one:
+        print([one.step().rows for _ in range(3)])
+else:
+    assert __name__ == "__dlrm_main__"
+"""
+    program = start(tmp_path, body)
+    out, err = program.communicate(timeout=SECONDS)
+    assert (program.returncode, out) == (0, "[16, 16, 16]\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_program_that_does_not_close_its_world_ends_all_the_same(tmp_path: Path) -> None:
+    body = """
+if __name__ == "__main__":
+    one = world()
+    print(one.step().rows)
+"""
+    program = start(tmp_path, body)
+    out, err = program.communicate(timeout=SECONDS)
+    assert (program.returncode, out) == (0, "16\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    program = start(tmp_path, "with world() as one:\n    one.step()\n")
+    _, err = program.communicate(timeout=SECONDS)
+    assert program.returncode == 1
+    assert 'put that below `if __name__ == "__main__":`' in err
+
+
+def test_after_ctrl_c_a_world_goes_on(tmp_path: Path) -> None:
+    body = """
+if __name__ == "__main__":
+    with world() as one:
+        one.step()
+        print("begun", flush=True)
+        try:
+            while True:
+                one.step()
+        except KeyboardInterrupt:
+            before = one.steps
+        print(before > 1, one.step().step - before, one.evaluate(list(load(0, 1))[:3]).rows)
+"""
+    program = start(tmp_path, body)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "begun\n"
+    time.sleep(0.5)  # some steps; which one is cut off does not matter
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=SECONDS)
+    assert (program.returncode, out) == (0, "True 1 24\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_loader_of_an_interactive_session_is_refused() -> None:
+    program = HEAD + "world()\n"
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 1
+    assert "is defined in a notebook or an interactive session" in done.stderr
+
+
+@pytest.mark.parametrize("world", ["in_process", "processes"])
+def test_the_example_learns(world: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), world], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    last = next(line for line in done.stdout.splitlines() if line.startswith("epoch 1"))
+    assert float(last.split()[-1]) > 0.84
+    assert "times fewer than float32" in done.stdout
