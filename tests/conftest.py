@@ -44,7 +44,10 @@ def configuration_files_are_parsed_once() -> Iterator[None]:
     def load_config(repository: ConfigRepository, config_path: str) -> object:
         key = (config_path, *(source.path for source in repository.sources))
         if key not in parsed:
-            parsed[key] = pickle.dumps(load(repository, config_path))
+            loaded = load(repository, config_path)
+            if loaded is not None and loaded.path.startswith("structured:"):
+                return loaded  # no file, but what the program has told Hydra
+            parsed[key] = pickle.dumps(loaded)
         return pickle.loads(parsed[key])
 
     with pytest.MonkeyPatch.context() as patch:

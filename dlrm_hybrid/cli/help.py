@@ -10,6 +10,7 @@ from typing import Any, cast
 from dlrm_hybrid import __version__
 from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import (
+    CONF,
     EXPERIMENT,
     Key,
     all_groups,
@@ -35,8 +36,8 @@ VERBS = {
     "doctor": "check this machine and report problems; make key files",
 }
 TRAIN_READS = (
-    *("name", "precision", "threads", "skip_completed", "train", "prepare.overwrite", "data"),
-    *("model", "optimizer"),
+    *("name", "precision", "threads", "skip_completed", "conf", "train", "prepare.overwrite"),
+    *("data", "model", "optimizer"),
     *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
     *("evaluate.batch_size", "checkpoint", "telemetry"),
 )
@@ -92,6 +93,7 @@ EXAMPLES = {
         "train -m +experiment=baseline,dct_hybrid train.seed=1,2",
         "train -m sweep.jobs=2 gradient=dct,topk train.seed=1,2",
         "train hydra.run.dir=runs/mine checkpoint.resume=auto",
+        "train conf=FOLDER +experiment=NAME",
         "train gradient=dct --help",
     ),
     "evaluate": (
@@ -218,9 +220,20 @@ def _groups(verb: str, values: Mapping[str, Any]) -> list[str]:
     for group in groups_read(verb):
         choices = all_groups()[group]
         if len(choices) > 1:
-            head = "+experiment=…" if group == EXPERIMENT else f"{group}={_choice(group, values)}"
+            head = f"{group}={_choice(group, values)}"
+            if group == EXPERIMENT:
+                head, choices = "+experiment=…", (*choices, *_own_experiments(values[CONF]))
             lines.append(_entry(head, " | ".join(choices)))
     return ["groups (each choice sets the keys of its section):", *lines] if lines else []
+
+
+def _own_experiments(folder: str | None) -> Iterator[str]:
+    if folder is not None:
+        from dlrm_hybrid.config.experiments.own import (
+            OwnExperiments,  # Hydra takes a tenth of a second
+        )
+
+        yield from OwnExperiments.in_folder(folder).files
 
 
 def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -23,9 +23,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.identity import flat, is_below
-from dlrm_hybrid.config.keys import EXPERIMENT, ROOT, all_groups, conf_folder
+from dlrm_hybrid.config.keys import CONF, EXPERIMENT, ROOT, all_groups, conf_folder
 from dlrm_hybrid.config.model import unread_interactions, with_input_width
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
@@ -40,7 +41,6 @@ from dlrm_hybrid.config.validate import all_faults, faults_text
 from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
-NAME = "name"
 SWEEP = "sweep"
 # Of the section `hydra`: what composing itself writes there, and no override can change.
 WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
@@ -131,15 +131,18 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
         ConfigError: with all faults of all values.
     """
     _register_resolvers()
-    wrong = {one: fault for one in overrides if (fault := override_fault(one, is_sweep=True))}
-    given = [points_of(one) for one in overrides if one not in wrong]
+    own = OwnExperiments.of(overrides)
+    names = tuple(own.files)
+    wrong = {one: fault for one in overrides if (fault := override_fault(one, True, names))}
+    given = [points_of(one, names) for one in overrides if one not in wrong]
+    own.check([text for one in given for text in one.overrides], [*faults, *wrong.values()])
     with _composing():
         tree, more = _sift([text for one in given if not one.is_swept for text in one.overrides])
     found = [*faults, *wrong.values(), *more.values()]
     params, bad = _params(tree)
-    own = [] if bad else [points_of(text) for text in params]
+    swept = [] if bad else [points_of(text) for text in params]
     # What is typed replaces what conf/ sweeps.
-    points = list({one.key: one for one in (*own, *given)}.values())
+    points = list({one.key: one for one in (*swept, *given)}.values())
     size = math.prod(len(one.overrides) for one in points)
     if size > MOST_JOBS:
         found.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
@@ -152,7 +155,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     found += _of_one_job(options)
     if found:
         raise ConfigError(faults_text(found))
-    keys = tuple(one.key.lstrip("+") for one in points if one.is_swept or one in own)
+    keys = tuple(one.key.lstrip("+") for one in points if one.is_swept or one in swept)
     jobs = tuple(itertools.product(*(one.overrides for one in points)))
     return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys, **options[0])
 
@@ -160,6 +163,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
 def given_keys(overrides: Sequence[str]) -> list[str]:
     """Keys and sections that these overrides give a value; of an experiment those in its file."""
     keys: list[str] = []
+    own = OwnExperiments.of(overrides)
     for text in overrides:
         key, value = read_override(text)
         if key != EXPERIMENT or value is None:
@@ -167,15 +171,8 @@ def given_keys(overrides: Sequence[str]) -> list[str]:
             continue
         names = cast("list[Any]", value) if isinstance(value, list) else [value]
         for name in names:
-            keys += _keys_of_experiment(name)
+            keys += own.keys_of(name)
     return keys
-
-
-def _keys_of_experiment(choice: Any) -> list[str]:
-    path = conf_folder() / EXPERIMENT / f"{choice}.yaml"
-    values = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
-    groups = [key.rpartition("/")[2] for choice in values.pop("defaults", ()) for key in choice]
-    return groups + [key for key in flat(values) if key != NAME and not key.startswith("hydra.")]
 
 
 def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bool) -> str:
@@ -214,9 +211,12 @@ def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool =
         ConfigError: with all faults, also those given.
     """
     _register_resolvers()
-    wrong = {one: fault for one in overrides if (fault := override_fault(one))}
+    own = OwnExperiments.of(overrides)
+    names = tuple(own.files)
+    wrong = {one: fault for one in overrides if (fault := override_fault(one, own=names))}
+    good = [one for one in overrides if one not in wrong]
+    own.check(good, [*faults, *wrong.values()])
     with _composing():
-        good = [one for one in overrides if one not in wrong]
         # Nobody runs what has faults: the defaults serve, once composed, for all that follows.
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
@@ -224,7 +224,8 @@ def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool =
         values, width = with_input_width(values, has_model)
         found = [*faults, *wrong.values(), *unread, *width, *_params(tree)[1]]
         keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
-        found += all_faults(values, lambda: _without_values(overrides, wrong), keys)
+        bad = all_faults(values, lambda: _without_values(overrides, wrong), keys)
+        found += (own.located(fault, good) for fault in bad)
     if found:
         raise ConfigError(faults_text(found))
     return replace(tree, values=values)
@@ -233,7 +234,7 @@ def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool =
 def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[str, Any]:
     """What the choices of groups among the overrides lead to alone."""
     heads = {one: one.lstrip("+").partition("=")[0] for one in overrides if one not in wrong}
-    chosen = [one for one, head in heads.items() if head in all_groups()]
+    chosen = [one for one, head in heads.items() if head in (CONF, *all_groups())]
     values = _without_unread((_compose(chosen) if chosen else _defaults()).values)[0]
     return with_input_width(values)[0]
 
@@ -256,6 +257,7 @@ def _composing() -> Generator[None, None, None]:
 
 def _compose(overrides: Sequence[str]) -> _Tree:
     """The values and Hydra's own settings; only `ALLOWED` of those may be set by overrides."""
+    OwnExperiments.of(overrides).store(overrides)
     config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
     changed = _changed(_settings(config), _own_settings())
     if changed:

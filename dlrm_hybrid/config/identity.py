@@ -11,8 +11,8 @@ from dlrm_hybrid.compress.gradient.methods import methods
 
 # What changes nothing that a run's summary says; `bench` is in runs of older versions.
 WITHOUT_EFFECT = (
-    *("name", "skip_completed", "sweep", "prepare", "evaluate", "telemetry", "report", "plan"),
-    *("watch", "bench", "doctor", "predict", "export", "import"),
+    *("name", "skip_completed", "conf", "sweep", "prepare", "evaluate", "telemetry", "report"),
+    *("plan", "watch", "bench", "doctor", "predict", "export", "import"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
@@ -49,7 +49,7 @@ OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_row
 # What decides neither weights nor scores, and is another command's.
 OF_OTHER_COMMANDS = (
     *("report", "plan", "bench", "doctor", "predict", "export", "import"),
-    *("sweep", "watch"),
+    *("conf", "sweep", "watch"),
 )
 # What compressors remember belongs to these, each under the name and shape that they give it.
 COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")

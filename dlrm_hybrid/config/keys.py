@@ -20,6 +20,7 @@ from dlrm_hybrid.bounds import NAME_PATTERN
 from dlrm_hybrid.config.schema import Config
 
 ROOT = "config"
+CONF = "conf"  # the folder with experiments of a user's own
 EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
 BASE = "base"  # a folder of what choices of a group share
 # Sections and keys of older versions, with what is typed instead.

@@ -66,21 +66,27 @@ def read_override(text: str) -> tuple[str, Any]:
     return override.key_or_group, cast("Any", override.value())
 
 
-def points_of(text: str) -> Points:
-    """An override that has no fault, taken apart."""
+def points_of(text: str, own: Sequence[str] = ()) -> Points:
+    """An override that has no fault, taken apart.
+
+    Args:
+        text: as it was typed.
+        own: names of the user's experiments.
+    """
     override = OverridesParser.create().parse_override(text)
     key = override.get_key_element()
     if not override.is_sweep_override():
         return Points(key, (text,))
-    return Points(key, tuple(f"{key}={value}" for value in _swept(override)))
+    return Points(key, tuple(f"{key}={value}" for value in _swept(override, own)))
 
 
-def override_fault(text: str, is_sweep: bool = False) -> str | None:
+def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] = ()) -> str | None:
     """What is wrong with an override by itself, if anything.
 
     Args:
         text: as it was typed.
         is_sweep: whether an override may have several values.
+        own: names of the user's experiments.
     """
     head = text.partition("=")[0]
     found = _HYDRA.match(head)
@@ -90,7 +96,8 @@ def override_fault(text: str, is_sweep: bool = False) -> str | None:
         return f"{text[:MOST_SHOWN]}…: more than {MOST_NESTED} nested brackets"
     try:
         override = OverridesParser.create().parse_override(text)
-        faults = (_place(text, override), _sweep(text, override, is_sweep), _group(text, override))
+        several = _sweep(text, override, is_sweep)
+        faults = (_place(text, override), several, _group(text, override, own))
         return next((fault for fault in faults if fault), None) or _key(text, override)
     except (HydraException, *UNCHECKED):
         return f"{text}: cannot be parsed as key=value"
@@ -113,11 +120,11 @@ def _quoted(value: str) -> str:
     return QuotedString(escaped, Quote.double).with_quotes()
 
 
-def _swept(override: Override) -> list[str]:
+def _swept(override: Override, own: Sequence[str]) -> list[str]:
     """The values of a sweep."""
     glob: Any = override.value()
     if isinstance(glob, Glob):
-        return glob.filter(list(all_groups().get(override.key_or_group, ())))
+        return glob.filter(list(_choices(override.key_or_group, own)))
     return list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
 
 
@@ -156,7 +163,11 @@ def _sweep(text: str, override: Override, is_sweep: bool) -> str | None:
     return f"{text}: more than {MOST_JOBS:,} values" if most > MOST_JOBS else None
 
 
-def _group(text: str, override: Override) -> str | None:
+def _choices(group: str, own: Sequence[str]) -> tuple[str, ...]:
+    return (*all_groups().get(group, ()), *(own if group == EXPERIMENT else ()))
+
+
+def _group(text: str, override: Override, own: Sequence[str]) -> str | None:
     """A choice that does not exist: not listed in conf/, wherever its name would lead."""
     group = override.key_or_group
     if group not in all_groups() or override.is_delete():
@@ -164,8 +175,8 @@ def _group(text: str, override: Override) -> str | None:
     value: Any = override.value()
     if isinstance(value, dict):
         return None  # values for keys of the section
-    choices = all_groups()[group]
-    given: Any = _swept(override) if override.is_sweep_override() else value
+    choices = _choices(group, own)
+    given: Any = _swept(override, own) if override.is_sweep_override() else value
     names = cast("list[Any]", given) if isinstance(given, list) else [given]
     if not names or any(name not in choices for name in names):
         return f"{text}: no such choice; choose from {', '.join(choices)}"

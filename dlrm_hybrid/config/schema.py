@@ -304,6 +304,7 @@ class Config:
     precision: Literal["float32", "bfloat16"]
     threads: Annotated[int, Field(ge=1, le=1024)]
     skip_completed: bool
+    conf: Path | None
     sweep: SweepConfig
     data: DataConfig
     model: ModelConfig

@@ -50,7 +50,8 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Sections of later versions that only other commands read.
-OTHERS: Mapping[str, Mapping[str, Any]] = {
+OTHERS: Mapping[str, Mapping[str, Any] | None] = {
+    "conf": None,
     "prepare": {"check": False, "overwrite": False},
     "sweep": {"jobs": 1, "submit": None, "sbatch": []},
     "watch": {"run": None, "output": None, "seconds": 5.0},

@@ -98,7 +98,7 @@ def test_the_composed_tree_is_checked_too(
     override: str, section: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What no rule for single overrides sees is seen in what they lead to."""
-    monkeypatch.setattr(compose, "override_fault", lambda text, is_sweep=False: None)
+    monkeypatch.setattr(compose, "override_fault", lambda *_, **__: None)
     with pytest.raises(ConfigError) as error:
         compose.job_of([override])
     told = f"  {override}: Hydra's own settings cannot be changed ({section})"
@@ -167,6 +167,10 @@ WAYS = (
     ("--cfg", "job", "--resolve", "name=${{hydra:launcher._target_}}"),
     ("name=${{oc.create:{{_target_:os.mkdir}}}}",),
     ("--package", "_global_.hydra", "hydra.launcher=evil"),
+    ("conf={here}", "+experiment=evil"),
+    ("-m", "conf={here}", "+experiment=evil,baseline"),
+    ("conf={here}", "model=evil"),
+    ("conf={here}", "hydra/launcher=evil"),
     ("-sc", "query=evil", "+experiment=../../{here}/evil"),
     ("-sc", "install=../../{here}/evil"),
 )

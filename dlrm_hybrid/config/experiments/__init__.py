@@ -1,0 +1,1 @@
+"""Experiments of a user's own: `conf=FOLDER`."""

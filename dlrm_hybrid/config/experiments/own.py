@@ -1,0 +1,147 @@
+"""The folder of a user's own experiments: `conf=FOLDER` with `experiment/NAME.yaml` in it.
+
+Hydra never reads the folder. What `reading` reads and checks is handed to it as values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from dlrm_hybrid.config.experiments.reading import DEFAULTS, NAME, SELF, Experiment, read
+from dlrm_hybrid.config.identity import flat, is_below
+from dlrm_hybrid.config.keys import CONF, EXPERIMENT, all_groups, conf_folder
+from dlrm_hybrid.config.overrides import UNCHECKED, read_override
+from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.types import ConfigError
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnExperiments:
+    """The experiments in the folder that a command line names; none without such a folder.
+
+    Attributes:
+        files: by name.
+        fault: why there are none, though there is a folder; else None.
+    """
+
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    fault: str | None = None
+
+    @classmethod
+    def of(cls, overrides: Sequence[str]) -> OwnExperiments:
+        """Look for them; never raises."""
+        folder: Any = None
+        for text in overrides:
+            if text.partition("=")[0] == CONF:
+                with suppress(HydraException, *UNCHECKED):
+                    folder = read_override(text)[1]
+                if not isinstance(folder, str) and folder is not None:
+                    return cls(fault=f"{text}: must be one folder, with {EXPERIMENT}/NAME.yaml")
+        return cls() if folder is None else cls.in_folder(folder)
+
+    @classmethod
+    def in_folder(cls, folder: str) -> OwnExperiments:
+        """Look for them in a folder, if it is one."""
+        if not Path(folder).is_dir():
+            return cls(fault=f"{CONF} = {folder}: must be a folder, with {EXPERIMENT}/NAME.yaml")
+        found = sorted((Path(folder) / EXPERIMENT).glob("*.yaml"))
+        for path in found:
+            if not _FILE_NAME.fullmatch(path.stem):
+                return cls(fault=f"{path}: its name must be letters, digits, _ and -")
+            if path.stem in all_groups()[EXPERIMENT]:
+                return cls(fault=f"{path}: the program has an experiment of this name; rename it")
+        if not found:
+            return cls(fault=f"{CONF} = {folder}: has no {EXPERIMENT}/*.yaml")
+        return cls({path.stem: path for path in found})
+
+    def chosen(self, overrides: Sequence[str]) -> list[str]:
+        """Those that overrides without faults choose, and those that these build upon."""
+        names: list[str] = []
+        for text in overrides:
+            if text.startswith(f"+{EXPERIMENT}="):
+                value = read_override(text)[1]
+                names += cast("list[str]", value) if isinstance(value, list) else [value]
+        return self._with_bases([name for name in names if name in self.files])
+
+    def check(self, overrides: Sequence[str], others: Sequence[str]) -> None:
+        """Refuse a folder, or a file of the experiments that these overrides choose.
+
+        Args:
+            overrides: without faults.
+            others: faults to be listed before.
+
+        Raises:
+            ConfigError: there is a fault of the folder, or of a file with its line.
+        """
+        faults = [] if self.fault is None else [self.fault]
+        for name in self.chosen(overrides):
+            try:
+                self._read(name)
+            except ConfigError as error:
+                faults += str(error).splitlines()
+        if faults:
+            raise ConfigError(faults_text([*others, *faults]))
+
+    def store(self, overrides: Sequence[str]) -> None:
+        """Let Hydra find those that overrides choose, whose files have no faults."""
+        store = ConfigStore.instance()
+        store.repo.pop(EXPERIMENT, None)  # of another command line
+        for name in self.chosen(overrides):
+            store.store(name, {NAME: name, **self._read(name).values}, EXPERIMENT, "_global_")
+
+    def located(self, fault: str, overrides: Sequence[str]) -> str:
+        """A fault of a value, with the file and line that sets it, if one of these does.
+
+        Args:
+            fault: begins with the key.
+            overrides: of the command line, which may set the key instead.
+        """
+        typed = tuple(text.lstrip("+").partition("=")[0] for text in overrides)
+        for name in self.chosen(overrides):
+            for key, line in self._read(name).lines.items():
+                if re.match(rf"{re.escape(key)}(?![\w.])", fault) and not is_below(key, typed):
+                    return f"{line}: {fault}"
+        return fault
+
+    def keys_of(self, name: Any) -> list[str]:
+        """Keys and groups to which an experiment, of these or the program's, gives a value."""
+        if name in self.files:
+            values = dict(self._read(name).values)
+        else:
+            path = conf_folder() / EXPERIMENT / f"{name}.yaml"
+            values = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
+        keys: list[str] = []
+        for choice in values.pop(DEFAULTS, ()):
+            if not isinstance(choice, str):
+                keys += (key.rpartition("/")[2] for key in choice)
+            elif choice != SELF:
+                keys += self.keys_of(choice)
+        return keys + [key for key in flat(values) if key != NAME and not key.startswith("hydra.")]
+
+    def _read(self, name: str) -> Experiment:
+        others = [one for one in self.files if one != name]
+        return read(self.files[name], (*all_groups()[EXPERIMENT], *others))
+
+    def _with_bases(self, names: Sequence[str]) -> list[str]:
+        found: list[str] = []
+        waiting = [*names]
+        while waiting:
+            name = waiting.pop(0)
+            if name in found:
+                continue
+            found.append(name)
+            with suppress(ConfigError):
+                bases = self._read(name).values[DEFAULTS]
+                waiting += (one for one in bases if isinstance(one, str) and one in self.files)
+        return found

@@ -1,0 +1,187 @@
+"""The file of a user's own experiment: as those in conf/experiment, but plain.
+
+It has choices of groups and values of keys, nothing of Hydra's, and every fault has its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from dlrm_hybrid.config.identity import is_below
+from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, all_keys, unknown_key
+from dlrm_hybrid.config.overrides import ALLOWED
+from dlrm_hybrid.types import ConfigError
+
+MOST_BYTES = 1 << 20
+NAME = "name"
+DEFAULTS = "defaults"
+SELF = "_self_"
+_CHOICE = re.compile(r"override /(\w+)")
+_NULL = "tag:yaml.org,2002:null"
+_PLAIN = ("bool", "float", "int", "map", "null", "seq", "str", "timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What a file says.
+
+    Attributes:
+        values: all of it, as Hydra is to have it.
+        lines: file and line of each key.
+    """
+
+    values: Mapping[str, Any]
+    lines: Mapping[str, str]
+
+
+def read(path: Path, known: tuple[str, ...]) -> Experiment:
+    """Read the file of an experiment.
+
+    Args:
+        path: of the file.
+        known: experiments that it may build upon.
+
+    Raises:
+        ConfigError: it is no such file; one line for each fault, with file and line.
+    """
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: must be a file of at most {MOST_BYTES:,} bytes")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    return _parsed(str(path), text, known)
+
+
+@cache
+def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
+    try:
+        events = cast("Iterator[yaml.Event]", cast("Any", yaml).parse(text, yaml.SafeLoader))
+        for event in events:
+            if isinstance(event, yaml.AliasEvent):  # whose text can grow beyond all bounds
+                line = event.start_mark.line + 1
+                raise ConfigError(f"{path}:{line}: aliases (*) are not allowed")
+        root: Any = cast("Any", yaml).compose(text, yaml.SafeLoader)
+        if not isinstance(root, MappingNode):
+            raise ConfigError(f"{path}: must be choices and values: {DEFAULTS}, sections and keys")
+        lines: dict[str, str] = {}
+        choices = [node for key, node, _ in _pairs(path, root) if key == DEFAULTS]
+        faults = [fault for node in choices for fault in _of_defaults(path, node, known)]
+        faults += _of_keys(path, "", root, lines)
+        if not faults:
+            values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+            return Experiment({**values, DEFAULTS: values.get(DEFAULTS) or []}, lines)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        where = path if mark is None else f"{path}:{mark.line + 1}"
+        reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else type(error).__name__
+        raise ConfigError(f"{where}: not YAML: {reason}") from error
+    raise ConfigError("\n".join(faults))
+
+
+def _of_defaults(path: str, node: Node, known: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong with the choices of a file."""
+    if node.tag == _NULL:
+        return
+    for entry in node.value if isinstance(node, SequenceNode) else [node]:
+        where = _where(path, entry)
+        if isinstance(entry, ScalarNode):
+            if entry.value not in (*known, SELF):
+                yield f"{where}: {entry.value}: no such experiment; choose from {', '.join(known)}"
+            continue
+        pairs = list(_pairs(path, entry)) if isinstance(entry, MappingNode) else []
+        head, choice, where = pairs[0] if len(pairs) == 1 else ("", entry, where)
+        found = _CHOICE.fullmatch(head)
+        group = "" if found is None else found[1]
+        is_choice = group != EXPERIMENT and group in all_groups()
+        if not is_choice or not isinstance(choice, ScalarNode):
+            yield f"{where}: must be `override /GROUP: CHOICE`, or an experiment to build upon"
+        elif choice.value not in all_groups()[group]:
+            choices = ", ".join(all_groups()[group])
+            yield f"{where}: {group}={choice.value}: no such choice; choose from {choices}"
+
+
+def _of_keys(path: str, above: str, section: MappingNode, lines: dict[str, str]) -> Iterator[str]:
+    """What is wrong with the values of a section; notes in `lines` where each key is.
+
+    Args:
+        path: of the file.
+        above: name of the section and a dot; empty for the whole file.
+        section: of the file.
+        lines: file and line by key.
+    """
+    for name, node, where in _pairs(path, section):
+        key = f"{above}{name}"
+        if key == DEFAULTS:
+            continue
+        lines[key] = where
+        if (fault := _key_fault(key, name)) is not None:
+            yield f"{where}: {fault}"
+        elif isinstance(node, MappingNode):
+            yield from _of_keys(path, f"{key}.", node, lines)
+        elif _is_section(key) and node.tag != _NULL:
+            group = f"; in {DEFAULTS}, - override /{key}: … chooses" if key in all_groups() else ""
+            yield f"{where}: {key}: is a section{group}"
+        else:
+            yield from (f"{_where(path, one)}: {key}: {why}" for one, why in _not_plain(node))
+
+
+def _key_fault(key: str, name: str) -> str | None:
+    """What is wrong with a key, whatever its value.
+
+    Args:
+        key: dotted.
+        name: what stands in the file, below its section.
+    """
+    if is_below(key, ("hydra",)):
+        return f"{key}: of Hydra's own keys {', '.join(ALLOWED)} can be typed, none is here"
+    if name.startswith("_"):
+        return f"{key}: not a plain value; nothing is made of it"
+    if "." in name:
+        return f"{key}: a section is a line of its own, with its keys indented below it"
+    if not is_below(key, tuple(all_keys())) and not _is_section(key):
+        return unknown_key(key)
+    group, _, leaf = key.partition(".")
+    if leaf == NAME and group in all_groups():
+        return f"{key}: sets only the name; in {DEFAULTS}, - override /{group}: … chooses"
+    return None
+
+
+def _not_plain(node: Node) -> Iterator[tuple[Node, str]]:
+    """What is no plain value in the value of a key."""
+    if node.tag.rpartition(":")[2] not in _PLAIN:
+        yield node, f"{node.tag}: must be a plain value"
+    elif isinstance(node, ScalarNode):
+        if "${" in node.value:
+            yield node, f"{node.value}: must be a plain value, without ${{…}}"
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            yield from _not_plain(item)
+    else:
+        yield node, "must be a plain value, not keys with values"
+
+
+def _is_section(key: str) -> bool:
+    return any(name.startswith(f"{key}.") for name in all_keys())
+
+
+def _pairs(path: str, node: MappingNode) -> Iterator[tuple[str, Node, str]]:
+    """Each key with its value, and where it is."""
+    for key, value in node.value:
+        name: str = key.value if isinstance(key, ScalarNode) else "?"
+        yield name, value, _where(path, key)
+
+
+def _where(path: str, node: Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
