@@ -77,6 +77,34 @@ class CountedGroup(dist.ProcessGroup):
         self._all_to_all(taken, given, (list(taken_T), list(given_T)), dense_bytes).wait()
         return taken
 
+    def swap(self, given_T: Sequence[bytes], taken_T: Sequence[int]) -> list[bytes]:
+        """Send some members bytes whose number they know, and receive from some; others need not.
+
+        Args:
+            given_T: for each member; empty for those who are sent nothing.
+            taken_T: how many come from each.
+
+        Raises:
+            DeadlineError: it took too long.
+            PeerLostError: a member is gone.
+        """
+        taken = {member: torch.empty(size, dtype=torch.uint8) for member, size in _some(taken_T)}
+        given = {
+            member: torch.frombuffer(bytearray(given_T[member]), dtype=torch.uint8)
+            for member, _ in _some(list(map(len, given_T)))
+        }
+        if taken or given:
+            self._count(sum(map(len, given.values())), 0, sum(map(len, taken.values())))
+            with self.waiting, self.explained():
+                works = [self._gloo.send([one], member, 0) for member, one in given.items()]
+                works += [self._gloo.recv([one], member, 0) for member, one in taken.items()]
+                for work in works:
+                    work.wait()
+        return [
+            taken[member].numpy().tobytes() if member in taken else b""
+            for member in range(self._size)
+        ]
+
     def all_to_all_single(
         self,
         output: Tensor,
@@ -200,6 +228,11 @@ class _Pending(dist.Work):
 def _plain_bytes(tensor: Tensor) -> int:
     """Of one element that nobody has made smaller."""
     return FLOAT_BYTES if tensor.is_floating_point() else tensor.element_size()
+
+
+def _some(sizes_T: Sequence[int]) -> list[tuple[int, int]]:
+    """Members, and their sizes where these are not 0."""
+    return [(member, size) for member, size in enumerate(sizes_T) if size]
 
 
 def split(tensor: Tensor, rows_T: Sequence[int]) -> tuple[Tensor, ...]:

@@ -48,7 +48,7 @@ PARTS = {
         *("decode_kept", "decode_gradients"),
     ),
     "model.exchange.levels": (
-        *("LevelExchange.rows", "LevelExchange.gradients", "LevelExchange._exchange"),
+        *("LevelExchange.rows", "LevelExchange.gradients", "GroupMessages.exchange"),
         *("Answering.rows", "Answering.gradients", "Asking.rows", "Asking.gradients"),
     ),
     "compress.embedding.memory": (

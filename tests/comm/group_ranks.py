@@ -10,6 +10,7 @@ import torch
 from member_groups import members_group
 from torch import distributed as dist
 
+from dlrm_hybrid.comm.group_messages import GroupMessages
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 
@@ -64,6 +65,25 @@ def collects(argument: str, report, stop) -> None:
         ]
         dist.barrier()
     _tell(report, rank=me, listening=listening, results=results, open=dist.is_initialized())
+
+
+def tells_messages(argument: str, report, stop) -> None:
+    """Each sends every other messages of drawn lengths, now and then none or a long one."""
+    given = json.loads(argument)
+    counted: list[tuple[int, ...]] = []
+    with members_group(argument, lambda *counts: counted.append(counts)) as group:
+        me, size = group.rank(), group.size()
+        messages = GroupMessages(group, margin=8)
+        for step, lengths_TT in enumerate(given["lengths"]):
+            own_T = [_message(step, me, t, lengths_TT[me][t]) for t in range(size)]
+            found_T = messages.exchange(own_T, dense_bytes=7)
+            for t, found in enumerate(found_T):
+                assert bytes(found) == _message(step, t, me, lengths_TT[t][me]), (step, t)
+    _tell(report, rank=me, counted=counted)
+
+
+def _message(step: int, sender: int, to: int, length: int) -> bytes:
+    return bytes((step + 3 * sender + 5 * to + place) % 251 for place in range(length))
 
 
 def comes(argument: str, report, stop) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +56,33 @@ def test_collectives_move_and_count_what_they_say(tmp_path: Path, members: list[
         assert results["reduce_scatter"] == [[total], [8 * others] * 3]
         part = [size * 10.0 ** (me + 1)] * (me + 1)
         assert results["reduce_scatter_uneven"] == [[part], [2 * leaving, 2 * leaving, 2 * coming]]
+
+
+@pytest.mark.parametrize("members", [MEMBERS, MEMBERS[:2]])
+def test_messages_of_any_length_arrive_and_few_need_more_than_a_collective(
+    tmp_path: Path, members: list[int]
+):
+    size, draws = len(members), np.random.default_rng(5)
+    steady = draws.integers(100, 106, (30, size, size))
+    odd = draws.choice([0, 1, 40, 3000, 70_000], (12, size, size))
+    lengths = np.concatenate([odd, steady])
+    lengths[:, range(size), range(size)] = 0  # none for itself
+    told, message = _run(
+        tmp_path, "tells_messages", members, members=members, lengths=lengths.tolist()
+    )
+    assert message == ""
+    assert sorted(one["rank"] for one in told) == list(range(size))
+    for one in told:
+        me, counted = one["rank"], np.array(one["counted"])
+        collectives = counted[counted[:, 1] == 7]
+        assert len(collectives) == len(lengths)
+        assert 0 < len(counted) - len(collectives) <= len(odd) + 2
+        sent, received = counted[:, 0].sum(), counted[:, 2].sum()
+        assert sent >= lengths[:, me].sum() + 4 * (size - 1) * len(lengths)
+        assert received >= lengths[:, :, me].sum()
+        # A steady message is followed by no other and has an eighth more room at most.
+        assert (collectives[-25:, 0] <= (size - 1) * (4 + 106 * 9 / 8)).all()
+        assert (collectives[-25:, 0] >= (size - 1) * 104).all()
 
 
 def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path):

@@ -103,6 +103,7 @@ class Recorder:
 
     def __init__(self, gloo, rank: int) -> None:
         self.sent: list[int] = []
+        self.sent_later = 0  # what had no room in a collective
         self._gloo = gloo
         self._rank = rank
 
@@ -112,6 +113,14 @@ class Recorder:
             sum(part.nbytes for member, part in enumerate(parts) if member != self._rank)
         )
         return self._gloo.alltoall_base(output, given, output_splits, input_splits, options)
+
+    def send(self, tensors: list[Tensor], member: int, tag: int):
+        assert member != self._rank
+        self.sent_later += tensors[0].nbytes
+        return self._gloo.send(tensors, member, tag)
+
+    def recv(self, tensors: list[Tensor], member: int, tag: int):
+        return self._gloo.recv(tensors, member, tag)
 
 
 def counts_distinct(argument: str, report, stop) -> None:
@@ -129,6 +138,7 @@ def counts_distinct(argument: str, report, stop) -> None:
             counted=trainer.sent_bytes,
             dense=trainer.dense_bytes,
             sent=recorder.sent,
+            sent_later=recorder.sent_later,
             holders=holders,
         )
 

@@ -3,7 +3,7 @@
 Every id of a batch is sent once, and rows are pooled where they are looked up:
 
     looks up                                                     holds the rows
-    distinct ids of a batch  ── lengths, then coded ids ──▶      one bag for each
+    distinct ids of a batch  ──────── coded ids ──────────▶      one bag for each
     rows of these, pooled    ◀────────── rows ─────────────      their rows
     sums for distinct ids    ──────── gradients ──────────▶      updates
 
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, table_offsets
-from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup, split
+from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup
+from dlrm_hybrid.comm.group_messages import GroupMessages
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
@@ -50,6 +51,7 @@ Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 
 ID_BYTES = 4
+_MARGIN = 24  # in lengths of messages: nineteen of twenty have room
 
 
 @final
@@ -93,6 +95,7 @@ class DistinctExchange:
         levels: LevelExchange | None = None,
     ) -> None:
         self._group = group
+        self._messages = GroupMessages(group, _MARGIN)
         self._rank = group.rank()
         self._dim = spec.embedding_dim
         self._casts = casts
@@ -177,18 +180,20 @@ class DistinctExchange:
         self, messages_T: list[Bytes], mine: DistinctIds
     ) -> tuple[list[Bytes], list[int], list[int]]:
         """Messages from everybody, most ids of a table, and rows, of everybody's batches."""
-        once_T = [1] * len(messages_T)
-        lengths_T = [len(message) for message in messages_T]
         # Of bags of one id they are the same.
-        sizes = (mine.most,) if mine.bags.offsets is None else (mine.most, mine.bags.rows)
-        headers_TX = torch.tensor([(length, *sizes) for length in lengths_T], dtype=torch.int32)
-        received_TX = self._group.exchange(headers_TX, once_T, once_T, 0)
-        their_lengths_T, their_most_T, *others = cast("list[list[int]]", received_TX.t().tolist())
-        given = torch.from_numpy(np.concatenate(messages_T))
+        sizes = [mine.most] if mine.bags.offsets is None else [mine.most, mine.bags.rows]
+        head = np.array(sizes, "<i4").tobytes()
+        own = messages_T[self._rank]
+        given_T = [head + message.tobytes() for message in messages_T]
+        given_T[self._rank] = b""
         dense_bytes = ID_BYTES * self._numbers_elsewhere(mine.bags)
-        taken = self._group.exchange(given, lengths_T, their_lengths_T, dense_bytes)
-        received_T = [part.numpy() for part in split(taken, their_lengths_T)]
-        return received_T, their_most_T, others[0] if others else their_most_T
+        taken_T = self._messages.exchange(given_T, dense_bytes)
+        taken_T[self._rank] = memoryview(head + own.tobytes())
+        if short := [trainer for trainer, one in enumerate(taken_T) if len(one) < len(head)]:
+            raise DlrmError(f"trainer {short[0]} sent invalid ids for the tables held here")
+        their_sizes_TX = np.array([np.frombuffer(one[: len(head)], "<i4") for one in taken_T])
+        received_T = [np.frombuffer(one[len(head) :], np.uint8).copy() for one in taken_T]
+        return received_T, their_sizes_TX[:, 0].tolist(), their_sizes_TX[:, -1].tolist()
 
     def _numbers_elsewhere(self, bags: Bags[Tensor]) -> int:
         """Ids that `IdExchange` would send to others, and lengths of bags where it sends them."""

@@ -1,7 +1,6 @@
 """Rows and gradients of shared tables as integer levels, between the trainers that share them.
 
-A message's length does not follow from the ids, so lengths travel first, in a collective of their
-own. What a trainer looks up in its own tables is rounded as all else, though it does not travel:
+What a trainer looks up in its own tables is rounded as all else, though it does not travel:
 then it does not matter who holds a table.
 
 Shapes: D embedding dimension, K distinct ids, T trainers, L tables held here.
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.comm.counted_group import CountedGroup, split
+from dlrm_hybrid.comm.group_messages import GroupMessages
 from dlrm_hybrid.compress.embedding.memory import Copies, LevelOptions, Rows, values_of
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
 from dlrm_hybrid.compress.embedding.state import tensors_of, values_of_trainer
@@ -32,6 +32,7 @@ Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
+_MARGIN = 6  # in lengths of messages: nine of ten have room
 
 
 @final
@@ -126,8 +127,9 @@ class LevelExchange:
         options: LevelOptions,
         group: CountedGroup,
     ) -> None:
-        self._group = group
         self._rank = group.rank()
+        self._row_messages = GroupMessages(group, _MARGIN)
+        self._gradient_messages = GroupMessages(group, _MARGIN)
         self._dim = spec.embedding_dim
         rows, most = spec.table_rows, options.copies_rows
         parts = [Part(held, [rows[one] for one in held], self._dim, most) for held in held_T]
@@ -160,7 +162,7 @@ class LevelExchange:
                 zip(self._answering_T, theirs_T, given_T, strict=True)
             )
         ]
-        received_T = self._exchange(messages_T, dense_bytes)
+        received_T = self._row_messages.exchange(messages_T, dense_bytes)
         views: list[Float32s] = []
         for trainer, (asking, rows) in enumerate(zip(self._asking_T, mine_T, strict=True)):
             if trainer == self._rank:
@@ -189,7 +191,7 @@ class LevelExchange:
                 zip(self._asking_T, mine_T, levels_T, strict=True)
             )
         ]
-        received_T = self._exchange(messages_T, dense_bytes)
+        received_T = self._gradient_messages.exchange(messages_T, dense_bytes)
         gradients: list[Float32s] = []
         for trainer, (one, rows) in enumerate(zip(self._answering_T, theirs_T, strict=True)):
             if trainer == self._rank:
@@ -217,15 +219,6 @@ class LevelExchange:
                 one.load(own)
         for asking in self._asking_T:
             asking.sender.restart()
-
-    def _exchange(self, messages_T: Sequence[bytes], dense_bytes: int) -> list[memoryview]:
-        """The messages that all trainers have for this one."""
-        lengths_T, once_T = [len(message) for message in messages_T], [1] * len(messages_T)
-        lengths = torch.tensor(lengths_T, dtype=torch.int32)
-        theirs_T = [int(one) for one in self._group.exchange(lengths, once_T, once_T, 0)]
-        given = torch.from_numpy(np.frombuffer(b"".join(messages_T), np.uint8).copy())
-        taken = self._group.exchange(given, lengths_T, theirs_T, dense_bytes)
-        return [memoryview(part.numpy().data) for part in split(taken, theirs_T)]
 
 
 def _parts(values_KD: Tensor, rows_T: Sequence[Rows]) -> list[Float32s]:
