@@ -7,9 +7,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+import dlrm_hybrid
+import dlrm_hybrid.compress
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +66,16 @@ def test_every_link_leads_to_a_page_and_a_place_of_it(site: Path) -> None:
             dead += [] if is_there else [f"{path.relative_to(site)}: {link}"]
     assert not dead
     assert checked > 1000
+
+
+@pytest.mark.parametrize("package", [dlrm_hybrid, dlrm_hybrid.compress])
+def test_every_public_name_is_on_a_page(site: Path, package: ModuleType) -> None:
+    ids = {
+        one for path in (site / "api").rglob("*.html") for one in Page(path.read_text("utf-8")).ids
+    }
+    names = [name for name in vars(package)["_NAMES"]]
+    assert names
+    assert [name for name in names if f"{package.__name__}.{name}" not in ids] == []
 
 
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
