@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
+from dlrm_hybrid.compress.library.records import GradientMethod
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT
@@ -22,14 +23,6 @@ NO_ROWS = "batches of a Python program"  # in the place of a folder of prepared 
 ENDLESS = 2**62  # steps of a run whose length nobody knows
 Keys = Mapping[str, object] | Sequence[str]
 """Keys of the configuration with their values, or overrides as on a command line."""
-
-
-class GradientRecord(Protocol):
-    """A method of gradient compression, one of the records of `dlrm_hybrid.compress`."""
-
-    def settings(self) -> dict[str, Any]:
-        """The section `gradient` of a configuration."""
-        ...
 
 
 @final
@@ -62,7 +55,7 @@ def settings_of(
     spec: ModelSpec,
     world: str,
     named: Mapping[str, object],
-    gradient: GradientRecord | str | None,
+    gradient: GradientMethod | str | None,
     keys: Keys,
 ) -> Settings:
     """The configuration of a world.
@@ -120,14 +113,14 @@ def _texts(keys: Keys) -> Iterator[str]:
                 ) from None
 
 
-def _chosen(gradient: GradientRecord | str | None) -> Iterator[str]:
+def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:
     """A method and all that its record says."""
     if gradient is None:
         return
     if isinstance(gradient, str):
         yield override_text("gradient", gradient)
         return
-    if not hasattr(gradient, "settings"):
+    if isinstance(gradient, type) or not hasattr(gradient, "settings"):
         fault = (
             f"gradient = {gradient!r:.80}: must be a method such as Dct(density=0.01), or a name"
         )

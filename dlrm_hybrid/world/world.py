@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import find
+from dlrm_hybrid.compress.library.records import GradientMethod
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec
@@ -40,7 +41,7 @@ from dlrm_hybrid.world.body import Body, Floats, StepResult, result_of
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.rows.batches import Loader
-from dlrm_hybrid.world.settings import GradientRecord, Keys, Settings, settings_of
+from dlrm_hybrid.world.settings import Keys, Settings, settings_of
 
 Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
 
@@ -80,7 +81,7 @@ class World:
         trainers: int | None = None,
         cuts: Sequence[str] | None = None,
         servers: int | None = None,
-        gradient: GradientRecord | str | None = None,
+        gradient: GradientMethod | str | None = None,
         batch_size: int | None = None,
         config: Keys = (),
     ) -> World:
@@ -115,7 +116,7 @@ class World:
         trainers: int | None = None,
         cuts: Sequence[str] | None = None,
         servers: int | None = None,
-        gradient: GradientRecord | str | None = None,
+        gradient: GradientMethod | str | None = None,
         batch_size: int | None = None,
         config: Keys = (),
     ) -> World:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from dlrm_hybrid import ModelSpec, World
+from dlrm_hybrid.compress import Dct
 
 ROWS, TEST_ROWS, BATCH, EPOCHS = 40_000, 8_000, 128, 2
 TABLES = (1000, 200, 50, 20)  # rows of each embedding table
@@ -64,7 +65,6 @@ def main(make: str) -> None:
     test = DataLoader(Subset(clicks, range(ROWS, ROWS + TEST_ROWS)), 1000)
     world_of = World.processes if make == "processes" else World.in_process
     options = {"optimizer": "adam", "embedding.optimizer": "rowwise_adagrad", "embedding.lr": 0.05}
-    compressed = {"gradient": "dct", "gradient.sparsity": 0.95}
     with (
         tempfile.TemporaryDirectory() as folder,
         world_of(
@@ -72,8 +72,9 @@ def main(make: str) -> None:
             load,
             trainers=2,
             cuts=["bottom.1"],
+            gradient=Dct(density=0.05),
             batch_size=BATCH,
-            config={**options, **compressed},
+            config=options,
         ) as world,
     ):
         for epoch in range(EPOCHS):
