@@ -2,9 +2,11 @@
 
 import os
 import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from core_packages import CORE, ROOT, build_wheel, install, normal, required
@@ -65,3 +67,19 @@ def test_the_trainer_trains_in_an_empty_folder(trainer: Path, tmp_path: Path) ->
     assert (tmp_path / "mine" / "summary.json").exists()
     # Nothing is written beside the program, where others install it that is not allowed.
     assert sorted(packages.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_pip_finds_all_that_the_trainer_needs(wheel: Path, tmp_path: Path) -> None:
+    """Two gigabytes of packages from the index, into an environment with nothing of this one's."""
+    with TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [Path(folder, "bin/python"), "-m", "pip", "install", "--quiet"]
+        stand_in, pins = ROOT / "packaging/fbgemm-gpu-cpu", ROOT / "constraints.txt"
+        assert run([*pip, stand_in, f"{wheel}[train]", "-c", pins], tmp_path).returncode == 0
+        command = Path(folder, "bin/dlrm_hybrid")
+        arguments = ["+experiment=dct_hybrid", "data.rows=4000", "train.steps=3"]
+        assert run([command, "train", *arguments], tmp_path).returncode == 0
+        checked = run([command, "doctor"], tmp_path)
+    assert checked.returncode == 0, checked.stdout
+    assert "ready to train" in checked.stdout
