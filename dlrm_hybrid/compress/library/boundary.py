@@ -69,6 +69,13 @@ class SparseBoundary(nn.Module):
     Raises:
         ValueError: the density is out of bounds; of a call, no rows of floats.
 
+    Example:
+        >>> boundary = SparseBoundary(0.1)
+        >>> net = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), boundary, nn.Linear(256, 1))
+        >>> net(torch.randn(4, 8)).sum().backward()
+        >>> boundary.report().kept <= 4 * 26
+        True
+
     Source: Gupta et al., KDD 2021, algorithm 2.
     """
 
