@@ -290,6 +290,13 @@ class TelemetryConfig:
 
     every: Positive
     tensorboard: bool
+    wandb: Literal["offline", "online"] | None
+    mlflow: Path | None
+
+    @property
+    def trackers(self) -> dict[str, str | None]:
+        """What is chosen of other people's trackers, by key."""
+        return {"wandb": self.wandb, "mlflow": self.mlflow}
 
 
 @dataclass(

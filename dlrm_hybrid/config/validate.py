@@ -43,6 +43,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "plan": {"count_steps": None},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},
+    "telemetry": {"wandb": None, "mlflow": None},
     "train": {"patience": None, "min_delta": 0.0, "monitor": "log_loss"},
     "sync": {
         **{"lr_scale": None, "warmup_steps": 0, "in_flight": 1, "ahead": None},

@@ -125,6 +125,6 @@ def _short(values: Values, steps: int = STEPS) -> dict[str, Any]:
         **values,
         "train": {**values["train"], "steps": steps, "epochs": 1000, "evaluate_every": 0},
         "checkpoint": {**values["checkpoint"], "every": 0, "minutes": 0.0, "resume": "never"},
-        "telemetry": {**values["telemetry"], "tensorboard": False},
+        "telemetry": {**values["telemetry"], "tensorboard": False, "wandb": None, "mlflow": None},
         "skip_completed": False,
     }

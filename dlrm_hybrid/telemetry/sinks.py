@@ -112,7 +112,7 @@ class TensorBoard:
     def write(self, event: Event) -> None:
         """Write the event's scalars, if it has any."""
         values = [
-            SUMMARY_PB2.Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(event)
+            SUMMARY_PB2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event)
         ]
         if values:
             with self._writing():
@@ -133,7 +133,8 @@ class TensorBoard:
         return writing(self._folder, f"{RUN_FOLDER_KEY}, or telemetry.tensorboard=false")
 
 
-def _scalars(event: Event) -> Iterator[tuple[str, float]]:
+def scalars(event: Event) -> Iterator[tuple[str, float]]:
+    """Tags and values of an event for a tracker of scalars; most kinds have none."""
     values = event.values
     if event.kind is Kind.PROGRESS:
         yield from _progress(event)

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from dlrm_hybrid.config.schema import Config
 
 # A job of the sweep is one job of SLURM, and its script comes from here.
-OF_THE_SWEEP = (
-    "--array",
-    "--wrap",
-    "--parsable",
-    "--output",
-    "--open-mode",
-    "--wait",
-    "--test-only",
-)
+OF_THE_SWEEP = ("--array", "--wrap", "--parsable", "--output", "--open-mode", "--test-only")
 
 
 def sweep_rules(config: Config) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
@@ -32,6 +33,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.telemetry.trackers.opening import open_trackers
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.asynchronous.roll import Roll
@@ -182,7 +184,13 @@ def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
     sinks: list[Sink] = [JsonLines(path), Call(report)]
     if job.config.telemetry.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
+    name, chosen = job.config.name, job.config.telemetry.trackers
+    sinks += open_trackers(folder, chosen, flat(job.values), name, _log)
     return Fanout(sinks)
+
+
+def _log(text: str) -> None:
+    print(text, flush=True)
 
 
 def _started(job: Job, progress: Progress) -> Event:
