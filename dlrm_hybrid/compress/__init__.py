@@ -22,6 +22,10 @@ from typing import Any
 _LIBRARY = "dlrm_hybrid.compress.library"
 _HOMES = {
     "boundary": ("BoundaryReport", "SparseBoundary"),
+    "compressor": ("ParameterCompressor",),
+    "ddp": ("DdpState", "ddp_hook"),
+    "exchange": ("Traffic",),
+    "packets": ("Decoded", "decode"),
     "records": (
         *("CltK", "Dct", "Deft", "Dgc", "Gaussian", "GradientMethod", "Hard", "NoCompression"),
         *("RandomK", "RedSync", "Sidco", "TernGrad", "TopK"),

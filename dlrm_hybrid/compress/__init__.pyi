@@ -1,5 +1,11 @@
 from dlrm_hybrid.compress.library.boundary import BoundaryReport as BoundaryReport
 from dlrm_hybrid.compress.library.boundary import SparseBoundary as SparseBoundary
+from dlrm_hybrid.compress.library.compressor import ParameterCompressor as ParameterCompressor
+from dlrm_hybrid.compress.library.ddp import DdpState as DdpState
+from dlrm_hybrid.compress.library.ddp import ddp_hook as ddp_hook
+from dlrm_hybrid.compress.library.exchange import Traffic as Traffic
+from dlrm_hybrid.compress.library.packets import Decoded as Decoded
+from dlrm_hybrid.compress.library.packets import decode as decode
 from dlrm_hybrid.compress.library.records import CltK as CltK
 from dlrm_hybrid.compress.library.records import Dct as Dct
 from dlrm_hybrid.compress.library.records import Deft as Deft

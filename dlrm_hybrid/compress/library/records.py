@@ -5,16 +5,24 @@ A record is what a method is asked to do; `for_parameters` and `ddp_state` make 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, Protocol, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, final
 
 from typing_extensions import override
 
 from dlrm_hybrid.bounds import BelowOne, Bound, Count, Part, Positive, PrecisionOrLevels, Rate
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules
 from dlrm_hybrid.compress.library.checks import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.nn import Module
+
+    from dlrm_hybrid.compress.library.compressor import ParameterCompressor
+    from dlrm_hybrid.compress.library.ddp import DdpState
 
 Threshold = Literal["exact", "histogram", "dgc", "redsync", "gaussian", "hard", "sidco"]
 BetweenZeroAndOne = Annotated[float, Bound(gt=0, lt=1)]
@@ -52,6 +60,61 @@ class GradientMethod(Protocol):
         keys = GradientKeys(**given)
         vars(keys).update(own)  # as the configuration has them
         return keys
+
+    def for_parameters(
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        *,
+        seed: int = 0,
+        lr: Callable[[int], float] | None = None,
+        last_layer: str | None = None,
+        trainer: int = 0,
+        trainers: int = 1,
+    ) -> ParameterCompressor:
+        """A compressor of the gradients of some parameters, for any trainer.
+
+        Args:
+            named_parameters: as of `model.named_parameters()`.
+            seed: of all that is drawn; the same for all trainers.
+            lr: learning rate by step, counted from 0; for `residual="update"`.
+            last_layer: module that TernGrad leaves in float32; None is that of the last parameter.
+            trainer: number of this one, for `encode`; `reduce_gradients` asks the process group.
+            trainers: how many there are, likewise.
+
+        Raises:
+            ValueError: names repeat, there are none, or `lr` is missing.
+        """
+        from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
+
+        options = Options(
+            seed=seed, lr=lr, last_layer=last_layer, trainer=trainer, trainers=trainers
+        )
+        return ParameterCompressor(self, named_parameters, options)
+
+    def ddp_state(
+        self,
+        model: Module | None = None,
+        process_group: ProcessGroup | None = None,
+        *,
+        seed: int = 0,
+        lr: Callable[[int], float] | None = None,
+        last_layer: str | None = None,
+    ) -> DdpState:
+        """The state to register with `ddp_hook` as a communication hook of DDP.
+
+        Args:
+            model: the one that is trained, in DDP or not; gives parameters their names. Without it
+                the state cannot be saved, and `last_layer` must be named.
+            process_group: of the trainers; None for all.
+            seed: as of `for_parameters`, like what follows.
+            lr: learning rate by step.
+            last_layer: module that TernGrad leaves in float32.
+        """
+        from dlrm_hybrid.compress.library.compressor import Options
+        from dlrm_hybrid.compress.library.ddp import DdpState
+
+        options = Options(seed=seed, lr=lr, last_layer=last_layer)
+        return DdpState(self, model, process_group, options)
 
     def _sections(self) -> dict[str, type]:
         """The types of the settings that this method and its rule read, by their section."""

@@ -1,0 +1,320 @@
+"""A method at work on the parameters of a model, in any trainer of torch.
+
+Shapes: N elements of T tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.methods import StageContext, methods
+from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
+from dlrm_hybrid.compress.library.packets import (
+    Decoded,
+    Gradients,
+    decode,
+    fingerprint_of_layout,
+    is_plain,
+    tensors_of,
+)
+from dlrm_hybrid.compress.report import SentReport
+from dlrm_hybrid.kernels.ops import NUMBA
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.packet import encode_packet
+from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.library.records import GradientMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What some methods ask of a trainer besides its gradients.
+
+    Attributes:
+        seed: of all that is drawn; the same for all trainers.
+        lr: learning rate by step, counted from 0; for `residual="update"`.
+        last_layer: module that TernGrad leaves in float32; None is that of the last parameter.
+        trainer: number of this one, where gradients are only encoded; a process group says it.
+        trainers: how many there are, likewise.
+    """
+
+    seed: int = 0
+    lr: Callable[[int], float] | None = None
+    last_layer: str | None = None
+    trainer: int = 0
+    trainers: int = 1
+
+
+@final
+class ParameterCompressor:
+    """Compresses the gradients of some parameters; what is not sent waits here for later steps.
+
+    Args:
+        method: one of the records of `dlrm_hybrid.compress`.
+        named_parameters: as of `model.named_parameters()`; what needs no gradient is left out.
+        options: for the methods that ask for more.
+
+    Raises:
+        ValueError: two parameters have the same name, there are none, or the method needs an option
+            that is missing; names it.
+
+    Attributes:
+        parameters: in the order of all lists.
+        traffic: bytes that were exchanged with other trainers.
+    """
+
+    def __init__(
+        self,
+        method: GradientMethod,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        options: Options,
+    ) -> None:
+        named = [(name, one) for name, one in named_parameters if one.requires_grad]
+        names = [name for name, _ in named]
+        if not 0 <= options.trainer < options.trainers:
+            raise ValueError(f"trainer = {options.trainer}: must be below {options.trainers}")
+        if len({*names}) != len(names) or not names:
+            raise ValueError(f"named_parameters: must be of different names, not {names}")
+        if getattr(method, "residual", None) == "update" and options.lr is None:
+            raise ValueError("residual = 'update': needs lr=, the learning rate by step")
+        self.method, self._options = method, options
+        self.parameters = [one for _, one in named]
+        specs = [Spec(index, name, tuple(one.shape)) for index, (name, one) in enumerate(named)]
+        self._layout = Layout(specs)
+        self._fingerprint = fingerprint_of_layout(self._layout)
+        self._place: tuple[int, int] | None = None
+        self._made: Compressor | None = None
+        self._pending: Mapping[str, Tensor] | None = None
+        self._owed: dict[int, Tensor] = {}  # decoded for tensors that no trainer then used
+        self._reduced = 0
+        self.traffic = Traffic()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters, in their order."""
+        return [spec.name for spec in self._layout.specs]
+
+    def encode(self, gradients: Gradients, step: int) -> bytes:
+        """Compress gradients to bytes that `decode` reads; the rest joins those of the next step.
+
+        Args:
+            gradients: of all parameters, by name or in their order; any type and device.
+            step: counted from 0.
+
+        Raises:
+            DivergedError: a gradient is not finite.
+            ValueError: the trainers of this method must agree, which `reduce_gradients` does; or
+                gradients are not those of the parameters.
+        """
+        compressor = self._at(self._options.trainer, self._options.trainers)
+        if compressor.rounds:
+            raise ValueError(
+                f"{self.method!r}: trainers agree in every step; use reduce_gradients or ddp_state"
+            )
+        (sections,) = together(
+            [compressor.encode(self._staged(gradients), step)], step, self._layout.size
+        )
+        return self._packet([*sections.values()])
+
+    def reduce_gradients(self, process_group: dist.ProcessGroup | None = None) -> None:
+        """Replace every parameter's `.grad` by the mean of what all trainers send of theirs.
+
+        To be called between `backward` and the step of the optimizer, by all trainers of the group.
+        A parameter without a gradient counts as zeros, and stays without one where all have none.
+
+        Args:
+            process_group: of the trainers; None for all.
+
+        Raises:
+            DivergedError: a gradient is not finite, here or at another trainer.
+        """
+        given = [parameter.grad for parameter in self.parameters]
+        pairs = zip(self.parameters, given, strict=True)
+        gradients = [torch.zeros_like(one) if grad is None else grad for one, grad in pairs]
+        used = self.average(gradients, process_group, finds_unused=True)
+        for parameter, own, is_used in zip(self.parameters, gradients, used, strict=True):
+            if is_used:
+                parameter.grad = own
+
+    def average(
+        self,
+        gradients: Sequence[Tensor],
+        process_group: dist.ProcessGroup | None,
+        *,
+        finds_unused: bool,
+    ) -> list[bool]:
+        """Replace gradients, in place, by the mean of what all trainers send of theirs.
+
+        Args:
+            gradients: of all parameters, in their order.
+            process_group: as of `reduce_gradients`.
+            finds_unused: parameters whose gradients are zero everywhere are not given what comes
+                for them: it waits until one is not.
+
+        Returns:
+            of each tensor whether it was given the mean.
+        """
+        exchange = Exchange(process_group, self.traffic)
+        staged = self._staged(gradients)
+        values = [*staged.values()]
+        used_T = np.array([not finds_unused or bool(one.any()) for one in values])
+        head = np.packbits(used_T).tobytes() if finds_unused else b""
+        if self.method.name == "none":
+            heads = exchange.gather(head) if head else []
+            exchange.mean_(values)
+        else:
+            given = self._exchanged(exchange, staged, head)
+            heads = [one[: len(head)] for one in given]
+            for own in values:
+                own.zero_()
+            for one in given:
+                self._decoded(memoryview(one)[len(head) :]).add_to(values)
+            for own in values:
+                own.div_(exchange.size)
+        for one in heads if head else []:
+            bits_T = np.unpackbits(np.frombuffer(one, np.uint8), count=used_T.size)
+            used_T |= bits_T.astype(bool)
+        self._settle(values, used_T)
+        for target, own in zip(gradients, values, strict=True):
+            if not is_plain(target):
+                target.copy_(own)
+        self._count(exchange.size)
+        return used_T.tolist()
+
+    def _exchanged(
+        self, exchange: Exchange, staged: Mapping[str, Tensor], head: bytes
+    ) -> list[bytes]:
+        """What all trainers send at this step: as much as of `head`, then a packet."""
+        step = self._reduced
+        encoding = self._at(exchange.rank, exchange.size).encode(staged, step)
+        sections = exchange.drive(encoding, step, self._layout.size)
+        return exchange.gather(head + self._packet([*sections.values()]))
+
+    def _count(self, trainers: int) -> None:
+        self._reduced += 1
+        self.traffic.steps += 1
+        self.traffic.dense += 8 * self._layout.size * (trainers - 1) / trainers
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that this trainer's compressor remembers; other trainers have their own."""
+        held = {} if self._made is None else self._made.tensors()
+        owed = {f"{self.names[index]}.owed": one for index, one in self._owed.items()}
+        pending = self._pending or {}
+        tensors = {name: one.clone() for name, one in {**pending, **held, **owed}.items()}
+        return {"method": repr(self.method), "step": self._reduced, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what another compressor of the same method and parameters did.
+
+        Args:
+            state: of `state_dict`.
+
+        Raises:
+            ValueError: it is of another method, or of other parameters; names what differs.
+        """
+        if state["method"] != repr(self.method):
+            raise ValueError(f"the state is of {state['method']}, and this is {self.method!r}")
+        self._reduced = state["step"]
+        self._pending = {name: one.clone() for name, one in state["tensors"].items()}
+        if self._made is not None:
+            self._restore(self._made)
+
+    def report(self) -> dict[str, SentReport]:
+        """What was sent of each parameter since the last call."""
+        return {} if self._made is None else self._made.report()
+
+    def _at(self, trainer: int, trainers: int) -> Compressor:
+        """The compressor of this trainer among so many."""
+        if self._made is not None and self._place is not None:
+            if self._place != (trainer, trainers):
+                raise ValueError(
+                    f"compresses as trainer {self._place[0]} of {self._place[1]} since its first "
+                    f"step, not as {trainer} of {trainers}"
+                )
+            return self._made
+        layout, options = self._layout, self._options
+        context = StageContext(
+            layout=layout,
+            trainer=trainer,
+            trainers=trainers,
+            model_elements=layout.size,
+            last_layer=options.last_layer or self.names[-1].rpartition(".")[0],
+            lr=options.lr or (lambda step: 1.0),
+            seed=options.seed,
+            ops=NUMBA,
+        )
+        self._place = trainer, trainers
+        self._made = methods()[self.method.name].build(self.method.keys(), context)
+        if self._pending is not None:
+            self._restore(self._made)
+        return self._made
+
+    def _restore(self, compressor: Compressor) -> None:
+        held, given = compressor.tensors(), dict(self._pending or {})
+        self._owed = {
+            index: given.pop(f"{name}.owed")
+            for index, name in enumerate(self.names)
+            if f"{name}.owed" in given
+        }
+        differing = sorted(held.keys() ^ given.keys())
+        differing += [
+            name for name in held.keys() & given.keys() if held[name].shape != given[name].shape
+        ]
+        if differing:
+            raise ValueError(f"the state is of other parameters: {', '.join(differing[:3])}")
+        for name, view in held.items():
+            view.copy_(given[name])
+        self._pending = None
+
+    def _staged(self, gradients: Gradients) -> dict[str, Tensor]:
+        """By name, in memory that kernels can read; these themselves where they can be read."""
+        if isinstance(gradients, Mapping):
+            missing = [name for name in self.names if name not in gradients]
+            if missing:
+                raise ValueError(f"no gradient of {', '.join(missing[:3])}")
+            gradients = [gradients[name] for name in self.names]
+        tensors = tensors_of(gradients)
+        if len(tensors) != len(self.names):
+            raise ValueError(f"{len(tensors)} gradients of {len(self.names)} parameters")
+        given = [one.detach() for one in tensors]
+        staged = [
+            one if is_plain(one) else one.to("cpu", torch.float32).contiguous() for one in given
+        ]
+        return dict(zip(self.names, staged, strict=True))
+
+    def _packet(self, sections: Sequence[Section]) -> bytes:
+        if self._made is not None and self._made.sends_levels:
+            found = sparse_of_all(sections)  # levels as they are listed; now as few bytes as can be
+            layout = self._layout
+            sections = sparse_all(layout.ids, layout.sizes, *found, Dtype.BFLOAT16)
+        return encode_packet(self._fingerprint, sections)
+
+    def _decoded(self, packet: memoryview) -> Decoded:
+        found = decode(packet)
+        if found.fingerprint != self._fingerprint:
+            raise DlrmError("a trainer has sent a packet of other parameters than this one's")
+        return found
+
+    def _settle(self, gradients: Sequence[Tensor], used_T: NDArray[np.bool_]) -> None:
+        """Put aside what came for tensors that nobody used, and give back what was."""
+        for index in np.flatnonzero(~used_T).tolist():
+            if gradients[index].any():
+                waiting = self._owed.setdefault(index, torch.zeros_like(gradients[index]))
+                waiting.add_(gradients[index])
+                gradients[index].zero_()
+        for index in [*self._owed]:
+            if used_T[index]:
+                gradients[index].add_(self._owed.pop(index))

@@ -1,0 +1,182 @@
+"""Communication hooks of torch's DistributedDataParallel, for every method.
+
+DDP hands a hook its gradients in buckets, and rebuilds these after the first step. So nothing here
+goes by buckets: the hook waits for the last one of a step, compresses all parameters together, and
+then fulfils what it has promised for the others.
+"""
+
+# No postponed annotations: DDP compares those of a hook with its own types.
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+from torch.futures import Future
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
+from dlrm_hybrid.compress.library.exchange import Traffic
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.library.records import GradientMethod
+
+
+class _Promised(NamedTuple):
+    """A bucket of which DDP waits for the mean."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    buffer: Tensor
+    future: Future[Tensor]
+
+
+@final
+class DdpState:
+    """What a method remembers between the steps of a model in DDP, by parameter.
+
+    A pickled state holds no process group: it takes part in all ranks until `bind`.
+
+    Args:
+        method: one of the records of `dlrm_hybrid.compress`.
+        model: gives parameters their names; None for numbers.
+        process_group: of the trainers; None for all.
+        options: for the methods that ask for more.
+    """
+
+    def __init__(
+        self,
+        method: "GradientMethod",
+        model: Module | None,
+        process_group: dist.ProcessGroup | None,
+        options: Options,
+    ) -> None:
+        self.method, self._options = method, options
+        self._compressor: ParameterCompressor | None = None
+        self._held: Mapping[str, Any] | None = None
+        self._has_names = False
+        self.bind(model, process_group)
+
+    def bind(self, model: Module | None, process_group: dist.ProcessGroup | None = None) -> None:
+        """Serve a model from now on: what is remembered moves by the names of its parameters.
+
+        Args:
+            model: as of the constructor, like what follows.
+            process_group: of the trainers.
+        """
+        if self._compressor is not None:
+            self._held = self.state_dict()
+        self._group, self._compressor = process_group, None
+        self._finds_unused, self._names = True, dict[Tensor, str]()
+        self._promised: list[_Promised] = []
+        if isinstance(model, DistributedDataParallel):
+            self._finds_unused = bool(model.find_unused_parameters)
+        if model is not None:
+            self._has_names = True
+            named = _plain(model).named_parameters()
+            self._names = {parameter: name for name, parameter in named}
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes exchanged since the model was bound."""
+        return Traffic() if self._compressor is None else self._compressor.traffic
+
+    @property
+    def compressor(self) -> ParameterCompressor | None:
+        """What compresses; None before the first step."""
+        return self._compressor
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that this trainer remembers; other trainers have their own.
+
+        Raises:
+            ValueError: the parameters have no names, for no model was given.
+        """
+        if not self._has_names:
+            raise ValueError("parameters have no names to be saved by: give ddp_state the model")
+        if self._compressor is None:
+            return dict(self._held or {})
+        return self._compressor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what another state of the same method and model did.
+
+        Args:
+            state: of `state_dict`; that of a state before its first step changes nothing.
+
+        Raises:
+            ValueError: it is of another method or other parameters, or there are no names.
+        """
+        if not self._has_names:
+            raise ValueError("parameters have no names to be loaded by: give ddp_state the model")
+        if self._compressor is not None and state:
+            self._compressor.load_state_dict(state)
+        else:
+            self._held = dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        held = self.state_dict() if self._has_names else {}
+        return {"method": self.method, "options": self._options, "held": held}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["method"], None, None, state["options"])
+        self._held = state["held"]
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """Take a bucket; with the last one of a step, all buckets are given their means."""
+        if bucket.index() == 0:
+            self._promised = []  # of a step that an error has ended
+        buffer = bucket.buffer()
+        # DDP waits for work of a GPU only in futures that know of it.
+        future = Future[Tensor](devices=[buffer.device] if buffer.is_cuda else None)
+        self._promised.append(_Promised(bucket.parameters(), bucket.gradients(), buffer, future))
+        if bucket.is_last():
+            promised, self._promised = self._promised, []
+            self._average(promised)
+            for one in promised:
+                one.future.set_result(one.buffer)
+        return future
+
+    def _average(self, promised: list[_Promised]) -> None:
+        gradients = {
+            parameter: gradient
+            for one in promised
+            for parameter, gradient in zip(one.parameters, one.gradients, strict=True)
+        }
+        if self._compressor is None:
+            self._compressor = self._made(gradients)
+        ordered = [gradients[one] for one in self._compressor.parameters]
+        self._compressor.average(ordered, self._group, finds_unused=self._finds_unused)
+
+    def _made(self, gradients: Mapping[Tensor, Tensor]) -> ParameterCompressor:
+        """In the order of the model; without it, in that of the first step."""
+        names = self._names or {one: f"{index}" for index, one in enumerate(gradients)}
+        named = [(name, one) for one, name in names.items() if one in gradients]
+        if len(named) < len(gradients):
+            raise ValueError(f"{len(gradients) - len(named)} parameters are not those of the model")
+        made = ParameterCompressor(self.method, named, self._options)
+        if self._held:
+            if not self._names:
+                raise ValueError("a state that was pickled must be bound to its model: bind(model)")
+            made.load_state_dict(self._held)
+            self._held = None
+        return made
+
+
+def _plain(model: Module) -> Module:
+    """A model without DDP, by which its parameters are named."""
+    return cast("Module", model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def ddp_hook(state: DdpState, bucket: GradBucket) -> Future[Tensor]:
+    """The communication hook of every method, to be registered with a state of `ddp_state`.
+
+    Args:
+        state: of `ddp_state` of a method.
+        bucket: of DDP.
+
+    Returns:
+        the mean, over all trainers, of what their methods send.
+    """
+    return state.reduce(bucket)

@@ -1,0 +1,155 @@
+"""What trainers of a torch process group tell each other, and the bytes that this takes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.collective import Collective, Sections, reduce
+from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.packet import decode_packet, encode_packet
+
+Result = TypeVar("Result")
+_FAILED = -1
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of gradients between this trainer and all others, since it began.
+
+    What the transport adds, some headers for each message, is not counted.
+
+    Attributes:
+        steps: that were reduced.
+        sent: bytes that left this trainer.
+        received: bytes that came from others.
+        dense: bytes that would have left it in a ring all-reduce of float32.
+    """
+
+    steps: int = 0
+    sent: int = 0
+    received: int = 0
+    dense: float = 0.0
+
+
+@final
+class Exchange:
+    """Exchanges bytes with all members of a process group, and counts them.
+
+    Args:
+        group: of the trainers; None for all. Tensors travel on the CPU, with nccl on the GPU.
+
+    Attributes:
+        rank: of this trainer in the group.
+        size: members of the group.
+        traffic: what was exchanged.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic) -> None:
+        self._group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.traffic = traffic
+        is_nccl = dist.get_backend(group) == "nccl"
+        self._device = torch.device("cuda") if is_nccl else torch.device("cpu")
+
+    def gather(self, given: bytes) -> list[bytes]:
+        """What all members have given, in their order; raises DivergedError if one has failed."""
+        return self._gather(given, len(given))
+
+    def fail(self) -> None:
+        """Take part in a `gather` that then fails in all other members."""
+        self._gather(b"", _FAILED)
+
+    def _gather(self, given: bytes, announced: int) -> list[bytes]:
+        if self.size == 1:
+            return [given]
+        sizes = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
+        own = torch.tensor([announced], device=self._device)
+        dist.all_gather(sizes, own, group=self._group)
+        sizes_T = [int(one) for one in sizes]
+        self._count(8 * (self.size - 1), 8 * (self.size - 1))
+        if _FAILED in sizes_T:
+            if announced == _FAILED:
+                return []
+            raise DivergedError(
+                f"trainer {sizes_T.index(_FAILED)} could not compress its gradients; it says why"
+            )
+        sizes_T[self.rank] = 0
+        if not sum(sizes_T) and not given:
+            return [b""] * self.size
+        splits = [len(given)] * self.size
+        splits[self.rank] = 0
+        sent = torch.frombuffer(bytearray(given), dtype=torch.uint8) if given else _nothing()
+        taken = torch.empty(sum(sizes_T), dtype=torch.uint8, device=self._device)
+        sent = sent.to(self._device).repeat(self.size - 1)
+        dist.all_to_all_single(taken, sent, sizes_T, splits, group=self._group)
+        self._count(sent.numel(), taken.numel())
+        parts = torch.split(taken.cpu(), sizes_T)
+        gathered = [part.numpy().tobytes() for part in parts]
+        gathered[self.rank] = given
+        return gathered
+
+    def mean_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by the mean of all members', summed in their order.
+
+        Args:
+            tensors: float32 on the CPU, contiguous; changed in place.
+        """
+        if self.size == 1:
+            return
+        counts = [one.numel() for one in tensors]
+        total = sum(counts)
+        width = -(-total // self.size)
+        given = torch.zeros(self.size, width, device=self._device)
+        given.view(-1)[:total] = torch.cat([one.reshape(-1) for one in tensors])
+        taken = torch.empty_like(given)
+        dist.all_to_all_single(taken, given, group=self._group)
+        dist.all_gather([*given], taken.sum(0).div_(self.size), group=self._group)
+        moved = 2 * 4 * width * (self.size - 1)
+        self._count(moved, moved)
+        parts: tuple[Tensor, ...] = torch.split(given.view(-1)[:total].cpu(), counts)
+        for one, part in zip(tensors, parts, strict=True):
+            one.view(-1).copy_(part)
+
+    def drive(
+        self, encoding: Generator[Collective, Sections, Result], step: int, count: int
+    ) -> Result:
+        """Run the rounds of a step to what is sent at its end.
+
+        Args:
+            encoding: of `Compressor.encode`.
+            step: counted from 0.
+            count: elements of all tensors.
+
+        Raises:
+            DivergedError: a gradient is not finite, here or at another trainer.
+            DlrmError: a round's contributions cannot be read.
+        """
+        agreed: Sections | None = None
+        while True:
+            try:
+                round_ = next(encoding) if agreed is None else encoding.send(agreed)
+            except StopIteration as end:
+                return end.value
+            except Exception:  # whatever it is, others must not wait
+                self.fail()
+                raise
+            given = encode_packet(0, round_.value) if round_.value else b""
+            agreed = reduce(round_.op, _sections(self.gather(given)), step, count)
+
+    def _count(self, sent: int, received: int) -> None:
+        self.traffic.sent += sent
+        self.traffic.received += received
+
+
+def _sections(given: Sequence[bytes]) -> list[Sections]:
+    return [decode_packet(one).sections if one else () for one in given]
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)

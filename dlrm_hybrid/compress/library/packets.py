@@ -1,0 +1,113 @@
+"""Updates of gradients as bytes, for trainers that send them in their own way."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.update import Destination, SparseUpdate
+from dlrm_hybrid.compress.update import decode as decode_sections
+from dlrm_hybrid.wire.packet import decode_packet
+from dlrm_hybrid.wire.section import FLOATS, Encoding
+
+Gradients = Sequence[Tensor] | Mapping[str, Tensor]
+
+
+@final
+class Decoded:
+    """What a packet holds: values for some or all elements of a list of tensors.
+
+    Args:
+        packet: of `ParameterCompressor.encode`.
+
+    Raises:
+        DlrmError: it is none, or what lies in it cannot be read.
+
+    Attributes:
+        num_bytes: of the packet.
+        counts: elements of each tensor.
+        fingerprint: of the sender's tensors.
+    """
+
+    def __init__(self, packet: bytes | bytearray | memoryview) -> None:
+        found = decode_packet(packet)
+        for one in found.sections:
+            if one.encoding is Encoding.CODED or one.dtype not in FLOATS:
+                raise one.error("it holds no values of one tensor")
+        self._update = decode_sections(found.sections, "packet")
+        self.num_bytes = len(packet)
+        self.counts = [section.count for section in found.sections]
+        self.fingerprint = found.fingerprint
+
+    @property
+    def density(self) -> float:
+        """Part of all elements that it has values for; 1 where it has no elements."""
+        total = sum(self.counts)
+        if not isinstance(self._update, SparseUpdate) or not total:
+            return 1.0
+        return self._update.values_K.size / total
+
+    def add_to(self, gradients: Gradients) -> None:
+        """Add all values to tensors, in place.
+
+        Args:
+            gradients: of the parameters that the sender's compressor was made for, in their order;
+                by name or in a list, of any type and device.
+
+        Raises:
+            ValueError: these are other tensors than the sender's; names the first.
+        """
+        tensors = tensors_of(gradients)
+        if isinstance(gradients, Mapping):
+            names = [(name, tuple(one.shape)) for name, one in gradients.items()]
+            if fingerprint_of(names) != self.fingerprint:
+                raise ValueError("the packet is of parameters of other names, shapes or order")
+        if len(tensors) != len(self.counts):
+            raise ValueError(f"{len(tensors)} gradients, and {len(self.counts)} in the packet")
+        for index, (tensor, count) in enumerate(zip(tensors, self.counts, strict=True)):
+            if tensor.numel() != count:
+                raise ValueError(
+                    f"gradient {index} has {tensor.numel()} elements, {count} in the packet"
+                )
+        staged = [one if is_plain(one) else torch.zeros(one.shape) for one in tensors]
+        self._update.add_to(Destination([one.detach().numpy().reshape(-1) for one in staged]))
+        for tensor, own in zip(tensors, staged, strict=True):
+            if own is not tensor:
+                tensor.detach().add_(own.to(tensor.device, tensor.dtype))
+
+
+def decode(packet: bytes | bytearray | memoryview) -> Decoded:
+    """Read what a compressor of any method has encoded.
+
+    Args:
+        packet: of `ParameterCompressor.encode`, or any bytes.
+
+    Raises:
+        DlrmError: it is no packet.
+    """
+    return Decoded(packet)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether kernels can read and write it: contiguous float32 in the CPU's memory."""
+    return tensor.is_cpu and tensor.dtype is torch.float32 and tensor.is_contiguous()
+
+
+def tensors_of(gradients: Gradients) -> list[Tensor]:
+    """The tensors in their order."""
+    return [*(gradients.values() if isinstance(gradients, Mapping) else gradients)]
+
+
+def fingerprint_of(named: Sequence[tuple[str, tuple[int, ...]]]) -> int:
+    """A number of 32 bits that names and shapes have, in this order."""
+    return zlib.crc32(repr([(name, tuple(map(int, shape))) for name, shape in named]).encode())
+
+
+def fingerprint_of_layout(layout: Layout) -> int:
+    """The fingerprint of all tensors of a layout."""
+    return fingerprint_of([(spec.name, spec.shape) for spec in layout.specs])

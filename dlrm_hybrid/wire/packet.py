@@ -1,0 +1,117 @@
+"""The sections of an update as bytes that say by themselves what they hold: no rank, no run.
+
+    byte  0        4         5        8          12
+          │ "DLHP" │ version │ 0      │ sections │ fingerprint │
+          │ 4 s    │ u8      │ 3 u8   │ u32      │ u32         │
+    from byte 16, for each section
+          │ encoding │ dtype │ 0   │ count │ payload bytes │
+          │ u8       │ u8    │ u16 │ u32   │ u64           │
+    then the payloads in the same order, each filled up with zeros to a multiple of 8 bytes, and
+          │ crc32 of all bytes before │
+          │ u32                       │
+
+Little endian. Section i is that of tensor i. The fingerprint is the sender's: of the names and
+shapes of its tensors. Only the sizes of payloads are checked here; `wire.section` names the modules
+that read what lies in them.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.section import DTYPES, ENCODINGS, Section, size_fault
+
+MAGIC = b"DLHP"
+VERSION = 1
+
+_HEADER = struct.Struct("<4sB3xII")
+_SECTION = struct.Struct("<BB2xIQ")
+_CHECKSUM = struct.Struct("<I")
+_ALIGNMENT = 8
+
+
+class PacketError(DlrmError):
+    """Bytes that are no packet.
+
+    Attributes:
+        offset: byte at which this shows.
+    """
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"not a packet: byte {offset}: {reason}")
+        self.offset = offset
+
+
+class Packet(NamedTuple):
+    """What a packet holds.
+
+    Attributes:
+        fingerprint: of the sender's tensors.
+        sections: one for each of them; payloads view the bytes.
+    """
+
+    fingerprint: int
+    sections: tuple[Section, ...]
+
+
+def encode_packet(fingerprint: int, sections: Sequence[Section]) -> bytes:
+    """The bytes of sections, whatever the numbers of their tensors.
+
+    Args:
+        fingerprint: 0 to 2**32 - 1.
+        sections: in the order of the tensors.
+    """
+    parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, VERSION, len(sections), fingerprint)]
+    parts += [_SECTION.pack(one[1], one[2], one[3], len(one[4])) for one in sections]
+    for one in sections:
+        parts += [one.payload, bytes(-len(one.payload) % _ALIGNMENT)]
+    body = b"".join(parts)
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def decode_packet(buffer: bytes | bytearray | memoryview) -> Packet:
+    """The packet that `buffer` holds; any bytes give a packet or an error.
+
+    Raises:
+        PacketError: the bytes are cut, changed, or were never a packet.
+    """
+    view = memoryview(buffer).cast("B")
+    end = len(view) - _CHECKSUM.size
+    if end < _HEADER.size:
+        raise PacketError(len(view), "it ends before its header does")
+    magic, version, count, fingerprint = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise PacketError(0, "the magic bytes are others")
+    if version != VERSION:
+        raise PacketError(4, f"version {version}; this program reads version {VERSION}")
+    if zlib.crc32(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
+        raise PacketError(end, "the checksum does not fit the bytes before it")
+    return Packet(fingerprint, _sections(view[:end], count))
+
+
+def _sections(view: memoryview, count: int) -> tuple[Section, ...]:
+    """So many sections, of all bytes but the checksum."""
+    end = len(view)
+    at = _HEADER.size + count * _SECTION.size
+    if at > end:
+        raise PacketError(8, f"{count} sections do not fit {end} bytes")
+    sections: list[Section] = []
+    heads = _SECTION.iter_unpack(view[_HEADER.size : at])
+    for tensor, (encoding, dtype, elements, num_bytes) in enumerate(heads):
+        offset = _HEADER.size + tensor * _SECTION.size
+        if encoding not in ENCODINGS or dtype not in DTYPES:
+            raise PacketError(offset, f"encoding {encoding} of type {dtype} is unknown")
+        if fault := size_fault(ENCODINGS[encoding], DTYPES[dtype], elements, num_bytes):
+            raise PacketError(offset + 4, fault)
+        if num_bytes > end - at:
+            raise PacketError(offset + 8, f"a payload of {num_bytes} bytes does not fit")
+        payload = view[at : at + num_bytes]
+        sections.append(Section(tensor, ENCODINGS[encoding], DTYPES[dtype], elements, payload))
+        at += num_bytes + -num_bytes % _ALIGNMENT
+    if at != end:
+        raise PacketError(min(at, end), f"{abs(end - at)} bytes too many or too few")
+    return tuple(sections)

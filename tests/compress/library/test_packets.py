@@ -1,0 +1,169 @@
+"""Packets hold what their compressor sent; any other bytes are refused."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dlrm_hybrid.compress import CltK, Dct, NoCompression, RandomK, TernGrad, TopK, decode
+from dlrm_hybrid.types import DivergedError, DlrmError
+from dlrm_hybrid.wire.packet import decode_packet, encode_packet
+
+ALONE = [
+    NoCompression(),
+    TopK(density=0.1),
+    TopK(density=0.1, precision="bfloat16"),
+    Dct(density=0.1, precision="levels"),
+    RandomK(density=0.1),
+    TernGrad(sharing=False, smallest=8),
+]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def gradients_of(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
+    draws = torch.Generator().manual_seed(step)
+    return {name: torch.randn(one.shape, generator=draws) for name, one in net.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ALONE, ids=repr)
+def test_what_is_decoded_and_the_residual_are_the_gradient(method) -> None:
+    net = model()
+    compressor = method.for_parameters(net.named_parameters())
+    sums = {name: torch.zeros(one.shape) for name, one in net.named_parameters()}
+    total = {name: torch.zeros(one.shape) for name, one in net.named_parameters()}
+    for step in range(5):
+        gradients = gradients_of(net, step)
+        packet = compressor.encode(gradients, step)
+        found = decode(packet)
+        assert found.num_bytes == len(packet)
+        found.add_to(sums)
+        for name, one in gradients.items():
+            total[name] += one
+        sparse = method.settings()["sparsity"] > 0
+        assert (found.density < 0.5) is sparse
+    held = compressor.state_dict()["tensors"]
+    if not isinstance(method, TernGrad):  # right on average only
+        for name, one in total.items():
+            kept = held.get(f"{name}.residual", torch.zeros(one.shape))
+            torch.testing.assert_close(sums[name] + kept, one)
+
+
+def test_gradients_of_any_type_in_a_list_or_by_name() -> None:
+    net = model()
+    packet = NoCompression().for_parameters(net.named_parameters()).encode(gradients_of(net, 0), 0)
+    by_name = {name: torch.zeros(one.shape) for name, one in net.named_parameters()}
+    half = [torch.zeros(one.shape, dtype=torch.bfloat16) for one in net.parameters()]
+    decode(packet).add_to(by_name)
+    decode(packet).add_to(half)
+    for one, other in zip(by_name.values(), half, strict=True):
+        assert torch.equal(one.bfloat16(), other)
+
+
+def test_tensors_of_another_model_are_refused() -> None:
+    net = model()
+    found = decode(TopK().for_parameters(net.named_parameters()).encode(gradients_of(net, 0), 0))
+    renamed = {f"x.{name}": torch.zeros(one.shape) for name, one in net.named_parameters()}
+    with pytest.raises(ValueError, match="of other names"):
+        found.add_to(renamed)
+    with pytest.raises(ValueError, match="3 gradients, and 4 in the packet"):
+        found.add_to([torch.zeros(1)] * 3)
+    with pytest.raises(ValueError, match="gradient 0 has 1 elements, 320 in the packet"):
+        found.add_to([torch.zeros(1)] * 4)
+
+
+def test_what_a_compressor_refuses() -> None:
+    net = model()
+    named = [*net.named_parameters()]
+    with pytest.raises(ValueError, match="must be of different names"):
+        TopK().for_parameters([named[0], named[0]])
+    with pytest.raises(ValueError, match="needs lr="):
+        TopK(residual="update").for_parameters(named)
+    with pytest.raises(ValueError, match=r"CltK.*trainers agree in every step"):
+        CltK().for_parameters(named).encode(gradients_of(net, 0), 0)
+    with pytest.raises(ValueError, match="no gradient of 2.bias"):
+        TopK().for_parameters(named).encode({name: one for name, one in named[:-1]}, 0)
+    gradients = gradients_of(net, 0)
+    gradients["2.bias"][0] = torch.nan
+    with pytest.raises(DivergedError, match="the gradient of 2.bias is not finite"):
+        TopK().for_parameters(named).encode(gradients, 0)
+    other = nn.Linear(3, 3)
+    state = TopK().for_parameters(named)
+    state.encode(gradients_of(net, 0), 0)
+    with pytest.raises(ValueError, match="the state is of TopK"):
+        Dct().for_parameters(named).load_state_dict(state.state_dict())
+    foreign = TopK().for_parameters(other.named_parameters())
+    foreign.encode(gradients_of(other, 0), 0)
+    with pytest.raises(ValueError, match="of other parameters: 0.bias"):
+        foreign.load_state_dict(state.state_dict())
+
+
+def test_updates_scale_with_the_learning_rate() -> None:
+    net = model()
+    record = TopK(density=1.0, residual="update")
+    compressor = record.for_parameters(net.named_parameters(), lr=lambda step: 0.5)
+    given = gradients_of(net, 0)
+    out = {name: torch.zeros(one.shape) for name, one in given.items()}
+    decode(compressor.encode(given, 0)).add_to(out)
+    assert all(torch.equal(out[name], 0.5 * one) for name, one in given.items())
+
+
+@pytest.mark.parametrize("method", ALONE, ids=repr)
+def test_a_state_goes_on_where_another_was(method) -> None:
+    net = model()
+    first, second = (method.for_parameters(net.named_parameters()) for _ in range(2))
+    for step in range(3):
+        first.encode(gradients_of(net, step), step)
+    second.load_state_dict(first.state_dict())
+    assert first.encode(gradients_of(net, 3), 3) == second.encode(gradients_of(net, 3), 3)
+
+
+PACKET = (
+    TopK(density=0.1).for_parameters(model().named_parameters()).encode(gradients_of(model(), 0), 0)
+)
+
+
+@given(st.integers(0, len(PACKET) - 1), st.integers(1, 255), st.booleans())
+@settings(deadline=None)
+def test_a_changed_packet_is_refused(at: int, change: int, cut: bool) -> None:
+    if cut:
+        changed = PACKET[:at]
+    else:
+        changed = PACKET[:at] + bytes([PACKET[at] ^ change]) + PACKET[at + 1 :]
+    with pytest.raises(DlrmError, match="not a packet"):
+        decode(changed)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_any_sections_behind_a_right_checksum_decode_or_are_refused(data: st.DataObject) -> None:
+    """Whoever makes a checksum may still not crash the reader."""
+    sections = decode_packet(PACKET).sections
+    made = []
+    for one in sections:
+        payload = bytearray(one.payload)
+        for _ in range(data.draw(st.integers(0, 3))):
+            if payload:
+                payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(
+                    st.integers(0, 255)
+                )
+        made.append(one._replace(payload=bytes(payload)))
+    found = None
+    try:
+        found = decode(encode_packet(0, made))
+    except DlrmError as error:
+        assert "packet" in str(error)
+    if found is not None:
+        out = [torch.zeros(one.count) for one in sections]
+        with np.errstate(all="ignore"):
+            found.add_to(out)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(noise: bytes) -> None:
+    with pytest.raises(DlrmError):
+        decode(noise)
