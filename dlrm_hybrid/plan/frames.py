@@ -31,7 +31,10 @@ from dlrm_hybrid.telemetry.traffic import Traffic
 ID_BYTES = 4
 COUNT_BYTES = 4
 EXCHANGE_HEADER_BYTES = 8  # length of the ids, rows of the batch; of lists most ids of a table, too
-LENGTH_BYTES = 4  # of a bag
+LENGTH_BYTES = 4  # of a bag, or of a message
+# Messages between trainers have room for one that is a little longer; measured over 500 steps.
+ROOM_OF_IDS = 1.05
+ROOM_OF_LEVELS = 1.13
 TERNARY_HEAD_BYTES, LEVELS_HEAD_BYTES = 4, 8
 CODES_PER_BYTE = {"bits": 4, "trits": 5}
 
@@ -284,10 +287,11 @@ def _exchange(world: Layout) -> tuple[float, ...]:
         distinct = sum(world.ids.distinct) * share
         ids = id_set_bytes(world.ids.distinct, world.ids.rows, _most_ids(world))
         header = EXCHANGE_HEADER_BYTES + (0 if world.ids.per_row is None else ID_BYTES)
+        asked = header + ids * share * ROOM_OF_IDS
         if keys.levels:
-            rows = LENGTH_BYTES, distinct * ROW_LEVELS_BYTES
-            return header, ids * share, *rows, *rows
-        return header, ids * share, distinct * values, distinct * values
+            values = ROW_LEVELS_BYTES * ROOM_OF_LEVELS
+            return asked, LENGTH_BYTES + distinct * values, LENGTH_BYTES + distinct * values
+        return asked, distinct * values, distinct * values
     looked_up = world.config.train.batch_size * tables * share
     rows = looked_up * values, looked_up * values
     if world.ids.per_row is None:
