@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from dlrm_hybrid.checkpoint.folder import read
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec
@@ -20,11 +21,12 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.rows import RowSource
+from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Plan, Progress
-from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.types import DataError, DivergedError
 from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
 
@@ -161,6 +163,21 @@ def rows_of(spec: ModelSpec, feeds: Mapping[int, Feed]) -> RowSource:
         return read
 
     return RowSource(table_rows=spec.table_rows, reader=reader)
+
+
+def check_weights_of(folder: Path, settings: Settings) -> None:
+    """Refuse a checkpoint of another model, or of settings that weights depend on.
+
+    Raises:
+        DataError: each key or table that differs is named.
+    """
+    check_checkpoint(folder, settings.values, None, new_run=True)
+    saved = read(folder).tensors
+    for name, rows in zip(settings.spec.table_names, settings.spec.table_rows, strict=True):
+        known = saved.get(f"{name}.weight")
+        if known is None or known.shape[0] != rows:
+            has = "is not in this checkpoint" if known is None else f"has {known.shape[0]:,} rows"
+            raise DataError(f"{folder}: {name} {has}, the model's {rows:,}")
 
 
 def progress_of(job: Job, steps: int, emptied: int) -> Progress:

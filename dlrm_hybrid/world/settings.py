@@ -51,6 +51,18 @@ class Settings:
         return self.config.train.steps or ENDLESS
 
 
+def named_keys(
+    trainers: int | None, cuts: Sequence[str] | None, servers: int | None, batch_size: int | None
+) -> dict[str, object]:
+    """Keys of arguments that have names of their own."""
+    return {
+        "parallel.trainers": trainers,
+        "parallel.cuts": cuts,
+        "parallel.servers": servers,
+        "train.batch_size": batch_size,
+    }
+
+
 def settings_of(
     spec: ModelSpec,
     world: str,

@@ -37,11 +37,11 @@ from dlrm_hybrid.types import (
     ResourceError,
     RunFailedError,
 )
-from dlrm_hybrid.world.body import Body, Floats, StepResult, result_of
+from dlrm_hybrid.world.body import Body, Floats, StepResult, check_weights_of, result_of
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.rows.batches import Loader
-from dlrm_hybrid.world.settings import Keys, Settings, settings_of
+from dlrm_hybrid.world.settings import Keys, Settings, named_keys, settings_of
 
 Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
 
@@ -104,7 +104,7 @@ class World:
         Raises:
             ConfigError: with all faults, one line each, each naming its key and value.
         """
-        named = _named(trainers, cuts, servers, batch_size)
+        named = named_keys(trainers, cuts, servers, batch_size)
         return cls(settings_of(spec, "in_process", named, gradient, config), loader, InProcess)
 
     @classmethod
@@ -141,8 +141,20 @@ class World:
             ConfigError: see `in_process`; or no other process can import the loader.
             RunFailedError: a rank could not begin.
         """
-        named = _named(trainers, cuts, servers, batch_size)
+        named = named_keys(trainers, cuts, servers, batch_size)
         return cls(settings_of(spec, "processes", named, gradient, config), loader, Processes)
+
+    def __repr__(self) -> str:
+        parallel = self.config.parallel
+        parts = {
+            "trainer": parallel.trainers,
+            "stage": len(parallel.cuts) + 1,
+            "server": parallel.servers,
+            "table server": parallel.table_servers,
+        }
+        named = [f"{count} {what}{'s' * (count > 1)}" for what, count in parts.items() if count]
+        state = f"step {self.steps:,}" if self._over is None else f"over: {self._over}"
+        return f"<World {parallel.world}: {', '.join(named)}; {state}>"
 
     @property
     def _body(self) -> Body:
@@ -287,6 +299,7 @@ class World:
         """
         self._require()
         source = find(Path(folder)).absolute()
+        check_weights_of(source, self._settings)  # before ranks are started with it
         self._held.append(self._make(self._settings, self._loader, self._folder, source))
         self._held.pop(0).close()
 
@@ -378,15 +391,3 @@ def _end(held: list[Body], folder: Path) -> None:
     for body in held:
         body.close()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _named(
-    trainers: int | None, cuts: Sequence[str] | None, servers: int | None, batch_size: int | None
-) -> dict[str, object]:
-    """Keys of arguments that have names of their own."""
-    return {
-        "parallel.trainers": trainers,
-        "parallel.cuts": cuts,
-        "parallel.servers": servers,
-        "train.batch_size": batch_size,
-    }

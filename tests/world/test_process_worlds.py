@@ -1,5 +1,7 @@
 """Worlds whose ranks are processes, held against those of one process."""
 
+import stat
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from torch import Tensor
 from world_rows import (
     BATCH,
+    dying,
     failing,
     global_batches,
     loader,
@@ -96,18 +99,54 @@ def assert_moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
         assert (after[name] - before[name]).abs().max() > 1e-4, name
 
 
+def test_orders_go_through_a_folder_for_this_user_alone(shards: Shards) -> None:
+    with world_of("processes", shards) as world:
+        folder = world._folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert [path for path in folder.rglob("*") if path.is_socket()]
+    assert not folder.exists()
+
+
 def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
     with world_of("processes", shards) as world:
         batch = global_batches(shards, 1)[0]
         world.step(batch)
-        victim = next(one for one in ranks() if "server" in " ".join(one.cmdline()) or True)
-        victim.kill()
+        ranks()[0].kill()
         with pytest.raises(RunFailedError, match="was killed by SIGKILL"):
             for _ in range(50):
                 world.step(batch)
         with pytest.raises(DlrmError, match="cannot go on"):
             world.step(batch)
         assert ranks() == []
+
+
+def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
+    with world_of("processes", shards, dying) as world:
+        world.step()
+        with pytest.raises(RunFailedError, match=r"worker-1\.[01] .*ended with exit code 7; see"):
+            world.step()
+        assert "over: it was cut off by RunFailedError" in repr(world)
+        assert ranks() == []
+
+
+def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_path: Path) -> None:
+    batch = global_batches(shards, 1)[0]
+    with world_of("processes", shards) as world:
+        world.step(batch)
+        saved = world.save(tmp_path)
+        other = replace(small_spec(shards), table_rows=(5, *shards.table_rows[1:]))
+        with (
+            World.in_process(other, cuts=["bottom.2"], batch_size=BATCH) as small,
+            pytest.raises(DataError, match=r"embedding.1 has [0-9,]+ rows, the model's 5"),
+        ):
+            small.load(saved)
+        damaged = next(saved.glob("dense.*"))
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        with pytest.raises(RunFailedError, match="the manifest says"):
+            world.load(saved)
+        assert world.step(batch).step == 2
+        assert repr(world).endswith("2 trainers, 2 stages, 1 server; step 2>")
+    assert ranks() == []
 
 
 def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path) -> None:

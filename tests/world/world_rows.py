@@ -74,6 +74,14 @@ def failing(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
     yield from loader(folder, 1, trainer, trainers)
 
 
+def dying(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
+    """Trainer 1 takes its process along."""
+    yield from loader(folder, 1, trainer, trainers)
+    if trainer:
+        os._exit(7)
+    yield from loader(folder, 1, trainer, trainers)
+
+
 def unseeded(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
     """The same rows in another order in each process."""
     order = np.argsort(np.frombuffer(os.urandom(4 * BATCH), np.uint32))
