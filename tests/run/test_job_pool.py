@@ -174,6 +174,15 @@ def test_an_error_of_the_program_leaves_no_job_behind(here: Path) -> None:
     assert [one.process.returncode for one in begun] == [-signal.SIGKILL] * len(begun)
 
 
+def test_a_table_is_no_line_of_progress(here: Path) -> None:
+    text = "step 5: loss 0.5\\n┏━━━┓\\n┃ a ┃\\n│ 1 │\\n└───┘\\n"
+    one = JobProcess.of([sys.executable, "-X", "utf8", "-c", f"print('{text}')"], here / "0")
+    one.process.wait()
+    assert one.last_line() == "step 5: loss 0.5"
+    assert one.ended() == 0
+    one.close()
+
+
 def test_only_what_this_attempt_has_printed_is_shown(here: Path) -> None:
     folder = here / "0"
     folder.mkdir()

@@ -120,10 +120,9 @@ class Pool:
     @contextmanager
     def _signals(self) -> Generator[None, None, None]:
         """Take over this process's signals; what comes is noted, and acted upon between jobs."""
-        handlers = {signal.SIGTERM: self._note, signal.SIGINT: self._note}
         before = {
-            number: signal.signal(number, handler)
-            for number, handler in {**handlers, signal.SIGTSTP: self._suspend}.items()
+            number: signal.signal(number, self._note)
+            for number in (signal.SIGTERM, signal.SIGINT)
             if signal.getsignal(number) is not signal.SIG_IGN  # a shell's way for background jobs
         }
         try:
@@ -134,12 +133,3 @@ class Pool:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
-
-    def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z stops this process alone: the jobs are in groups of their own."""
-        running = list(self._running.values())
-        for one in running:
-            one.suspend(signal.SIGSTOP)
-        signal.raise_signal(signal.SIGSTOP)
-        for one in running:
-            one.suspend(signal.SIGCONT)

@@ -120,14 +120,15 @@ class JobProcess:
                 file.write(heard)
 
     def last_line(self) -> str:
-        """What it has printed last."""
+        """What it has printed last, but for tables."""
         try:
             with (self.folder / OUTPUT_FILE).open("rb") as file:
                 file.seek(max(self.begin, os.fstat(file.fileno()).st_size - TAIL_BYTES))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        texts = (line.strip() for line in reversed(lines))
+        return next((text for text in texts if text and not _OF_TABLES <= text[0] <= _LAST), "")
 
     def ended(self) -> int | None:
         """Its exit code once it has ended, one of `ExitCode`; a killed one has failed."""
@@ -142,11 +143,6 @@ class JobProcess:
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
-    def suspend(self, number: int) -> None:
-        """Stop, or continue, all of its processes: SIGSTOP or SIGCONT."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
     def kill(self) -> None:
         """End it at once, with all its ranks; what it has saved is intact."""
         self.process.kill()
@@ -159,4 +155,5 @@ class JobProcess:
         self.process.stderr.close()
 
 
+_OF_TABLES, _LAST = "\u2500", "\u257f"  # signs of their frames
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
