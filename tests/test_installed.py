@@ -51,6 +51,14 @@ def test_the_core_alone(core: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_core_alone_trains_with_every_method_on_two_ranks(core: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_bytes((ROOT / "scripts" / "examples" / "ddp.py").read_bytes())
+    done = run([core / "python", script, "--steps", "20", "--seeds", "1"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 + 13
+
+
 def test_a_command_of_the_core_alone_names_the_extra(core: Path, tmp_path: Path) -> None:
     done = run([core / "dlrm_hybrid", "train"], tmp_path)
     assert done.returncode == 5
