@@ -123,7 +123,7 @@ def test_a_loader_of_an_interactive_session_is_refused() -> None:
     assert "is defined in a notebook or an interactive session" in done.stderr
 
 
-@pytest.mark.parametrize("world", ["in_process", "processes"])
+@pytest.mark.parametrize("world", ["in_process", pytest.param("processes", marks=pytest.mark.slow)])
 def test_the_example_learns(world: str) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), world], capture_output=True, text=True, timeout=SECONDS
