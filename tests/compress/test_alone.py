@@ -23,3 +23,12 @@ def test_the_compressors_import() -> None:
 @pytest.mark.parametrize("module", ["pydantic", "xxhash", "dlrm_hybrid.config.schema"])
 def test_others_would_be_seen(module: str) -> None:
     assert "ModuleNotFoundError: No module named" in run_alone(f"import {module}").stderr
+
+
+def test_records_and_the_hook_load_no_numba() -> None:
+    """It takes half a second, which is for the first step."""
+    program = "from dlrm_hybrid.compress import Dct, SparseBoundary, ddp_hook; Dct(density=0.01)"
+    done = run_alone(
+        f"import sys; {program}; print('torch' in sys.modules, 'numba' in sys.modules)"
+    )
+    assert done.stdout == "True False\n", done.stderr

@@ -16,10 +16,9 @@ from torch.futures import Future
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
-from dlrm_hybrid.compress.library.exchange import Traffic
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numba, which what compresses loads, takes half a second
+    from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
+    from dlrm_hybrid.compress.library.exchange import Traffic
     from dlrm_hybrid.compress.library.records import GradientMethod
 
 
@@ -50,7 +49,7 @@ class DdpState:
         method: "GradientMethod",
         model: Module | None,
         process_group: dist.ProcessGroup | None,
-        options: Options,
+        options: "Options",
     ) -> None:
         self.method, self._options = method, options
         self._compressor: ParameterCompressor | None = None
@@ -78,12 +77,14 @@ class DdpState:
             self._names = {parameter: name for name, parameter in named}
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> "Traffic":
         """Bytes exchanged since the model was bound."""
+        from dlrm_hybrid.compress.library.exchange import Traffic
+
         return Traffic() if self._compressor is None else self._compressor.traffic
 
     @property
-    def compressor(self) -> ParameterCompressor | None:
+    def compressor(self) -> "ParameterCompressor | None":
         """What compresses; None before the first step."""
         return self._compressor
 
@@ -149,8 +150,10 @@ class DdpState:
         ordered = [gradients[one] for one in self._compressor.parameters]
         self._compressor.average(ordered, self._group, finds_unused=self._finds_unused)
 
-    def _made(self, gradients: Mapping[Tensor, Tensor]) -> ParameterCompressor:
+    def _made(self, gradients: Mapping[Tensor, Tensor]) -> "ParameterCompressor":
         """In the order of the model; without it, in that of the first step."""
+        from dlrm_hybrid.compress.library.compressor import ParameterCompressor
+
         names = self._names or {one: f"{index}" for index, one in enumerate(gradients)}
         named = [(name, one) for one, name in names.items() if one in gradients]
         if len(named) < len(gradients):
