@@ -115,7 +115,8 @@ def sent_bytes() -> int:
             if str(entry.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry.name))) as one:
                     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    total += struct.unpack_from("Q", info, 200)[0]
+                    bytes_sent, bytes_again = struct.unpack_from("QQ", info, 200)
+                    total += bytes_sent - bytes_again
         except OSError:
             continue  # closed since it was listed, or no TCP
     return total

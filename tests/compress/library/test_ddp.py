@@ -31,6 +31,11 @@ def test_buckets_make_no_difference_and_neither_does_ddp(ranks: list[dict]) -> N
         assert ways[0] != start, method
 
 
+def test_a_state_needs_no_model_to_train(ranks: list[dict]) -> None:
+    for with_model, without in (one["nameless"] for one in ranks):
+        assert with_model == without
+
+
 def test_a_state_goes_on_where_it_was_saved(ranks: list[dict]) -> None:
     for methods in (one["resumed"] for one in ranks):
         for whole, by_state_dict, by_pickle in methods:
