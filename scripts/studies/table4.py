@@ -33,7 +33,7 @@ COLUMNS = (
 )
 SIZE_INCHES = (9.6, 4.2)
 KEY_COLUMNS = 4
-BLACK, PALE = "#1a1a1a", "#e4e4e4"
+BLACK = "#1a1a1a"
 APART = 0.12  # points of one number of workers
 PUBLISHED: Mapping[tuple[float, int], Result] = {
     (0.0, 1): {"test_loss": 3.883, "bleu": 35.17},
@@ -154,14 +154,21 @@ def _draw(
     gap: Callable[[Result, Result], float],
 ) -> None:
     # What chance alone does: the same seed, weights that differ by a millionth.
-    nudged = [one for one in results if one["variant"] == NUDGED]
-    if nudged:
-        widest = max(map(abs, gaps(nudged, results, gap)))
-        axes.axhspan(-widest, widest, color=PALE, label="weights nudged by a millionth", zorder=0)
+    nudged = gaps([one for one in results if one["variant"] == NUDGED], results, gap)
+    axes.plot(
+        [_place(1)] * len(nudged),
+        nudged,
+        color=BLACK,
+        marker="D",
+        linestyle="none",
+        label="baseline, weights nudged by a millionth",
+    )
     axes.axhline(0.0, color=BLACK, linewidth=0.8, zorder=1)
     for number, sparsity in enumerate((*SPARSITIES, BEYOND)):
         shift = APART * (number - 1)
         own = [one for one in cuts if one[0]["sparsity"] == sparsity and one[0]["workers"] > 1]
+        if not own:
+            continue
         places = [_place(one[0]["workers"]) + shift for one in own]
         values = [gaps(one, results, gap) for one in own]
         color = style(number).color
@@ -173,7 +180,7 @@ def _draw(
             linestyle="none",
             alpha=0.45,
         )
-        name = f"{100 * sparsity:g} %, mean"
+        name = f"{100 * sparsity:g} %: seeds, mean"
         axes.plot(
             places,
             [mean(each) for each in values],
@@ -191,15 +198,15 @@ def _draw(
             color=color,
             marker="x",
             linestyle="none",
-            label=f"{100 * sparsity:g} %, the paper's" if papers else None,
+            label=f"{100 * sparsity:g} %: the paper's" if papers else None,
         )
-    workers = [one for one in WORKERS if one > 1]
-    axes.set_xticks([_place(one) for one in workers], [str(one) for one in workers])
-    axes.set_xlim(-0.5, len(workers) - 0.5)
+    names = ["nudged" if one == 1 else str(one) for one in WORKERS]
+    axes.set_xticks([_place(one) for one in WORKERS], names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
 
 
 def _place(workers: int) -> float:
-    return float(sorted(WORKERS).index(workers) - 1)
+    return float(sorted(WORKERS).index(workers))
 
 
 def main() -> None:
