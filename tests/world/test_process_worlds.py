@@ -1,5 +1,6 @@
 """Worlds whose ranks are processes, held against those of one process."""
 
+import shutil
 import stat
 from dataclasses import replace
 from functools import partial
@@ -118,6 +119,7 @@ def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
         with pytest.raises(DlrmError, match="cannot go on"):
             world.step(batch)
         assert ranks() == []
+        shutil.rmtree(world._folder)  # the logs, which stay
 
 
 def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
@@ -127,6 +129,7 @@ def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
             world.step()
         assert "over: it was cut off by RunFailedError" in repr(world)
         assert ranks() == []
+        shutil.rmtree(world._folder)
 
 
 def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_path: Path) -> None:

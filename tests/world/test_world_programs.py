@@ -89,6 +89,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     _, err = program.communicate(timeout=SECONDS)
     assert program.returncode == 1
     assert 'put that below `if __name__ == "__main__":`' in err
+    shutil.rmtree(short_folder(tmp_path))
 
 
 def test_after_ctrl_c_a_world_goes_on(tmp_path: Path) -> None:
