@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Never, final
 
+from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
@@ -22,6 +23,7 @@ from dlrm_hybrid.world.orders import Arrays, Message, connection_of, receive, se
 ENTRY = "dlrm_hybrid.world.rank:world_rank"
 LEAVE_SECONDS = 10.0  # for goodbyes
 NOTICE_SECONDS = 10.0  # for the supervisor to say why a rank is gone
+KILL_SECONDS = 0.1  # until those are killed that have been started since
 
 
 @final
@@ -49,9 +51,10 @@ class WorldRanks:
         except OSError as error:
             raise ResourceError(f"{meeting}: cannot listen there: {error.strerror}") from error
         self._thread = threading.Thread(target=self._supervise, name="world", daemon=True)
-        self._thread.start()
         atexit.register(self.close)
         try:
+            with interrupts_wait():
+                self._thread.start()
             self.steps = self._meet(workers)
         except BaseException:
             self.close()
@@ -150,10 +153,10 @@ class WorldRanks:
             except OSError:
                 continue
         self._thread.join(LEAVE_SECONDS if self._workers else 0.0)
-        if self._thread.is_alive():
+        while self._thread.is_alive():  # and perhaps still starts ranks
             for one in tuple(self._forwarder.running):
                 one.send(signal.SIGKILL)
-            self._thread.join()
+            self._thread.join(KILL_SECONDS)
         for connection in self._workers.values():
             connection.close()
         self._workers.clear()

@@ -115,6 +115,50 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+def test_ctrl_c_while_ranks_are_started_ends_them_all(tmp_path: Path) -> None:
+    body = """
+import os, signal, threading
+import psutil
+from dlrm_hybrid.run import supervisor
+from dlrm_hybrid.world.ranks import WorldRanks
+
+if __name__ == "__main__":
+    meeting, closing = threading.Event(), threading.Event()
+    start, meet, close = supervisor.start, WorldRanks._meet, WorldRanks.close
+
+    def start_after_close(rank, entry):
+        if rank.index == 0:
+            meeting.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+            closing.wait()
+            time.sleep(0.2)  # close has killed all that there is
+        return start(rank, entry)
+
+    def meet_seen(self, workers):
+        meeting.set()
+        return meet(self, workers)
+
+    def close_seen(self):
+        closing.set()
+        close(self)
+
+    supervisor.start = start_after_close
+    WorldRanks._meet, WorldRanks.close = meet_seen, close_seen
+    try:
+        world()
+    except KeyboardInterrupt:
+        children = psutil.Process().children(recursive=True)
+        print([one.pid for one in children if one.parent().pid != os.getpid()])
+"""
+    program = start(tmp_path, body)
+    try:
+        out, err = program.communicate(timeout=SECONDS)
+    finally:
+        program.kill()
+    assert (program.returncode, out) == (0, "[]\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
 def test_a_loader_of_an_interactive_session_is_refused() -> None:
     program = HEAD + "world()\n"
     done = subprocess.run(
