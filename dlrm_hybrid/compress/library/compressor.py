@@ -5,7 +5,9 @@ Shapes: N elements of T tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,7 +32,7 @@ from dlrm_hybrid.compress.library.packets import (
 )
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.packet import encode_packet
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
@@ -115,7 +117,7 @@ class ParameterCompressor:
             step: counted from 0.
 
         Raises:
-            DivergedError: a gradient is not finite.
+            DivergedError: a gradient is not finite; what is remembered is as it was before.
             ValueError: the trainers of this method must agree, which `reduce_gradients` does; or
                 gradients are not those of the parameters.
         """
@@ -124,9 +126,9 @@ class ParameterCompressor:
             raise ValueError(
                 f"{self.method!r}: trainers agree in every step; use reduce_gradients or ddp_state"
             )
-        (sections,) = together(
-            [compressor.encode(self._staged(gradients), step)], step, self._layout.size
-        )
+        staged = self._staged(gradients)
+        _require_finite(staged, step)
+        (sections,) = together([compressor.encode(staged, step)], step, self._layout.size)
         return self._packet([*sections.values()])
 
     def reduce_gradients(self, process_group: dist.ProcessGroup | None = None) -> None:
@@ -139,7 +141,9 @@ class ParameterCompressor:
             process_group: of the trainers; None for all.
 
         Raises:
-            DivergedError: a gradient is not finite, here or at another trainer.
+            DivergedError: a gradient is not finite, here or at another trainer. The next step can
+                go on; what trainers with finite gradients would have sent in this one is lost.
+            ValueError: a gradient is sparse; other trainers then raise DivergedError.
         """
         given = [parameter.grad for parameter in self.parameters]
         pairs = zip(self.parameters, given, strict=True)
@@ -168,11 +172,18 @@ class ParameterCompressor:
             of each tensor whether it was given the mean.
         """
         exchange = Exchange(process_group, self.traffic)
-        staged = self._staged(gradients)
+        is_dense = self.method.name == "none"
+        # DDP hands over dense gradients, so that nothing fails where nothing is gathered.
+        gathers = finds_unused or not is_dense
+        with exchange.shares_failure() if gathers else nullcontext():
+            staged = self._staged(gradients)
+            if not is_dense:
+                _require_finite(staged, self._reduced)
+                self._at(exchange.rank, exchange.size)
         values = [*staged.values()]
         used_T = np.array([not finds_unused or bool(one.any()) for one in values])
         head = np.packbits(used_T).tobytes() if finds_unused else b""
-        if self.method.name == "none":
+        if is_dense:
             heads = exchange.gather(head) if head else []
             exchange.mean_(values)
         else:
@@ -227,10 +238,12 @@ class ParameterCompressor:
         """
         if state["method"] != repr(self.method):
             raise ValueError(f"the state is of {state['method']}, and this is {self.method!r}")
+        tensors = {name: one.clone() for name, one in state["tensors"].items()}
+        if self._made is None:
+            self._pending = tensors
+        else:
+            self._restore(self._made, tensors)
         self._reduced = state["step"]
-        self._pending = {name: one.clone() for name, one in state["tensors"].items()}
-        if self._made is not None:
-            self._restore(self._made)
 
     def report(self) -> dict[str, SentReport]:
         """What was sent of each parameter since the last call."""
@@ -256,15 +269,15 @@ class ParameterCompressor:
             seed=options.seed,
             ops=NUMBA,
         )
-        self._place = trainer, trainers
-        self._made = methods()[self.method.name].build(self.method.keys(), context)
+        made = methods()[self.method.name].build(self.method.keys(), context)
         if self._pending is not None:
-            self._restore(self._made)
-        return self._made
+            self._restore(made, self._pending)
+        self._place, self._made, self._pending = (trainer, trainers), made, None
+        return made
 
-    def _restore(self, compressor: Compressor) -> None:
-        held, given = compressor.tensors(), dict(self._pending or {})
-        self._owed = {
+    def _restore(self, compressor: Compressor, tensors: Mapping[str, Tensor]) -> None:
+        held, given = compressor.tensors(), dict(tensors)
+        owed = {
             index: given.pop(f"{name}.owed")
             for index, name in enumerate(self.names)
             if f"{name}.owed" in given
@@ -277,7 +290,7 @@ class ParameterCompressor:
             raise ValueError(f"the state is of other parameters: {', '.join(differing[:3])}")
         for name, view in held.items():
             view.copy_(given[name])
-        self._pending = None
+        self._owed = owed
 
     def _staged(self, gradients: Gradients) -> dict[str, Tensor]:
         """By name, in memory that kernels can read; these themselves where they can be read."""
@@ -289,6 +302,9 @@ class ParameterCompressor:
         tensors = tensors_of(gradients)
         if len(tensors) != len(self.names):
             raise ValueError(f"{len(tensors)} gradients of {len(self.names)} parameters")
+        for name, one in zip(self.names, tensors, strict=True):
+            if one.layout is not torch.strided:
+                raise ValueError(f"the gradient of {name} is {one.layout}: only dense ones can be")
         given = [one.detach() for one in tensors]
         staged = [
             one if is_plain(one) else one.to("cpu", torch.float32).contiguous() for one in given
@@ -318,3 +334,14 @@ class ParameterCompressor:
         for index in [*self._owed]:
             if used_T[index]:
                 gradients[index].add_(self._owed.pop(index))
+
+
+def _require_finite(staged: Mapping[str, Tensor], step: int) -> None:
+    """Before any of them joins a residual, which would never be finite again."""
+    for name, one in staged.items():
+        # A sum is one pass that allocates nothing; of finite numbers it can overflow.
+        if not math.isfinite(float(one.sum())) and not bool(one.isfinite().all()):
+            raise DivergedError(
+                f"step {step + 1}: the gradient of {name} is not finite; "
+                "the learning rate may be too high"
+            )

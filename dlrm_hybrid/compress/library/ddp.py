@@ -7,6 +7,7 @@ then fulfils what it has promised for the others.
 
 # No postponed annotations: DDP compares those of a hook with its own types.
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch.distributed as dist
@@ -117,7 +118,7 @@ class DdpState:
             self._held = dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        held = self.state_dict() if self._has_names else {}
+        held = self._held if self._compressor is None else self.state_dict()
         return {"method": self.method, "options": self._options, "held": held}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -146,7 +147,12 @@ class DdpState:
             for parameter, gradient in zip(one.parameters, one.gradients, strict=True)
         }
         if self._compressor is None:
-            self._compressor = self._made(gradients)
+            from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
+
+            gathers = self._finds_unused or self.method.name != "none"
+            exchange = Exchange(self._group, Traffic())
+            with exchange.shares_failure() if gathers else nullcontext():
+                self._compressor = self._made(gradients)
         ordered = [gradients[one] for one in self._compressor.parameters]
         self._compressor.average(ordered, self._group, finds_unused=self._finds_unused)
 

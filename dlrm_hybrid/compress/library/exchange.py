@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -64,6 +65,15 @@ class Exchange:
     def fail(self) -> None:
         """Take part in a `gather` that then fails in all other members."""
         self._gather(b"", _FAILED)
+
+    @contextmanager
+    def shares_failure(self) -> Generator[None, None, None]:
+        """Whatever fails here fails in the next `gather` of others: they must not wait for it."""
+        try:
+            yield
+        except Exception:
+            self.fail()
+            raise
 
     def _gather(self, given: bytes, announced: int) -> list[bytes]:
         if self.size == 1:

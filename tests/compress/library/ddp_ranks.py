@@ -5,6 +5,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -53,8 +54,14 @@ METHODS = [
 def run(rank: int, store: str, out: str) -> None:
     """One of two ranks; what the tasks return is written to a file."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    tasks = (each_method, nameless, resumed, wrapped, unsynchronised, unused, counted, not_finite)
+    limit = timedelta(seconds=60)  # less than anyone would wait for a test
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
+    )
+    tasks = (
+        *(each_method, nameless, resumed, wrapped, unsynchronised, unused, counted),
+        *(not_finite, after_a_failure, failed_alone, without_names),
+    )
     results = {task.__name__: task(rank) for task in tasks}
     Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
     dist.barrier()
@@ -240,6 +247,69 @@ def not_finite(rank: int) -> list[str]:
             told.append(str(error))
         dist.barrier()
     return told
+
+
+def after_a_failure(rank: int) -> list[tuple[bool, list[bytes]]]:
+    """Whether weights are finite, and weights, after a step that one rank's gradient has ended."""
+    found = []
+    for method in (TopK(), Dct(aggregation="union"), TernGrad(smallest=8), CltK(), Deft()):
+        plain = network()
+        compressor = method.for_parameters(plain.named_parameters())
+        steps(plain, rank, range(1), compressor.reduce_gradients)
+        loss = loss_of(plain, rank, 1)
+        (loss * torch.nan if rank == 1 else loss).backward()
+        try:
+            compressor.reduce_gradients()
+        except DivergedError:
+            steps(plain, rank, range(2, 4), compressor.reduce_gradients)
+        finite = all(bool(one.isfinite().all()) for one in plain.parameters())
+        found.append((finite, weights(plain)))
+    return found
+
+
+def failed_alone(rank: int) -> list[str]:
+    """What both ranks are told where one has a sparse gradient, or a state that does not fit."""
+    told = []
+
+    def note(reduce: Callable[[], None]) -> None:
+        try:
+            reduce()
+        except (DivergedError, ValueError) as error:
+            told.append(str(error))
+        dist.barrier()
+
+    for method in (NoCompression(), TopK(), CltK()):
+        plain = network()
+        compressor = method.for_parameters(plain.named_parameters())
+        loss_of(plain, rank, 0).backward()
+        if rank == 1:
+            plain[0].weight.grad = plain[0].weight.grad.to_sparse()
+        note(compressor.reduce_gradients)
+    plain = network()
+    compressor = TopK().for_parameters(plain.named_parameters())
+    if rank == 1:
+        compressor.load_state_dict({"method": repr(TopK()), "step": 1, "tensors": {}})
+    loss_of(plain, rank, 0).backward()
+    note(compressor.reduce_gradients)
+    ddp, state = hooked(TopK())
+    if rank == 1:
+        state.load_state_dict({"method": "another", "step": 1, "tensors": {}})
+    note(loss_of(ddp, rank, 0).backward)
+    return told
+
+
+def without_names(rank: int) -> str:
+    """What pickling says of a state that remembers residuals of parameters without names."""
+    ddp = DistributedDataParallel(network())
+    state = TopK().ddp_state()
+    pickle.dumps(state)  # remembers nothing yet
+    ddp.register_comm_hook(state, ddp_hook)
+    steps(ddp, rank, range(1), nothing)
+    try:
+        pickle.dumps(state)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
 def socket_bytes() -> tuple[int, int]:

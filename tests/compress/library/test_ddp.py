@@ -71,6 +71,27 @@ def test_all_trainers_end_where_a_gradient_is_not_finite(ranks: list[dict]) -> N
     assert all("is not finite" in one for one in ill) and len(ill) == 4
 
 
+def test_a_step_that_failed_spoils_none_after_it(ranks: list[dict]) -> None:
+    first, second = (one["after_a_failure"] for one in ranks)
+    assert first == second
+    assert all(finite for finite, _ in first) and len(first) == 5
+
+
+def test_what_fails_at_one_trainer_is_not_waited_for(ranks: list[dict]) -> None:
+    well, ill = (one["failed_alone"] for one in ranks)
+    assert [one.partition(";")[0] for one in well] == [
+        "trainer 1 could not compress its gradients"
+    ] * 5
+    assert all("gradient of 0.weight is torch.sparse_coo" in one for one in ill[:3])
+    assert "of other parameters: 0.bias." in ill[3]
+    assert "the state is of another" in ill[4]
+
+
+def test_a_state_without_names_is_not_pickled_after_a_step(ranks: list[dict]) -> None:
+    for found in (one["without_names"] for one in ranks):
+        assert "give ddp_state the model" in found
+
+
 def test_bytes_counted_are_those_on_the_sockets(ranks: list[dict]) -> None:
     """But for headers of gloo, as many whatever the size of the model."""
     for found in (one["counted"] for one in ranks):
@@ -79,6 +100,15 @@ def test_bytes_counted_are_those_on_the_sockets(ranks: list[dict]) -> None:
             for counted, on_wire in ((small, small_wire), (large, large_wire)):
                 headers, rest = divmod(on_wire - counted, HEADER)
                 assert not rest and 0 < headers < 30 * STEPS, (method, counted, on_wire)
+
+
+def test_a_pickled_state_may_be_pickled_again_before_it_is_bound() -> None:
+    state = TopK().ddp_state(ddp_ranks.network())
+    state.load_state_dict({"method": repr(TopK()), "step": 3, "tensors": {}})
+    for _ in range(2):
+        state = pickle.loads(pickle.dumps(state))
+    state.bind(ddp_ranks.network())
+    assert state.state_dict()["step"] == 3
 
 
 def test_a_state_without_names_is_not_saved() -> None:

@@ -112,6 +112,58 @@ def test_updates_scale_with_the_learning_rate() -> None:
     assert all(torch.equal(out[name], 0.5 * one) for name, one in given.items())
 
 
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("method", [*ALONE[1:], TopK(density=0.1, scope="stage")], ids=repr)
+def test_a_gradient_that_is_not_finite_changes_nothing(method, place: int) -> None:
+    net = model()
+    first, second = (method.for_parameters(net.named_parameters()) for _ in range(2))
+    for one in (first, second):
+        one.encode(gradients_of(net, 0), 0)
+    wrong = gradients_of(net, 1)
+    [*wrong.values()][place].view(-1)[0] = -torch.inf
+    with pytest.raises(DivergedError, match="step 2: the gradient of .* is not finite"):
+        first.encode(wrong, 1)
+    assert first.encode(gradients_of(net, 2), 2) == second.encode(gradients_of(net, 2), 2)
+
+
+def test_finite_gradients_whose_sum_is_not_are_compressed() -> None:
+    large = torch.full((4,), 3e38)
+    packet = TopK(density=0.5).for_parameters([("x", nn.Parameter(large))]).encode([large], 0)
+    out = torch.zeros(4)
+    decode(packet).add_to([out])
+    assert out.count_nonzero() == 2
+
+
+def test_a_sparse_gradient_is_refused_by_its_name() -> None:
+    table = nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    compressor = TopK().for_parameters(table.named_parameters())
+    with pytest.raises(ValueError, match="the gradient of weight is torch.sparse_coo"):
+        compressor.encode([table.weight.grad], 0)
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    net = model()
+    method = TopK(density=0.1)
+    first, second = (method.for_parameters(net.named_parameters()) for _ in range(2))
+    for one in (first, second):
+        one.encode(gradients_of(net, 0), 0)
+    state = first.state_dict()
+    foreign = {**state, "step": 9, "tensors": {**state["tensors"], "2.bias.owed": torch.ones(1)}}
+    del foreign["tensors"]["0.bias.residual"]
+    with pytest.raises(ValueError, match="of other parameters: 0.bias"):
+        first.load_state_dict(foreign)
+    assert first.state_dict().keys() == second.state_dict().keys()
+    assert first.state_dict()["step"] == second.state_dict()["step"]
+    assert first.state_dict()["tensors"].keys() == second.state_dict()["tensors"].keys()
+    assert first.encode(gradients_of(net, 1), 1) == second.encode(gradients_of(net, 1), 1)
+    new = method.for_parameters(net.named_parameters())
+    new.load_state_dict(foreign)
+    for _ in range(2):  # what it should go on from is not forgotten for the step after
+        with pytest.raises(ValueError, match="of other parameters: 0.bias"):
+            new.encode(gradients_of(net, 1), 1)
+
+
 @pytest.mark.parametrize("method", ALONE, ids=repr)
 def test_a_state_goes_on_where_another_was(method) -> None:
     net = model()
