@@ -1,15 +1,17 @@
 """A hook of mkdocs: what the pages need that are also read in a checkout.
 
 There links lead to files of the project, which are no pages: such a link becomes the file's name.
+And a page is called by the name of its file, which is its title here.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
+_PAGE = re.compile(r"\[([\w/]+\.md)\]\(([^)\s#]+\.md)\)")
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)\s#]+)(?:#[^)]*)?\)")
 
 
@@ -24,4 +26,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return link[0]
         return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
 
-    return _LINK.sub(named, markdown)
+    def titled(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        if Path(text).name != Path(target).name:
+            return link[0]
+        title = Path(normpath(folder / target)).read_text("utf-8").partition("\n")[0]
+        return f"[{title.lstrip('# ')}]({target})"
+
+    return _PAGE.sub(titled, _LINK.sub(named, markdown))
