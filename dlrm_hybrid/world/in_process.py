@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import final
@@ -69,7 +69,7 @@ class InProcess(Body):
         self._job = job = job_of(settings, task, rows)
         compile_kernels(config)
         build_model.keep_freed_memory()
-        with _threads(self._threads):
+        with _as_in_a_rank(self._threads):
             self._engine = engine = build_engine.engine_of(
                 config, rows, settings.steps, job.storage, job.clock
             )
@@ -96,30 +96,31 @@ class InProcess(Body):
     def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
         for feed, batch in zip(self._feeds, batches or (), strict=False):
             feed.put(batch)
-        with _threads(self._threads):
+        with _as_in_a_rank(self._threads):
             metrics, _ = self._engine.make_step(self._engine.step, START)
         self._meter.step_done()
         return metrics
 
     @override
     def drain(self) -> StepMetrics:
-        with _threads(self._threads):
+        with _as_in_a_rank(self._threads):
             return self._engine.drain(self._engine.step)
 
     @override
     def begin_evaluation(self) -> None:
-        self._engine.take_masters()
+        with _as_in_a_rank(self._threads):
+            self._engine.take_masters()
 
     @override
     def predict(self, batches: Sequence[Batch]) -> list[Floats]:
-        with _threads(self._threads), self._meter.within(Phase.EVALUATE):
+        with _as_in_a_rank(self._threads), self._meter.within(Phase.EVALUATE):
             return [self._engine.predict(next(self._predicted), batch).numpy() for batch in batches]
 
     @override
     def save(self) -> Path:
         engine = self._engine
         writer = checkpoint_writer(self._job, engine, Roll(1, 1))
-        with self._meter.within(Phase.CHECKPOINT):
+        with _as_in_a_rank(self._threads), self._meter.within(Phase.CHECKPOINT):
             writer.save(progress_of(self._job, engine.step, engine.emptied))
             saved = writer.finish()
         assert saved is not None
@@ -127,8 +128,9 @@ class InProcess(Body):
 
     @override
     def tensors(self) -> dict[str, Tensor]:
-        groups = piece_groups(self._engine.pieces())
-        return whole(piece for group in WEIGHTS for piece in groups[group])
+        with _as_in_a_rank(self._threads):
+            groups = piece_groups(self._engine.pieces())
+            return whole(piece for group in WEIGHTS for piece in groups[group])
 
     @override
     def counts(self) -> Counts:
@@ -140,11 +142,25 @@ class InProcess(Body):
 
 
 @contextmanager
-def _threads(number: int) -> Generator[None, None, None]:
-    """Compute with so many threads inside, as ranks do: products round by how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
+def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
+    """Compute as ranks do, whatever modes of torch the program is in: results depend on them.
+
+    Products round by how many threads there are; without gradients nothing is learned; autocast and
+    default types are other numbers.
+    """
+    before = torch.get_num_threads(), torch.get_default_dtype()
+    # A mode of its own costs each call of torch something.
+    is_elsewhere = torch.get_default_device().type != "cpu"
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.device("cpu") if is_elsewhere else nullcontext(),
+        ):
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        torch.set_default_dtype(before[1])

@@ -1,7 +1,9 @@
 """Worlds that a program drives, held against the command `train`."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,16 @@ def test_a_world_is_a_run_of_train(
         scores, expected = world.evaluate(test_batches(shards)), summary(folder)["test"]
         assert scores.log_loss == expected["loss"]
         assert scores.auc == expected["auc"]
+
+
+@contextmanager
+def default(choose: Any, value: Any, after: Any) -> Iterator[None]:
+    """A default of torch, inside."""
+    choose(value)
+    try:
+        yield
+    finally:
+        choose(after)
 
 
 def small_world(shards: Shards, **options: Any) -> World:
@@ -201,6 +213,37 @@ def test_the_threads_of_the_program_stay(shards: Shards) -> None:
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def learned(shards: Shards, folder: Path) -> list[Any]:
+    """What a world gives for all that it does."""
+    batch, other = global_batches(shards, 2)
+    with small_world(shards) as world:
+        found = [world.step(batch), world.evaluate([other]), world.save(folder).name]
+        world.load(folder)
+        return [*found, world.step(other), world.predict([other]).tobytes(), world.state_dict()]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.autocast, "cpu", torch.bfloat16),
+        partial(default, torch.set_default_dtype, torch.float64, torch.float32),
+        partial(default, torch.set_default_device, "meta", None),
+    ],
+)
+def test_the_modes_of_the_program_change_nothing(mode: Any, shards: Shards, tmp_path: Path) -> None:
+    expected = learned(shards, tmp_path / "plain")
+    with mode():
+        found = learned(shards, tmp_path / "mode")
+        before = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+    assert found[:-1] == expected[:-1]
+    assert_same_tensors(found[-1], expected[-1])
+    with mode():
+        now = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+        assert now == before
 
 
 def test_all_faults_of_the_arguments_are_named(shards: Shards) -> None:
