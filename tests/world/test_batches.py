@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchrec import KeyedJaggedTensor
 
 from dlrm_hybrid.bags import Bags, lengths_of
 from dlrm_hybrid.model.spec import ModelSpec
@@ -68,6 +69,20 @@ def test_bags_of_any_size_come_from_keyed_jagged_tensors() -> None:
     with pytest.raises(DataError, match="offsets"):
         wrong_bags = Bags(np.arange(3), np.array([0, 2, 1, 1, 1, 1, 1, 1, 3]), 2)
         COLUMNS.batch((DENSE, wrong_bags, LABEL), "batch")
+
+
+def test_keyed_jagged_tensors_say_what_would_be_ignored() -> None:
+    one, two = SPEC.table_names
+    with pytest.raises(DataError, match=f"keys {two}, {one}, must .*: {one}, {two}"):
+        COLUMNS.batch((DENSE, Keyed([two, one], [0] * 8, [1] * 8), LABEL), "batch")
+    COLUMNS.batch((DENSE, Keyed([one, two], [0] * 8, [1] * 8), LABEL), "batch")
+    weights, lengths = torch.full((8,), 0.5), torch.ones(8, dtype=torch.int32)
+    values = torch.zeros(8, dtype=torch.int64)
+    weighted = KeyedJaggedTensor([one, two], values, weights=weights, lengths=lengths)
+    with pytest.raises(DataError, match="ids have weights"):
+        COLUMNS.batch((DENSE, weighted, LABEL), "batch")
+    with pytest.raises(DataError, match="batch: ids: "):
+        COLUMNS.batch((DENSE, Keyed(["a", "b"], [0] * 7, [1] * 7), LABEL), "batch")
 
 
 @given(

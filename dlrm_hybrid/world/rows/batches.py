@@ -92,7 +92,7 @@ class Columns:
 
     def _bags(self, given: Any, rows: int) -> Bags[npt.NDArray[np.int64]]:
         tables = len(self.spec.table_rows)
-        bags = _bags(given)
+        bags = _bags(given, self.spec.table_names)
         if (bags.tables, bags.rows) != (tables, rows):
             raise _FaultError(
                 f"ids of {bags.rows} rows × {bags.tables} tables, must be {rows} × {tables}: "
@@ -182,15 +182,22 @@ def _array(name: str, given: Any, dtype: Any) -> npt.NDArray[Any]:
     return np.array(found, dtype, order="C")
 
 
-def _bags(given: Any) -> Bags[npt.NDArray[np.int64]]:
+def _bags(given: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
     """Ids in the order of tables."""
     if isinstance(given, Bags):
         known = cast("Bags[Any]", given)
         bags = known.map(lambda one: _array("ids", one, np.int64))
     elif hasattr(given, "keys") and hasattr(given, "lengths") and hasattr(given, "values"):
-        tables = len(given.keys())
-        lengths_FB = _array("lengths", given.lengths(), np.int64).reshape(tables, -1)
+        keys: list[Any] = list(given.keys())
+        if keys != list(names) and set(keys) == set(names):
+            raise _FaultError(
+                f"ids have keys {', '.join(keys)}, must be in the order of the tables: "
+                f"{', '.join(names)}"
+            )
+        if getattr(given, "weights_or_none", lambda: None)() is not None:
+            raise _FaultError("ids have weights, which a model of a world does not use")
         try:
+            lengths_FB = _array("lengths", given.lengths(), np.int64).reshape(len(keys), -1)
             bags = jagged(_array("ids", given.values(), np.int64), lengths_FB)
         except ValueError as error:
             raise _FaultError(f"ids: {error}") from None
