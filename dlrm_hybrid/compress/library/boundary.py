@@ -9,6 +9,7 @@ Shapes: R rows of N elements; K kept of all R * N.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import final, overload
 
 import torch
@@ -81,9 +82,9 @@ class SparseBoundary(nn.Module):
 
     def __init__(self, density: float, *, evaluate_masked: bool = True) -> None:
         super().__init__()
-        if not 0 < density <= 1:
-            raise ValueError(f"density={density} is not in (0, 1]")
-        self.density = density
+        if not isinstance(density, Real) or not 0 < density <= 1:
+            raise ValueError(f"density={density!r} is not in (0, 1]")
+        self.density = float(density)
         self.evaluate_masked = evaluate_masked
         # No buffer: DDP would overwrite it by that of its first rank. No numbers: compiled code
         # would be compiled anew whenever they change.
@@ -157,7 +158,8 @@ def _shapes(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
 
 # One operator for all devices, which torch.compile takes as it is. `torch.library.custom_op` would
 # do the same, but loads all of torch's compiler when it is first called.
-_LIBRARY = torch.library.Library("dlrm_hybrid", "DEF")
+# A fragment can be there twice, which `importlib.reload` needs.
+_LIBRARY = torch.library.Library("dlrm_hybrid", "FRAGMENT")
 _LIBRARY.define("largest_of_rows(Tensor x, int k, bool trains) -> (Tensor, Tensor)")
 _LIBRARY.impl("largest_of_rows", _select, "CompositeExplicitAutograd")
 _LIBRARY.impl("largest_of_rows", _select_on_cpu, "CPU")

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -25,10 +26,10 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def check(record: Any) -> None:
-    """Check all values of a frozen record.
+    """Check all values of a frozen record, and store numbers of numpy as Python's own.
 
     Args:
-        record: a dataclass instance.
+        record: a dataclass instance; changed where it holds such numbers.
 
     Raises:
         ValueError: a value is not of its field's type or out of its bounds; names field, value
@@ -36,10 +37,22 @@ def check(record: Any) -> None:
     """
     hints = _hints(record.__class__)
     for field in fields(record):
-        value = getattr(record, field.name)
+        value = _plain(getattr(record, field.name))
+        object.__setattr__(record, field.name, value)
         if not _fits(value, hints[field.name]):
             kinds = " or ".join(_texts(hints[field.name]))
             raise ValueError(f"{type(record).__name__}: {field.name} = {value!r}: must be {kinds}")
+
+
+def _plain(value: object) -> object:
+    """Numbers of other types, such as numpy's, as those that equality and text are defined by."""
+    if type(value) is tuple:
+        return tuple(map(_plain, cast("tuple[object, ...]", value)))
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 @cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, final
 
-from typing_extensions import override
+from typing_extensions import override, runtime_checkable
 
 from dlrm_hybrid.bounds import BelowOne, Bound, Count, Part, Positive, PrecisionOrLevels, Rate
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules
@@ -30,6 +30,7 @@ BetweenZeroAndOne = Annotated[float, Bound(gt=0, lt=1)]
 _SHARED = tuple(one.name for one in fields(GradientKeys))
 
 
+@runtime_checkable
 class GradientMethod(Protocol):
     """One of the methods below: which part of its gradients a trainer sends, and how."""
 
@@ -146,7 +147,7 @@ class GradientMethod(Protocol):
 class NoCompression(GradientMethod):
     """Dense gradients in float32."""
 
-    name: ClassVar = "none"
+    name: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +189,7 @@ class Dct(Thresholded):
             `Sidco(window=3, lifespan=1000, renewal="controlled")` is this with them.
     """
 
-    name: ClassVar = "dct"
+    name: ClassVar[str] = "dct"
     threshold: Threshold = "histogram"
     lifespan: Positive = 1000
     renewal: Literal["controlled", "fixed"] = "controlled"
@@ -203,7 +204,7 @@ class TopK(Thresholded):
         threshold: found in one pass, or by sorting; both find the same.
     """
 
-    name: ClassVar = "topk"
+    name: ClassVar[str] = "topk"
     threshold: Literal["histogram", "exact"] = "histogram"
 
 
@@ -227,7 +228,7 @@ class Dgc(Thresholded):
         warmup_sparsities: increasing.
     """
 
-    name: ClassVar = "dgc"
+    name: ClassVar[str] = "dgc"
     density: Part = 0.001
     threshold: Threshold = "dgc"
     part: Part = 0.01
@@ -250,7 +251,7 @@ class RedSync(Thresholded):
         search: bisect from mean to maximum, or come down from the maximum.
     """
 
-    name: ClassVar = "redsync"
+    name: ClassVar[str] = "redsync"
     threshold: Literal["redsync"] = "redsync"
     search: Literal["bisect", "trim"] = "bisect"
 
@@ -264,7 +265,7 @@ class Gaussian(Thresholded):
         fit: signed values as its authors, or magnitudes as in SIDCo's comparison.
     """
 
-    name: ClassVar = "gaussian"
+    name: ClassVar[str] = "gaussian"
     threshold: Literal["gaussian"] = "gaussian"
     fit: Literal["signed", "magnitude"] = "signed"
 
@@ -278,7 +279,7 @@ class Hard(Thresholded):
         magnitude: that one; None is 1 / (2 sqrt(k)), k elements of the model.
     """
 
-    name: ClassVar = "hard"
+    name: ClassVar[str] = "hard"
     threshold: Literal["hard"] = "hard"
     lifespan: Positive = 1_000_000_000
     magnitude: Rate | None = None
@@ -298,7 +299,7 @@ class Sidco(Thresholded):
         gamma: inverse of the gamma distribution: exact, or a closed bound.
     """
 
-    name: ClassVar = "sidco"
+    name: ClassVar[str] = "sidco"
     threshold: Literal["sidco"] = "sidco"
     distribution: Literal["exponential", "gamma", "pareto"] = "exponential"
     adaptation: Literal["best", "literal", "flip"] | Annotated[int, Bound(ge=1, le=32)] = "best"
@@ -319,7 +320,7 @@ class CltK(GradientMethod):
         low_pass: weight of new gradients in the residual; the paper has 0.1 at high rates.
     """
 
-    name: ClassVar = "cltk"
+    name: ClassVar[str] = "cltk"
     density: Part = 0.01
     precision: PrecisionOrLevels = "float32"
     low_pass: Part = 1.0
@@ -336,7 +337,7 @@ class Deft(GradientMethod):
         budget: exactly k in all, or about k as in the paper.
     """
 
-    name: ClassVar = "deft"
+    name: ClassVar[str] = "deft"
     density: Part = 0.01
     precision: PrecisionOrLevels = "float32"
     budget: Literal["exact", "paper"] = "exact"
@@ -353,7 +354,7 @@ class RandomK(GradientMethod):
         feedback: the rest waits in a residual; or is forgotten, and values times N / k are sent.
     """
 
-    name: ClassVar = "randomk"
+    name: ClassVar[str] = "randomk"
     density: Part = 0.01
     precision: PrecisionOrLevels = "float32"
     feedback: bool = True
@@ -372,7 +373,7 @@ class TernGrad(GradientMethod):
         pull: how a world's servers answer; None is "levels" where scales are shared.
     """
 
-    name: ClassVar = "terngrad"
+    name: ClassVar[str] = "terngrad"
     clip: Rate | None = 2.5
     sharing: bool = True
     encoding: Literal["bits", "trits"] = "bits"

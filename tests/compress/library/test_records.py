@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from dlrm_hybrid import compress
@@ -85,6 +86,21 @@ def test_terngrad_asks_for_weights_where_sums_have_no_levels() -> None:
 def test_what_a_record_cannot_be(make, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+def test_numbers_of_numpy_become_those_of_python() -> None:
+    record = Dct(density=np.float64(0.05), lifespan=np.int64(7))
+    assert repr(record) == repr(Dct(density=0.05, lifespan=7))
+    assert TopK(density=np.float32(0.5)).settings()["sparsity"] == 0.5
+    sparsities = tuple(np.array([0.5, 0.75]))
+    assert repr(Dgc(warmup_sparsities=sparsities)) == repr(Dgc(warmup_sparsities=(0.5, 0.75)))
+    with pytest.raises(ValueError, match=r"lifespan = 7\.0: must be a whole number"):
+        Dct(lifespan=np.float64(7))
+
+
+def test_a_record_is_a_gradient_method() -> None:
+    assert isinstance(Dct(), GradientMethod)
+    assert not isinstance("dct", GradientMethod)
 
 
 @pytest.mark.parametrize("name", methods())

@@ -202,7 +202,7 @@ def test_it_holds_nothing_that_ranks_or_checkpoints_would_share() -> None:
     assert repr(module) == "SparseBoundary(density=0.1, evaluate_masked=True)"
 
 
-@pytest.mark.parametrize("density", [0.0, -0.1, 1.01, float("nan")])
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.01, float("nan"), "0.1", None])
 def test_a_density_out_of_bounds_is_refused(density: float) -> None:
     with pytest.raises(ValueError, match=r"density=.* is not in \(0, 1\]"):
         SparseBoundary(density)
@@ -218,7 +218,9 @@ def test_it_needs_the_core_alone_and_numba_only_when_a_row_is_selected() -> None
     program = (
         "import sys, torch; from dlrm_hybrid.compress import SparseBoundary\n"
         "boundary = SparseBoundary(0.1); assert 'numba' not in sys.modules\n"
-        "boundary(torch.ones(1, 3)); assert 'numba' in sys.modules"
+        "boundary(torch.ones(1, 3)); assert 'numba' in sys.modules\n"
+        "import importlib; module = sys.modules[SparseBoundary.__module__]\n"
+        "importlib.reload(module).SparseBoundary(0.1)(torch.ones(1, 3))"
     )
     done = run_alone(program)
     assert done.returncode == 0, done.stderr
