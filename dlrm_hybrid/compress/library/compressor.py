@@ -6,7 +6,7 @@ Shapes: N elements of T tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -59,6 +59,11 @@ class Options:
     trainer: int = 0
     trainers: int = 1
 
+    def check(self, method: GradientMethod) -> None:
+        """Raise ValueError if the method needs an option that is missing; names it."""
+        if getattr(method, "residual", None) == "update" and self.lr is None:
+            raise ValueError("residual = 'update': needs lr=, the learning rate by step")
+
 
 @final
 class ParameterCompressor:
@@ -70,8 +75,8 @@ class ParameterCompressor:
         options: for the methods that ask for more.
 
     Raises:
-        ValueError: two parameters have the same name, there are none, or the method needs an option
-            that is missing; names it.
+        ValueError: two parameters have the same name, none needs a gradient, these are no pairs of
+            names and tensors, or the method needs an option that is missing; names it.
 
     Attributes:
         parameters: in the order of all lists.
@@ -84,14 +89,18 @@ class ParameterCompressor:
         named_parameters: Iterable[tuple[str, Tensor]],
         options: Options,
     ) -> None:
-        named = [(name, one) for name, one in named_parameters if one.requires_grad]
+        options.check(method)
+        named = [*_trained(named_parameters)]
         names = [name for name, _ in named]
         if not 0 <= options.trainer < options.trainers:
             raise ValueError(f"trainer = {options.trainer}: must be below {options.trainers}")
-        if len({*names}) != len(names) or not names:
-            raise ValueError(f"named_parameters: must be of different names, not {names}")
-        if getattr(method, "residual", None) == "update" and options.lr is None:
-            raise ValueError("residual = 'update': needs lr=, the learning rate by step")
+        if not names:
+            raise ValueError("named_parameters: there is none that needs a gradient")
+        if len({*names}) != len(names):
+            twice = next(one for one in names if names.count(one) > 1)
+            raise ValueError(
+                f"named_parameters: must be of different names; {twice} is there twice"
+            )
         self.method, self._options = method, options
         self.parameters = [one for _, one in named]
         specs = [Spec(index, name, tuple(one.shape)) for index, (name, one) in enumerate(named)]
@@ -302,9 +311,10 @@ class ParameterCompressor:
         tensors = tensors_of(gradients)
         if len(tensors) != len(self.names):
             raise ValueError(f"{len(tensors)} gradients of {len(self.names)} parameters")
-        for name, one in zip(self.names, tensors, strict=True):
-            if one.layout is not torch.strided:
-                raise ValueError(f"the gradient of {name} is {one.layout}: only dense ones can be")
+        for spec, one in zip(self._layout.specs, tensors, strict=True):
+            found = _fault(one, spec.count)
+            if found:
+                raise ValueError(f"the gradient of {spec.name} is {found}")
         given = [one.detach() for one in tensors]
         staged = [
             one if is_plain(one) else one.to("cpu", torch.float32).contiguous() for one in given
@@ -334,6 +344,31 @@ class ParameterCompressor:
         for index in [*self._owed]:
             if used_T[index]:
                 gradients[index].add_(self._owed.pop(index))
+
+
+def _trained(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
+    """What needs gradients; raises ValueError for what is no name with a tensor."""
+    for one in given:
+        match one:
+            case (str(name), Tensor() as parameter):
+                if parameter.requires_grad:
+                    yield name, parameter
+            case _:
+                raise ValueError(
+                    "named_parameters: must be pairs of a name and a tensor, as "
+                    f"model.named_parameters() gives them, not of {type(one).__name__}"
+                )
+
+
+def _fault(gradient: object, count: int) -> str:
+    """Why it cannot be compressed as so many elements; empty if it can be."""
+    if not isinstance(gradient, Tensor):
+        return f"{type(gradient).__name__}: must be a tensor"
+    if gradient.layout is not torch.strided:
+        return f"{gradient.layout}: must be dense"
+    if gradient.numel() != count:
+        return f"of {gradient.numel()} elements: must be of {count}, as its parameter is"
+    return ""
 
 
 def _require_finite(staged: Mapping[str, Tensor], step: int) -> None:

@@ -43,6 +43,9 @@ class DdpState:
         model: gives parameters their names; None for numbers.
         process_group: of the trainers; None for all.
         options: for the methods that ask for more.
+
+    Raises:
+        ValueError: the method needs an option that is missing; names it.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class DdpState:
         process_group: dist.ProcessGroup | None,
         options: "Options",
     ) -> None:
+        options.check(method)
         self.method, self._options = method, options
         self._compressor: ParameterCompressor | None = None
         self._held: Mapping[str, Any] | None = None
@@ -62,7 +66,7 @@ class DdpState:
         """Serve a model from now on: what is remembered moves by the names of its parameters.
 
         Args:
-            model: as of the constructor, like what follows.
+            model: as of `ddp_state`: in DDP, or it is taken to leave parameters unused.
             process_group: of the trainers.
         """
         if self._compressor is not None:
@@ -153,7 +157,10 @@ class DdpState:
             exchange = Exchange(self._group, Traffic())
             with exchange.shares_failure() if gathers else nullcontext():
                 self._compressor = self._made(gradients)
-        ordered = [gradients[one] for one in self._compressor.parameters]
+        parameters = self._compressor.parameters
+        if len(parameters) != len(gradients) or any(one not in gradients for one in parameters):
+            raise ValueError("parameters are not those of the first step: a state serves one model")
+        ordered = [gradients[one] for one in parameters]
         self._compressor.average(ordered, self._group, finds_unused=self._finds_unused)
 
     def _made(self, gradients: Mapping[Tensor, Tensor]) -> "ParameterCompressor":

@@ -83,7 +83,7 @@ class GradientMethod(Protocol):
             trainers: how many there are, likewise.
 
         Raises:
-            ValueError: names repeat, there are none, or `lr` is missing.
+            ValueError: names repeat, none needs a gradient, or `lr` is missing.
         """
         from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
 
@@ -104,8 +104,8 @@ class GradientMethod(Protocol):
         """The state to register with `ddp_hook` as a communication hook of DDP.
 
         Args:
-            model: the one that is trained, in DDP or not; gives parameters their names. Without it
-                the state cannot be saved, and `last_layer` must be named.
+            model: in DDP, or what comes for gradients of zeros waits, as where DDP finds unused
+                parameters. Without it the state cannot be saved, and `last_layer` must be named.
             process_group: of the trainers; None for all.
             seed: as of `for_parameters`, like what follows.
             lr: learning rate by step.

@@ -60,7 +60,7 @@ def run(rank: int, store: str, out: str) -> None:
     )
     tasks = (
         *(each_method, nameless, resumed, wrapped, unsynchronised, unused, counted),
-        *(not_finite, after_a_failure, failed_alone, without_names),
+        *(not_finite, after_a_failure, failed_alone, without_names, two_models),
     )
     results = {task.__name__: task(rank) for task in tasks}
     Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
@@ -307,6 +307,19 @@ def without_names(rank: int) -> str:
     steps(ddp, rank, range(1), nothing)
     try:
         pickle.dumps(state)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def two_models(rank: int) -> str:
+    """What is said to whom gives one state to two models."""
+    ddp, state = hooked(TopK())
+    other = DistributedDataParallel(network())
+    other.register_comm_hook(state, ddp_hook)
+    steps(ddp, rank, range(1), nothing)
+    try:
+        steps(other, rank, range(1), nothing)
     except ValueError as error:
         return str(error)
     return "nothing"

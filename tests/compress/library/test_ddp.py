@@ -92,6 +92,11 @@ def test_a_state_without_names_is_not_pickled_after_a_step(ranks: list[dict]) ->
         assert "give ddp_state the model" in found
 
 
+def test_a_state_serves_one_model(ranks: list[dict]) -> None:
+    for found in (one["two_models"] for one in ranks):
+        assert found.endswith("a state serves one model")
+
+
 def test_bytes_counted_are_those_on_the_sockets(ranks: list[dict]) -> None:
     """But for headers of gloo, as many whatever the size of the model."""
     for found in (one["counted"] for one in ranks):
@@ -117,3 +122,8 @@ def test_a_state_without_names_is_not_saved() -> None:
         state.state_dict()
     with pytest.raises(ValueError, match="give ddp_state the model"):
         Dct().ddp_state().load_state_dict({})
+
+
+def test_a_rate_that_is_missing_is_said_before_the_first_step() -> None:
+    with pytest.raises(ValueError, match="needs lr="):
+        TopK(residual="update").ddp_state(ddp_ranks.network())

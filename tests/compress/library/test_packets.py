@@ -79,7 +79,7 @@ def test_tensors_of_another_model_are_refused() -> None:
 def test_what_a_compressor_refuses() -> None:
     net = model()
     named = [*net.named_parameters()]
-    with pytest.raises(ValueError, match="must be of different names"):
+    with pytest.raises(ValueError, match="different names; 0.weight is there twice"):
         TopK().for_parameters([named[0], named[0]])
     with pytest.raises(ValueError, match="needs lr="):
         TopK(residual="update").for_parameters(named)
@@ -91,6 +91,21 @@ def test_what_a_compressor_refuses() -> None:
     gradients["2.bias"][0] = torch.nan
     with pytest.raises(DivergedError, match="the gradient of 2.bias is not finite"):
         TopK().for_parameters(named).encode(gradients, 0)
+    named[0][1].requires_grad_(False)
+    for none in ([], named[:1]):
+        with pytest.raises(ValueError, match="there is none that needs a gradient"):
+            TopK().for_parameters(none)
+    named[0][1].requires_grad_(True)
+    for wrong, kind in ((net.parameters(), "Parameter"), (dict(named), "str"), ([3], "int")):
+        with pytest.raises(ValueError, match=f"must be pairs of a name .*, not of {kind}$"):
+            TopK().for_parameters(wrong)
+    for gradient, fault in (
+        (None, "NoneType: must be a tensor"),
+        (np.ones(1), "ndarray: must be a tensor"),
+        (torch.ones(2), "of 2 elements: must be of 1, as its parameter is"),
+    ):
+        with pytest.raises(ValueError, match=f"the gradient of 2.bias is {fault}"):
+            TopK().for_parameters(named).encode({**gradients_of(net, 0), "2.bias": gradient}, 0)
     other = nn.Linear(3, 3)
     state = TopK().for_parameters(named)
     state.encode(gradients_of(net, 0), 0)
