@@ -32,6 +32,8 @@ print(f"{{number}};cluster")
 SQUEUE = """#!{python}
 import pathlib, sys
 here = pathlib.Path({here!r})
+if (here / "silence").exists():
+    sys.exit((here / "silence").read_text())
 (number,) = [text.partition("=")[2] for text in sys.argv if text.startswith("--jobs=")]
 if not (here / f"{{number}}.job").exists():
     sys.exit("slurm_load_jobs error: Invalid job id specified")
@@ -132,6 +134,25 @@ def test_what_slurm_refuses_ends_the_sweep_and_is_told(
     assert capsys.readouterr().err == message
     assert numbers(cluster) == []
     assert not list(sweep.glob("*.slurm.json"))
+
+
+def test_a_controller_that_does_not_answer_gets_no_job_twice(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweep"
+    argv = ["train.seed=1,2", "sweep.submit=slurm", f"hydra.sweep.dir={sweep}"]
+    argv = ["dlrm_hybrid", "train", "-m", *argv]
+    assert run(argv) == 0
+    kept = [path.read_text() for path in sorted(sweep.glob("*.slurm.json"))]
+    assert len(kept) == 2
+    capsys.readouterr()
+
+    silence = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    (cluster / "silence").write_text(silence)
+    assert run([*argv, "skip_completed=true"]) == 5
+    assert capsys.readouterr().err == f"sweep.submit=slurm: squeue: {silence}\n"
+    assert len(numbers(cluster)) == 2
+    assert [path.read_text() for path in sorted(sweep.glob("*.slurm.json"))] == kept
 
 
 def test_a_machine_without_slurm_says_so(

@@ -22,6 +22,7 @@ from dlrm_hybrid.types import ResourceError
 KEY = "sweep.submit=slurm"
 SECONDS = 120.0  # for an answer of SLURM
 NOTICE_SECONDS = 60  # before the time limit: enough for a checkpoint
+FORGOTTEN = "Invalid job id"  # what `squeue` says of a job that ended some minutes ago
 
 
 def script(request: Request) -> str:
@@ -75,12 +76,14 @@ def state(record: Path) -> tuple[str, str] | None:
 
     Raises:
         DataError: the file is damaged.
-        ResourceError: `squeue` is not there.
+        ResourceError: `squeue` is not there, or does not know: the job may run.
     """
     if not record.exists():
         return None
     number = str(read_object(record.parent, record.name).get("job"))
     said = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={number}"], "")
+    if said.returncode != 0 and FORGOTTEN not in said.stderr:
+        raise ResourceError(f"{KEY}: squeue: {said.stderr.strip() or said.returncode}")
     word = said.stdout.strip()
     return (number, word) if said.returncode == 0 and word else None
 
