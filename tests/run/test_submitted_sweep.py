@@ -200,6 +200,15 @@ def test_options_that_mean_nothing_are_refused(
     assert numbers(cluster) == []
 
 
+def test_a_job_finds_the_package_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sbatch --chdir` starts it elsewhere; "" is the working folder of an interactive Python."""
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    job = compose.job_of([])
+    text = script(Request(validate(job.values), job.values, Path("/runs/0"), ()))
+    places = text.split("PYTHONPATH=")[1].split()[0].split(os.pathsep)
+    assert places[0] == str(Path.cwd())
+
+
 @given(name=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20))
 def test_the_shell_of_a_node_reads_what_was_typed(name: str) -> None:
     """Overrides go through a shell: blanks, quotes, dollars and all."""

@@ -30,7 +30,7 @@ def script(request: Request) -> str:
 
     A job that SLURM starts again goes on from its last checkpoint, by `skip_completed`.
     """
-    places = os.pathsep.join(place or os.curdir for place in sys.path)
+    places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     program = [sys.executable, "-P", "-m", "dlrm_hybrid", "train", *request.overrides]
     folder = override_text(RUN_FOLDER_KEY, str(request.folder))
     line = shlex.join(["env", f"PYTHONPATH={places}", *program, folder, "skip_completed=true"])
