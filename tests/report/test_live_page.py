@@ -144,6 +144,15 @@ def test_evaluations_stay_in_sight_and_outliers_of_the_line_do_not_hide_it() -> 
     assert "Dots: tested." in svg
 
 
+def test_a_single_point_of_a_line_is_seen(tmp_path: Path) -> None:
+    """A polyline of one point draws nothing: a page would be blank until the second."""
+    one, two = (Plot(title="any", line=[(8.0, 2.0), (9.0, 3.0)][:n]).svg() for n in (1, 2))
+    assert one.count("<circle") == 1
+    assert "<circle" not in two
+    html = page(watched(tmp_path / "run", started(), progress(100, 10)), 5)
+    assert html.count("<circle") == html.count("<svg") == 3
+
+
 @given(
     low=st.floats(-1e6, 1e6), width=st.one_of(st.just(0.0), st.floats(1e-6, 1e9, exclude_min=True))
 )

@@ -28,6 +28,7 @@ progress { width: min(100%, 46rem); height: 1rem; }
 .plot text { fill: var(--quiet); }
 .plot .grid { stroke: var(--line); fill: none; }
 .plot .line { stroke: #2f7fc1; stroke-width: 1.8; fill: none; stroke-linejoin: round; }
+.plot .alone { fill: #2f7fc1; }
 .plot .dots { fill: #d0642b; }
 .status { padding: .1rem .5rem; border: 1px solid; border-radius: .3rem; font-size: 1rem; }
 """

@@ -62,17 +62,16 @@ class Plot:
             )
 
         drawn = " ".join(f"{x},{y}" for x, y in (at(*point) for point in line))
-        marks = "".join(
-            f'<circle cx="{x}" cy="{y}" r="{DOT_RADIUS}"/>'
-            for x, y in (at(*point) for point in thinned(self.dots))
-        )
+        marks = _circles([at(*point) for point in thinned(self.dots)])
+        alone = _circles([at(*line[0])]) if len(line) == 1 else ""  # no line goes through it
         caption = f"Dots: {self.dots_name}." if self.dots and self.dots_name else ""
         return (
             f"<figure><h3>{escape(self.title)}</h3>"
             f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
             f'aria-label="{escape(self.title)} over training steps">'
             f"{_axes(xs, ys, at)}"
-            f'<polyline class="line" points="{drawn}"/><g class="dots">{marks}</g></svg>'
+            f'<polyline class="line" points="{drawn}"/>'
+            f'<g class="alone">{alone}</g><g class="dots">{marks}</g></svg>'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
         )
 
@@ -102,6 +101,10 @@ def ticks(low: float, high: float) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)
     return [number * step for number in range(first, last + 1)]
+
+
+def _circles(places: Sequence[Point]) -> str:
+    return "".join(f'<circle cx="{x}" cy="{y}" r="{DOT_RADIUS}"/>' for x, y in places)
 
 
 def _axes(xs: Sequence[float], ys: Sequence[float], at: At) -> str:
