@@ -241,14 +241,14 @@ class World:
             batches: as those of `step`, of any number of rows.
 
         Raises:
-            DataError: a batch is wrong, or there is none.
+            DataError: a batch is wrong, or none has a row.
         """
         metrics, is_empty = BinaryMetrics(), True
         for logit_B, label_B in self._scored(batches):
             metrics.add(logit_B, label_B)
             is_empty = False
         if is_empty:
-            raise DataError("evaluate: no batch to score")
+            raise DataError("evaluate: no batch with a row to score")
         return metrics.scores()
 
     def predict(self, batches: Iterable[Any]) -> Floats:
@@ -348,15 +348,14 @@ class World:
         """Logits and labels of batches, in their order."""
         with self._going_on():
             self._body.begin_evaluation()
-        columns, given = self._settings.columns, enumerate(batches)
-        while True:
-            # A wrong batch is found here, where all ranks wait.
-            group = [
-                columns.batch(one, f"evaluation, batch {number}")
-                for number, one in islice(given, self.config.parallel.trainers)
-            ]
-            if not group:
-                return
+        columns = self._settings.columns
+        # A wrong batch is found here, where all ranks wait.
+        given = (
+            columns.batch(one, f"evaluation, batch {number}") for number, one in enumerate(batches)
+        )
+        # Of a batch without rows no rank has anything to say.
+        some = (batch for batch in given if len(batch.label_B))
+        while group := list(islice(some, self.config.parallel.trainers)):
             with self._going_on():
                 logits = self._body.predict(group)
             yield from ((one, batch.label_B) for one, batch in zip(logits, group, strict=True))

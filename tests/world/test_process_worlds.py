@@ -100,6 +100,20 @@ def assert_moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
         assert (after[name] - before[name]).abs().max() > 1e-4, name
 
 
+@pytest.mark.parametrize("kind", ["in_process", "processes"])
+def test_a_batch_without_rows_is_nothing_to_score(kind: str, shards: Shards) -> None:
+    one, other = global_batches(shards, 2)
+    nothing = tuple(array[:0] for array in one)
+    with world_of(kind, shards) as world:
+        assert world.predict([nothing]).shape == (0,)
+        expected = world.predict([one, other])
+        assert world.predict([nothing, one, nothing, other, nothing]).tolist() == expected.tolist()
+        assert world.evaluate([one, nothing]) == world.evaluate([one])
+        with pytest.raises(DataError, match="no batch with a row to score"):
+            world.evaluate([nothing])
+        assert world.step(one).step == 1
+
+
 def test_orders_go_through_a_folder_for_this_user_alone(shards: Shards) -> None:
     with world_of("processes", shards) as world:
         folder = world._folder
