@@ -31,12 +31,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
-from dlrm_hybrid.types import (
-    DataError,
-    DlrmError,
-    ResourceError,
-    RunFailedError,
-)
+from dlrm_hybrid.types import DataError, DlrmError, ResourceError, RunFailedError
 from dlrm_hybrid.world.body import Body, Floats, StepResult, check_weights_of, result_of
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.processes import Processes
@@ -300,7 +295,12 @@ class World:
         self._require()
         source = find(Path(folder)).absolute()
         check_weights_of(source, self._settings)  # before ranks are started with it
-        self._held.append(self._make(self._settings, self._loader, self._folder, source))
+        try:
+            self._held.append(self._make(self._settings, self._loader, self._folder, source))
+        except RunFailedError:
+            if self._end.detach() is not None:  # what ranks have logged stays
+                self._end = weakref.finalize(self, _end, self._held, None)
+            raise
         self._held.pop(0).close()
 
     def close(self) -> None:
@@ -336,7 +336,9 @@ class World:
             raise
 
     def _end_epoch(self) -> None:
-        if left_out := self._body.end_epoch():
+        with self._going_on():
+            left_out = self._body.end_epoch()
+        if left_out:
             trainers = ", ".join(map(str, left_out))
             warnings.warn(
                 f"loader: an epoch ended where others still had a batch (of trainers {trainers}), "
@@ -386,7 +388,8 @@ class World:
             self._body.close()
 
 
-def _end(held: list[Body], folder: Path) -> None:
+def _end(held: list[Body], folder: Path | None) -> None:
     for body in held:
         body.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,10 @@
 """Worlds whose ranks are processes, held against those of one process."""
 
+import re
 import shutil
+import signal
 import stat
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,8 @@ from world_rows import (
 
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, RunFailedError
+from dlrm_hybrid.world.processes import Processes
+from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
 DCT = {"gradient": "dct", "gradient.sparsity": 0.9}
@@ -144,6 +149,51 @@ def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
         assert "over: it was cut off by RunFailedError" in repr(world)
         assert ranks() == []
         shutil.rmtree(world._folder)
+
+
+def assert_log_stays(error: RunFailedError, world: World) -> None:
+    """What a message names can be read when the world is closed."""
+    world.close()
+    found = re.search(r"see (\S+\.log)", str(error))
+    assert found is not None, error
+    log = Path(found[1])
+    assert log.exists()
+    shutil.rmtree(log.parent.parent)
+
+
+def test_the_log_that_an_error_names_stays(shards: Shards, monkeypatch: Any) -> None:
+    world = world_of("processes", shards, uneven)
+    world.step()
+    end_epoch = Processes.end_epoch
+
+    def end_without_a_rank(self: Processes) -> list[int]:
+        ranks()[0].kill()
+        return end_epoch(self)
+
+    monkeypatch.setattr(Processes, "end_epoch", end_without_a_rank)
+    with pytest.raises(RunFailedError, match="SIGKILL") as caught:
+        list(world.epoch())
+    assert "over: it was cut off by RunFailedError" in repr(world)
+    assert_log_stays(caught.value, world)
+    assert ranks() == []
+
+
+def test_the_log_of_ranks_that_load_stays(shards: Shards, tmp_path: Path, monkeypatch: Any) -> None:
+    world = world_of("processes", shards)
+    saved, meet = world.save(tmp_path), WorldRanks._meet
+
+    def meet_without_a_rank(self: WorldRanks, workers: int) -> int:
+        while not self._forwarder.running:
+            time.sleep(0.01)
+        self._forwarder.running[0].send(signal.SIGKILL)
+        return meet(self, workers)
+
+    with monkeypatch.context() as patch, pytest.raises(RunFailedError, match="SIGKILL") as caught:
+        patch.setattr(WorldRanks, "_meet", meet_without_a_rank)
+        world.load(saved)
+    assert world.step(global_batches(shards, 1)[0]).step == 1
+    assert_log_stays(caught.value, world)
+    assert ranks() == []
 
 
 def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_path: Path) -> None:
