@@ -5,30 +5,17 @@ from typing import Any
 import pytest
 
 from dlrm_hybrid import compress
-from dlrm_hybrid.compress.library.records import GradientMethod
-from dlrm_hybrid.config import compose
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.settings import settings_of
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(4, 1), table_rows=(9, 9))
 NAMED = {"parallel.trainers": 2, "parallel.cuts": [], "parallel.servers": 1}
-RECORDS = [
-    *("CltK", "Dct", "Deft", "Dgc", "Gaussian", "Hard", "NoCompression"),
-    *("RandomK", "RedSync", "Sidco", "TernGrad", "TopK"),
-]
 
 
 def section(record: Any) -> dict[str, Any]:
     found = settings_of(SPEC, "in_process", NAMED, record, {}).values["gradient"]
     return {key: value for key, value in found.items() if value is not None}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_the_defaults_of_a_record_are_those_of_its_name(name: str) -> None:
-    record: GradientMethod = getattr(compress, name)()
-    values = compose.values_of(["parallel=hybrid", f"gradient={record.name}"])["gradient"]
-    assert section(record) == {key: value for key, value in values.items() if value is not None}
 
 
 def test_what_a_record_says_reaches_the_configuration() -> None:

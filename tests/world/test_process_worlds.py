@@ -131,8 +131,10 @@ def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
     with world_of("processes", shards) as world:
         batch = global_batches(shards, 1)[0]
         world.step(batch)
-        ranks()[0].kill()
-        with pytest.raises(RunFailedError, match="was killed by SIGKILL"):
+        killed = ranks()[0]
+        log = Path(f"/proc/{killed.pid}/fd/2").readlink()
+        killed.kill()
+        with pytest.raises(RunFailedError, match=f"{log.stem} .*was killed by SIGKILL"):
             for _ in range(50):
                 world.step(batch)
         with pytest.raises(DlrmError, match="cannot go on"):

@@ -1,5 +1,8 @@
 """Packets hold what their compressor sent; any other bytes are refused."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,6 @@ from torch import nn
 
 from dlrm_hybrid.compress import CltK, Dct, NoCompression, RandomK, TernGrad, TopK, decode
 from dlrm_hybrid.types import DivergedError, DlrmError
-from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 
 ALONE = [
     NoCompression(),
@@ -205,29 +207,33 @@ def test_a_changed_packet_is_refused(at: int, change: int, cut: bool) -> None:
         decode(changed)
 
 
+PACKETS = [
+    method.for_parameters(model().named_parameters()).encode(gradients_of(model(), 0), 0)
+    for method in ALONE
+]
+HEADS = 16 + 4 * 16  # bytes of the header, and of the heads of four sections
+
+
 @given(st.data())
-@settings(deadline=None, max_examples=300)
-def test_any_sections_behind_a_right_checksum_decode_or_are_refused(data: st.DataObject) -> None:
-    """Whoever makes a checksum may still not crash the reader."""
-    sections = decode_packet(PACKET).sections
-    made = []
-    for one in sections:
-        payload = bytearray(one.payload)
-        for _ in range(data.draw(st.integers(0, 3))):
-            if payload:
-                payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(
-                    st.integers(0, 255)
-                )
-        made.append(one._replace(payload=bytes(payload)))
-    found = None
+@settings(deadline=None, max_examples=500)
+def test_any_bytes_behind_a_right_checksum_decode_or_are_refused(data: st.DataObject) -> None:
+    """Whoever makes a checksum may still not crash the reader: heads and payloads."""
+    body = bytearray(data.draw(st.sampled_from(PACKETS))[:-4])
+    for _ in range(data.draw(st.integers(1, 3))):
+        last = data.draw(st.sampled_from([HEADS, len(body)])) - 1
+        body[data.draw(st.integers(0, last))] = data.draw(st.integers(0, 255))
     try:
-        found = decode(encode_packet(0, made))
+        found = decode(bytes(body) + struct.pack("<I", zlib.crc32(body)))
     except DlrmError as error:
-        assert "packet" in str(error)
-    if found is not None:
-        out = [torch.zeros(one.count) for one in sections]
-        with np.errstate(all="ignore"):
+        assert "packet" in str(error) or " section: " in str(error)
+        return
+    out = [torch.zeros(one.shape) for one in model().parameters()]
+    with np.errstate(all="ignore"):
+        if found.counts == [one.numel() for one in out]:
             found.add_to(out)
+        else:
+            with pytest.raises(ValueError, match="in the packet"):
+                found.add_to(out)
 
 
 @given(st.binary(max_size=200))
