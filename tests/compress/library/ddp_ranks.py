@@ -252,7 +252,7 @@ def not_finite(rank: int) -> list[str]:
 def after_a_failure(rank: int) -> list[tuple[bool, list[bytes]]]:
     """Whether weights are finite, and weights, after a step that one rank's gradient has ended."""
     found = []
-    for method in (TopK(), Dct(aggregation="union"), TernGrad(smallest=8), CltK(), Deft()):
+    for method in METHODS[1:]:
         plain = network()
         compressor = method.for_parameters(plain.named_parameters())
         steps(plain, rank, range(1), compressor.reduce_gradients)
