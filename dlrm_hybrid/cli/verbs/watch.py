@@ -119,7 +119,10 @@ def _is_running(folder: Path, quiet_seconds: float) -> bool:
     if words[3] != socket.gethostname():
         return quiet_seconds < QUIET_SECONDS
     try:
+        one = psutil.Process(int(words[1]))
+        if one.status() == psutil.STATUS_ZOMBIE:  # has ended; its parent has not asked how
+            return False
         # Another process may have got the number of one that was killed.
-        return psutil.Process(int(words[1])).create_time() <= written + CLOCK_SECONDS
+        return one.create_time() <= written + CLOCK_SECONDS
     except psutil.Error:
         return False
