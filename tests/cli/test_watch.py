@@ -127,6 +127,18 @@ def test_a_folder_that_cannot_come_is_refused(
     assert f"watch.run = {folder}: no such folder, nor the one above" in capsys.readouterr().err
 
 
+def test_what_can_never_be_a_run_is_not_waited_for(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert watching(tmp_path / "file") == 2
+    assert f"watch.run = {tmp_path}/file: is no folder\n" in capsys.readouterr().err
+    _, folder = train("0", "train.steps=2")
+    assert watching(folder.parent) == 2
+    told = f"watch.run = {folder.parent}: is no run, but has some; name one, such as {folder}\n"
+    assert told in capsys.readouterr().err
+
+
 def test_who_runs_is_told_from_its_lock(train: Train, tmp_path: Path) -> None:
     _, folder = train("run", "train.steps=2")
     lock, here = folder / ".lock", socket.gethostname()

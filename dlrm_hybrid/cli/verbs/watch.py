@@ -42,13 +42,24 @@ def _await(folder: Path, seconds: float, terminal: Terminal) -> None:
     """Wait until a run begins there.
 
     Raises:
-        ConfigError: there is not even a folder that it could be made in.
+        ConfigError: none can begin: there is not even a folder above, it is a file, or has runs.
     """
     if not folder.is_dir() and not folder.absolute().parent.is_dir():
         raise ConfigError(faults_text([f"{RUN_KEY} = {folder}: no such folder, nor the one above"]))
     while not is_run(folder):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(faults_text([f"{RUN_KEY} = {folder}: is no folder"]))
+        if (inner := _run_in(folder)) is not None:
+            fault = f"{RUN_KEY} = {folder}: is no run, but has some; name one, such as {inner}"
+            raise ConfigError(faults_text([fault]))
         terminal.line_once(f"waiting for a run to begin in {folder}")
         time.sleep(min(1.0, seconds))
+
+
+def _run_in(folder: Path) -> Path | None:
+    """A run below a folder, such as the first job of a sweep."""
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    return next((one for one in inside if is_run(one)), None)
 
 
 def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]) -> str:
