@@ -68,9 +68,15 @@ def _parted(text: str) -> tuple[str, str]:
 MAX_NAMED = 3  # different values; of more it says how many
 
 
-def trained(runs: Sequence[Run]) -> str:
-    """A line on all runs together; where they differ it names the values."""
-    facts = {"Model": _model, "Data": _data, "Training": _steps, "World": _world}
+def trained(runs: Sequence[Run], *, with_steps: bool = True) -> str:
+    """A line on all runs together; where they differ it names the values.
+
+    Args:
+        runs: of a report.
+        with_steps: how many steps they have done; while they go on that is not what they train.
+    """
+    steps = {"Training": _steps} if with_steps else {}
+    facts = {"Model": _model, "Data": _data, **steps, "World": _world}
     return " ".join(f"{name}: {_together(list(map(of, runs)))}." for name, of in facts.items())
 
 

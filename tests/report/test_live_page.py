@@ -89,6 +89,7 @@ def test_figures_are_the_last_ones_with_their_steps(tmp_path: Path) -> None:
     assert cells(html, "compute") == ["75%", "75%"]
     assert "saved a checkpoint: training stood still for 12 ms" in texts(html)
     assert "20% running: mine" in texts(html)
+    assert "Training:" not in html  # the steps done so far are not the plan
 
 
 def test_what_is_left_goes_by_the_last_points_of_this_attempt(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def page(watched: Watched, refresh_seconds: float | None) -> str:
 <body>
 <h1>Run {escape(name)} <span class="status">{escape(watched.status)}</span></h1>
 <p class="subtitle">{escape(str(run.folder))} · as of {escape(of)}</p>
-<p>{escape(trained([run]))}</p>
+<p>{escape(trained([run], with_steps=False))}</p>
 {remarks}{_bar(watched)}
 {_figures(watched).html()}
 <div class="pictures">
