@@ -89,6 +89,7 @@ def test_figures_are_the_last_ones_with_their_steps(tmp_path: Path) -> None:
     assert cells(html, "compute") == ["75%", "75%"]
     assert "saved a checkpoint: training stood still for 12 ms" in texts(html)
     assert "20% running: mine" in texts(html)
+    assert "Of all steps; the summary's figure leaves out warm-up." in texts(html)
     assert "Training:" not in html  # the steps done so far are not the plan
 
 

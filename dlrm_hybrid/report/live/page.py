@@ -22,6 +22,7 @@ from dlrm_hybrid.types import ScoredPart
 RUNNING = "running"
 LATEST = 12  # of what has happened, the last ones are listed
 SPEED_POINTS = 10  # the speed that tells the end is that of the last so many
+ALL_STEPS = "Of all steps; the summary's figure leaves out warm-up."
 STYLE = """
 progress { width: min(100%, 46rem); height: 1rem; }
 .plot { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
@@ -213,7 +214,7 @@ def _plots(run: Run) -> Iterator[Plot]:
         dots_name=f"on the {part} part",
     )
     yield Plot(title="Samples a second", line=_speed(points), from_zero=True)
-    yield Plot(title="Bytes sent a sample", line=_sent(points), from_zero=True)
+    yield Plot(title="Bytes sent a sample", line=_sent(points), from_zero=True, note=ALL_STEPS)
 
 
 def _speed(points: Sequence[Event]) -> list[Point]:

@@ -36,6 +36,7 @@ class Plot:
         dots: points of something else, with a name for them below the picture.
         dots_name: what they are.
         from_zero: the axis begins at 0.
+        note: a sentence below the picture.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Plot:
     dots: Sequence[Point] = ()
     dots_name: str = ""
     from_zero: bool = False
+    note: str = ""
 
     def svg(self) -> str:
         """The picture as an element of a page; empty where there is nothing to draw."""
@@ -64,7 +66,7 @@ class Plot:
         drawn = " ".join(f"{x},{y}" for x, y in (at(*point) for point in line))
         marks = _circles([at(*point) for point in thinned(self.dots)])
         alone = _circles([at(*line[0])]) if len(line) == 1 else ""  # no line goes through it
-        caption = f"Dots: {self.dots_name}." if self.dots and self.dots_name else ""
+        caption = f"Dots: {self.dots_name}." if self.dots and self.dots_name else self.note
         return (
             f"<figure><h3>{escape(self.title)}</h3>"
             f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
