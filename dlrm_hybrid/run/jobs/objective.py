@@ -36,7 +36,8 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
 
     The run has processes of its own, so several threads may call this at one time; what it prints
     is in `output.log` of its folder. It ends with this process, and stops, with a checkpoint, where
-    this call is interrupted.
+    this call is interrupted. Python gives a Ctrl-C to the main thread alone: runs of other threads
+    go on until they end, or `report` raises.
 
     Args:
         overrides: as they would be typed after `train`, such as `["optimizer.lr=0.1"]`;
