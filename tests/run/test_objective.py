@@ -85,6 +85,20 @@ def test_all_faults_of_the_overrides_are_named_and_nothing_is_made(tmp_path: Pat
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (["sweep.jobs=2"], "sweep.jobs=2: only applies to a sweep"),
+        ("train.steps=1", "overrides = train.steps=1: must be several, such as ['train.steps=1']"),
+        ([1], "overrides: 1: must be a str"),
+    ],
+)
+def test_what_train_would_not_take_is_refused(given: Any, fault: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        objective(given)
+    assert str(refused.value) == f"configuration: 1 fault\n  {fault}"
+
+
 def test_it_is_a_public_name() -> None:
     assert "objective" in dir(dlrm_hybrid)
     assert dlrm_hybrid.objective is objective

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from os import stat_result
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.run.folder import is_complete
 from dlrm_hybrid.run.jobs.process import JobProcess
@@ -22,7 +22,7 @@ from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind, part_of
 from dlrm_hybrid.telemetry.summary import SUMMARY_FILE
-from dlrm_hybrid.types import ExitCode, RunFailedError, ScoredPart
+from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError, ScoredPart
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 60.0  # for a checkpoint, after a signal
@@ -55,11 +55,30 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
         RunFailedError: the run ended without a score; `exit_code` says how, as the program's own.
     """
     with _COMPOSING:
-        job = compose.job_of(overrides)
+        job = compose.job_of(_texts(overrides), _of_sweeps(overrides))
     request = Request(validate(job.values), job.values, job.folder, job.overrides)
     if not (request.config.skip_completed and is_complete(request)):
         _run(request, report)
     return _score(request)
+
+
+def _texts(overrides: Sequence[str]) -> Sequence[str]:
+    """The overrides, if they are some.
+
+    Raises:
+        ConfigError: they are not; a single text would be read letter by letter.
+    """
+    if isinstance(overrides, str):
+        given = f"overrides = {overrides}: must be several, such as [{overrides!r}]"
+        raise ConfigError(faults_text([given]))
+    others = [one for one in cast("Sequence[object]", overrides) if not isinstance(one, str)]
+    if others:
+        raise ConfigError(faults_text([f"overrides: {one!r}: must be a str" for one in others]))
+    return overrides
+
+
+def _of_sweeps(overrides: Sequence[str]) -> list[str]:
+    return [f"{one}: only applies to a sweep" for one in compose.of_sweeps(overrides)]
 
 
 def _run(request: Request, report: Report | None) -> None:
