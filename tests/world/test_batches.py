@@ -1,5 +1,7 @@
 """Batches of programs: what they may be made of, and what is said of those that are wrong."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from dlrm_hybrid.bags import Bags, lengths_of
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DataError
 from dlrm_hybrid.world.orders import arrays_of, batch_of
-from dlrm_hybrid.world.rows.batches import Columns
+from dlrm_hybrid.world.rows.batches import KEYS, Columns
 
 SPEC = ModelSpec(embedding_dim=2, bottom=(3, 2), top=(1,), table_rows=(5, 7))
 COLUMNS = Columns(SPEC, batch_size=4)
@@ -37,6 +39,31 @@ def test_a_batch_is_a_copy() -> None:
     batch = COLUMNS.batch((dense, IDS, LABEL), "batch")
     dense[:] = 1  # as a loader does that uses its memory again
     assert not batch.dense_BI.any()
+
+
+LISTS = (DENSE.tolist(), IDS.tolist(), LABEL)
+ONES: list[Any] = [
+    *((DENSE, IDS, label) for label in (LABEL, tuple(LABEL), [[one] for one in LABEL])),
+    (DENSE, IDS, [torch.tensor(one) for one in LABEL]),
+    (DENSE, IDS, list(np.array(LABEL, np.float32))),
+    LISTS,
+]
+
+
+@pytest.mark.parametrize("one", ONES, ids=range(len(ONES)))
+def test_lists_of_python_are_batches_too(one: Any) -> None:
+    found = COLUMNS.of_trainers(one, 1, 0)
+    assert [batch.label_B.tolist() for batch in found] == [LABEL]
+    for batches in ([one] * 3, (one, one, one), [one, one, dict(zip(KEYS, one, strict=True))]):
+        found = COLUMNS.of_trainers(batches, 3, 0)
+        assert [batch.label_B.tolist() for batch in found] == [LABEL] * 3
+        assert all(batch.dense_BI.shape == (4, 3) for batch in found)
+
+
+@pytest.mark.parametrize("wrong", [5, 0.5, True, np.float32(1), "abc", object()])
+def test_what_is_no_batch_is_refused(wrong: Any) -> None:
+    with pytest.raises(DataError, match=f"step 7.*{type(wrong).__name__}; a batch is"):
+        COLUMNS.of_trainers(wrong, 3, 7)
 
 
 class Keyed:

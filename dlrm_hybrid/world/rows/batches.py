@@ -5,8 +5,9 @@ Shapes: B rows of a batch, I dense columns, F categorical columns, N ids of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, cast, final
 
 import numpy as np
@@ -127,7 +128,10 @@ class Columns:
         if _is_one(given):
             whole = self.batch(given, title, rows=trainers * self.batch_size)
             return [_rows(whole, one, self.batch_size) for one in range(trainers)]
-        batches = list(given)
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            kind = type(given).__name__
+            raise DataError(f"{title}: {kind}; {WHAT}; or a list of one for each trainer")
+        batches = list(cast("Iterable[Any]", given))
         if len(batches) != trainers:
             raise DataError(
                 f"{title}: {len(batches)} batches, must be one for each of {trainers} trainers, or "
@@ -150,7 +154,19 @@ def _is_one(given: Any) -> bool:
     if not isinstance(given, Sequence):
         return False
     parts = cast("Sequence[Any]", given)
-    return len(parts) == len(KEYS) and hasattr(parts[2], "shape")
+    return len(parts) == len(KEYS) and _is_label(parts[2])
+
+
+def _is_label(given: Any) -> bool:
+    """Whether this is the label of a batch, not a batch, which begins with an array."""
+    if not isinstance(given, Sequence):
+        return hasattr(given, "shape")
+    several = cast("Sequence[Any]", given)
+    first: Any = several[0] if several else 0
+    if isinstance(first, Sequence):
+        row = cast("Sequence[Any]", first)
+        first = row[0] if len(row) == 1 else None
+    return isinstance(first, Real) or getattr(first, "shape", None) == ()
 
 
 def _parts(given: Any) -> tuple[Any, Any, Any]:
