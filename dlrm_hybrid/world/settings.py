@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast, final
 
+import numpy as np
+
 from dlrm_hybrid.compress.library.records import GradientMethod
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import flat
@@ -106,23 +108,37 @@ def settings_from(spec: ModelSpec, values: Mapping[str, Any]) -> Settings:
 
 def _texts(keys: Keys) -> Iterator[str]:
     if not isinstance(keys, Mapping):
+        if not _are_texts(keys):  # a text alone is a sequence, too
+            fault = f"config = {keys!r:.80}: must be a mapping or a list of overrides"
+            raise ConfigError(faults_text([fault]))
         yield from keys
         return
     for key, value in keys.items():
         key = f"+{key}" if key == EXPERIMENT else key
         if isinstance(value, str):
             yield override_text(key, value)
-        elif isinstance(value, (list, tuple)) and all(
-            isinstance(one, str) for one in cast("Sequence[object]", value)
-        ):
+        elif _are_texts(value):
             yield override_text(key, cast("Sequence[str]", value))
         else:
             try:
-                yield f"{key}={json.dumps(value)}"
+                yield f"{key}={json.dumps(value, default=_plain)}"
             except TypeError:
                 raise ConfigError(
                     faults_text([f"{key} = {value!r:.80}: must be a number, text, list or None"])
                 ) from None
+
+
+def _are_texts(given: object) -> bool:
+    if not isinstance(given, (list, tuple)):
+        return False
+    return all(isinstance(one, str) for one in cast("Sequence[object]", given))
+
+
+def _plain(value: object) -> object:
+    """The number that one of numpy is; raises TypeError."""
+    if isinstance(value, np.generic):
+        return cast("np.generic[Any]", value).item()
+    raise TypeError
 
 
 def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:

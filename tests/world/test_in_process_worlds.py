@@ -259,6 +259,22 @@ def test_all_faults_of_the_arguments_are_named(shards: Shards) -> None:
         assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("wrong", ["train.seed=1", ["train.seed=1", 5], 3])
+def test_what_is_no_mapping_or_list_of_overrides_is_refused(wrong: Any, shards: Shards) -> None:
+    with pytest.raises(ConfigError, match="1 fault\n  config = .*must be a mapping or a list"):
+        small_world(shards, config=wrong)
+
+
+def test_numbers_of_numpy_are_numbers(shards: Shards) -> None:
+    numbers = {"optimizer.lr": np.float32(0.5), "telemetry.tensorboard": np.bool_(False)}
+    size = np.array([BATCH])[0]
+    with small_world(shards, trainers=np.int64(2), batch_size=size, config=numbers) as world:
+        assert world.config.parallel.trainers == 2
+        assert world.config.optimizer.lr == 0.5
+        assert world.config.telemetry.tensorboard is False
+        assert world.step(global_batches(shards, 1)[0]).rows == 2 * BATCH
+
+
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
