@@ -66,6 +66,7 @@ def test_what_report_raises_stops_the_run_with_a_checkpoint(
     told = summary(folder)
     assert told["status"] == "preempted"
     assert told["steps"] == told["steps_saved"] > 0
+    assert f"checkpoint saved at step {told['steps']}" in (folder / "output.log").read_text()
 
 
 @pytest.mark.slow

@@ -118,6 +118,7 @@ def _ended_at_last(process: JobProcess) -> Generator[None, None, None]:
         process.send(signal.SIGINT if is_interrupt else signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):  # then it has had its time
             process.process.wait(GRACE_SECONDS)
+        process.hear()
         raise
     finally:
         process.kill()
