@@ -146,7 +146,7 @@ def _values_for_help(given: Arguments) -> Mapping[str, Any]:
 def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
     from dlrm_hybrid.cli.sweep import Sweep, run_beside, submit_each
 
-    jobs.sweep = Sweep(points.folder, points.keys)
+    jobs.sweep = Sweep(points.folder, points.keys, len(points.points))
     first_failed = ExitCode.DONE
     try:
         if points.submit is not None:

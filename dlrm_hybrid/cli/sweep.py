@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -42,11 +43,13 @@ class Sweep:
     Attributes:
         folder: above those of all jobs.
         keys: what differs between jobs.
+        count: of all its jobs.
         terminal: for progress and results.
     """
 
     folder: Path
     keys: tuple[str, ...]
+    count: int
     terminal: Terminal = field(default_factory=Terminal)
     _jobs: list[tuple[compose.Job, int]] = field(default_factory=list[tuple[compose.Job, int]])
     _lock: ExitStack = field(default_factory=ExitStack)
@@ -94,11 +97,13 @@ class Sweep:
         write_whole(path.with_suffix(".md"), table.markdown())
         write_whole(path.with_suffix(".csv"), frame.to_csv(index=False))
         terminal.table(table)
-        if failed:
+        missing = self.count - len(self._jobs)
+        if failed or missing:
             again = shlex.quote(override_text(FOLDER_KEY, str(folder)))
             terminal.line(
-                f"{failed} of {len(self._jobs)} jobs did not complete; to resume them, repeat the "
-                f"command with\n  {again} skip_completed=true"
+                f"{failed} of {self.count} jobs did not complete"
+                + (f", {missing} did not begin" if missing else "")
+                + f"; to resume them, repeat the command with\n  {again} skip_completed=true"
             )
         terminal.line(f"wrote {path}.md and {path}.csv; for plots run")
         runs = shlex.quote(override_text("report.runs", str(folder)))
@@ -227,6 +232,7 @@ class _Lines:
         self._shown: dict[int, tuple[float, str]] = {}
         self._tasks: dict[int, TaskID] = {}
         self._codes: list[int] = []
+        self._is_stopping = False
         self._all = None if progress is None else progress.add_task("sweep", text="", total=None)
 
     def begun(self, number: int) -> None:
@@ -242,6 +248,8 @@ class _Lines:
         shown, before = self._shown[number]
         if self._progress is not None:
             self._progress.update(self._tasks[number], text=printable(line))
+        elif self._is_stopping:
+            return  # what it has printed last may be older than the signal
         elif line != before and self._clock() - shown >= PLAIN_LINE_SECONDS:
             self._shown[number] = self._clock(), line
             self._terminal.line(f"job {number}: {line}")
@@ -258,13 +266,13 @@ class _Lines:
             print(printable(f"job {number}: {text}"), file=sys.stderr)
         self.count_one(exit_code)
 
-    def stopping(self) -> None:
+    def stopping(self, number: int) -> None:
         """See `PoolView`."""
+        self._is_stopping = True
         jobs = ", ".join(map(str, self._begun)) or "none"
-        self._terminal.line(
-            f"stopping: jobs that run save a checkpoint ({jobs}), no other begins "
-            "(Ctrl-C again to quit without saving)"
-        )
+        hint = " (Ctrl-C again to quit without saving)" if number == signal.SIGINT else ""
+        text = f"stopping: jobs that run save a checkpoint ({jobs}), no other begins{hint}"
+        self._terminal.line(text)
 
     def count_one(self, exit_code: int) -> None:
         """A job is over, or was not to be run."""

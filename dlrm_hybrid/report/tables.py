@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 REFUSED = "refused"
 FAILED = "failed"
+STOPPED: dict[int, str] = {
+    ExitCode.PREEMPTED: "preempted",
+    ExitCode.INTERRUPTED: "interrupted",
+}  # without a summary
 
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
@@ -292,7 +296,7 @@ def _own_run(job: Job) -> Run | None:
 
 def _status(run: Run | None, exit_code: int) -> str:
     if run is None:
-        return REFUSED
+        return STOPPED.get(exit_code, REFUSED)
     if run.status == UNFINISHED and exit_code != ExitCode.DONE:
-        return FAILED
+        return STOPPED.get(exit_code, FAILED)
     return run.status

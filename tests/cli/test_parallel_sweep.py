@@ -13,6 +13,10 @@ import psutil
 import pytest
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.cli.sweep import Sweep, _Lines
+from dlrm_hybrid.cli.terminal import Terminal
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.types import ExitCode
 
 DEADLINE_SECONDS = 300.0
 POLL_SECONDS = 0.01
@@ -68,6 +72,33 @@ def test_how_many_jobs_run_is_of_the_whole_sweep(
     assert run(["dlrm_hybrid", "train", "-m", "sweep.jobs=0", "train.seed=1,2"]) == 2
     assert "sweep.jobs = 0: must be greater than or equal to 1" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_that_was_stopped_counts_the_jobs_that_never_began(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stopped = Sweep(tmp_path, (), 3)
+    for number in range(2):
+        stopped.add(compose.Job({}, tmp_path / str(number), ()), ExitCode.INTERRUPTED)
+    stopped.close()
+    assert "2 of 3 jobs did not complete, 1 did not begin; to resume" in capsys.readouterr().out
+    assert [row["status"] for row in table(tmp_path)] == ["interrupted"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_after_a_signal_no_line_is_of_before_it(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 9000, 1000))
+    lines = _Lines(Terminal(), 2, None, lambda: next(now))
+    lines.begun(1)
+    lines.runs(1, "step 5")
+    lines.stopping(number)
+    lines.runs(1, "step 7")
+    told = capsys.readouterr().out
+    assert "job 1: step 5\n" in told
+    assert "step 7" not in told
+    assert ("Ctrl-C again" in told) == (number == signal.SIGINT)
 
 
 def begins(folder: Path) -> list[int]:

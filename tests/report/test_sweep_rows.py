@@ -40,6 +40,14 @@ def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     assert table_rows[3:] == [("3", "0.4", "refused", *dashes), ("4", "0.5", "refused", *dashes)]
 
 
+def test_a_job_that_was_stopped_before_its_summary_is_not_failed(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", [], [progress(10, 0.6)], status=None)
+    make_run(tmp_path / "1", [], [progress(10, 0.6)], status=None)
+    codes = (ExitCode.INTERRUPTED, ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+    jobs = [job(tmp_path / str(number), code=code) for number, code in enumerate(codes)]
+    assert list(sweep_frame(jobs)["status"]) == ["interrupted", "preempted", "interrupted"]
+
+
 def test_the_csv_keeps_every_digit_and_leaves_unknown_empty(tmp_path: Path) -> None:
     for number, loss in enumerate((1 / 3, 1 / 7)):
         make_run(tmp_path / str(number), [f"train.seed={number}"], plain_events(loss))

@@ -47,7 +47,7 @@ class Seen:
     def __init__(self, act: Callable[[int, str], None] = lambda number, line: None) -> None:
         self.act = act
         self.endings: dict[int, tuple[int, str]] = {}
-        self.stops = 0
+        self.stops: list[int] = []
 
     def runs(self, number: int, line: str) -> None:
         self.act(number, line)
@@ -55,8 +55,8 @@ class Seen:
     def ended(self, number: int, exit_code: int, message: str) -> None:
         self.endings[number] = (exit_code, message)
 
-    def stopping(self) -> None:
-        self.stops += 1
+    def stopping(self, number: int) -> None:
+        self.stops.append(number)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_signal_reaches_each_running_job_once_and_no_other_begins(
     heeds = f"STUBBORN = False\n{HEEDS}"
     assert Pool(2, lambda number: job(number, heeds), view).run(5) == code
     assert sorted(told(here)) == ["!0", "!1", "+0", "+1"]
-    assert (view.stops, set(view.endings.values())) == (1, {(code, "")})
+    assert (view.stops, set(view.endings.values())) == ([number], {(code, "")})
 
 
 def test_the_third_ctrl_c_kills_jobs_that_do_not_end(here: Path) -> None:

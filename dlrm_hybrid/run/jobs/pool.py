@@ -30,8 +30,8 @@ class PoolView(Protocol):
         """A job has ended, with what it has said of that."""
         ...
 
-    def stopping(self) -> None:
-        """A signal has come: no further job begins."""
+    def stopping(self, number: int) -> None:
+        """A signal, this one, has come: no further job begins."""
         ...
 
 
@@ -99,7 +99,7 @@ class Pool:
         """Send jobs the signals that have come."""
         new = self._received[self._forwarded :]
         if new and not self._forwarded:
-            self.view.stopping()
+            self.view.stopping(new[0])
         self._forwarded += len(new)
         in_haste = self._received.count(signal.SIGINT) > PATIENT_INTERRUPTS
         for number in new:
