@@ -72,6 +72,31 @@ else:
     assert_nothing_is_left(tmp_path)
 
 
+def test_a_module_finds_its_own_loader(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "rows.py").write_text("ROWS = 8\n")
+    script = """
+from .rows import ROWS
+
+if __name__ == "__main__":
+    with world() as one:
+        print([one.step().rows // ROWS for _ in range(3)])
+else:
+    assert __name__ == "package.train"
+"""
+    (package / "train.py").write_text(HEAD + script)
+    done = subprocess.run(
+        [sys.executable, "-m", "package.train"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n"), done.stderr
+
+
 def test_a_program_that_does_not_close_its_world_ends_all_the_same(tmp_path: Path) -> None:
     body = """
 if __name__ == "__main__":

@@ -80,14 +80,16 @@ class NamedLoader:
                 f"dictionaries; {FIX}"
             ) from None
         file = None
-        if module == MAIN:
-            file = getattr(sys.modules[MAIN], "__file__", None)
+        found = None if module is None else sys.modules.get(module)
+        if module == MAIN and (own := _module_of(sys.modules[MAIN])) is not None:
+            module = own
+        elif module == MAIN:
+            file = getattr(found, "__file__", None)
             if file is None or not Path(file).is_file():  # `<stdin>`, for one
                 raise ConfigError(
                     f"loader = {name}: is defined in a notebook or an interactive session, which "
                     f"ranks cannot import; put it into a file (%%writefile rows.py); {FIX}"
                 )
-        found = None if module is None else sys.modules.get(module)
         if not isinstance(name, str) or getattr(found, name, None) is not function:
             raise ConfigError(f"loader = {loader!r:.200}: {FIX}")
         return cls(cast("str", module), name, file, args, keywords)
@@ -110,6 +112,12 @@ class NamedLoader:
             raise ConfigError(
                 f"loader = {self.module}.{self.name}: cannot be imported: {error!r}"
             ) from error
+
+
+def _module_of(main: ModuleType) -> str | None:
+    """The name of a program that `python -m` has started; its imports may be relative to it."""
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    return None if name == MAIN else name  # of a folder or zip file with a __main__.py
 
 
 def _main(file: str) -> ModuleType:
