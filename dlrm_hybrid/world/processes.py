@@ -94,8 +94,9 @@ class Processes(Body):
             own.add(answer.values["checksum"])
         for trainer, checksums in of_trainers.items():
             if len(checksums) > 1:
+                title = answers[self._topology.worker(trainer, 0)].values["title"]
                 raise DataError(
-                    f"trainer {trainer}, {answers[0].values['title']}: its stages have different "
+                    f"trainer {trainer}, {title}: its stages have different "
                     "batches. Each makes the loader for itself, which must give the same batches "
                     "every time: seed what shuffles them"
                 )

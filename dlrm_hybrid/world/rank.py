@@ -174,8 +174,8 @@ class _Worker:
         if (fault := self._fault) is not None:
             self._fault = None
             raise fault
-        title = f"epoch {self.feed.epoch}, batch {self.feed.taken}"
         checksum = self.feed.checksum() if self.feed.fill() else None
+        title = f"epoch {self.feed.epoch}, batch {self.feed.taken - 1}"  # the one that waits
         return _Answer({"checksum": checksum, "title": title})
 
     def _fill_ahead(self) -> None:

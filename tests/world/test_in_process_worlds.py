@@ -331,6 +331,22 @@ def test_a_loader_that_fails_is_named_and_no_step_begins(shards: Shards, tmp_pat
         assert world.save(tmp_path).is_dir()
 
 
+def test_a_wrong_batch_of_a_loader_counts(shards: Shards) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        one, two, three = tuples_of(shards, trainer, trainers, 3)
+        yield from (one, tuple(array[:5] for array in two), three)
+        raise ValueError("the disk is gone")
+
+    with small_world(shards, loader=load) as world:
+        world.step()
+        for _ in range(2):  # trainers
+            with pytest.raises(DataError, match="epoch 1, batch 1: 5 rows"):
+                world.step()
+        world.step()
+        with pytest.raises(DataError, match="epoch 1, batch 3: the loader failed"):
+            world.step()
+
+
 def test_a_world_that_was_cut_off_says_so(shards: Shards, monkeypatch: Any) -> None:
     with small_world(shards) as world:
         batch = global_batches(shards, 1)[0]

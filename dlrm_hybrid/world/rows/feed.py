@@ -63,8 +63,9 @@ class Feed:
             return False
         except Exception as error:
             raise DataError(f"{self.title}: the loader failed: {error!r}") from error
-        self._waiting.append(self.columns.batch(given, self.title, self.columns.batch_size))
-        self.taken += 1
+        title = self.title
+        self.taken += 1  # also if it is wrong: the loader goes on after it
+        self._waiting.append(self.columns.batch(given, title, self.columns.batch_size))
         return True
 
     @property
