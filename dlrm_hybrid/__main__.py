@@ -37,7 +37,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
     are imported.
     """
     is_term = number == signal.SIGTERM
-    os.write(2, b"stopped by SIGTERM before training\n" if is_term else b"stopped by Ctrl-C\n")
+    before = " before training" if sys.argv[1:2] == ["train"] else ""
+    text = f"stopped by SIGTERM{before}\n" if is_term else "stopped by Ctrl-C\n"
+    os.write(2, text.encode())
     os._exit(ExitCode.PREEMPTED if is_term else ExitCode.INTERRUPTED)
 
 

@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"dlrm_hybrid {__version__}")
         return ExitCode.DONE
     verb, arguments = argv[1], argv[2:]
-    stop = _Stop()
+    stop = _Stop(verb)
     stop.install()
     raise_open_files()
     try:
@@ -215,6 +215,7 @@ class _Terminated(BaseException):
 class _Stop:
     """A signal while no ranks run: there is nothing to save. The supervisor takes the others."""
 
+    verb: str
     number: int | None = None
 
     def install(self) -> None:
@@ -232,7 +233,8 @@ class _Stop:
         if isinstance(error, SystemExit):
             raise error
         if self.number == signal.SIGTERM:
-            return PreemptedError("stopped by SIGTERM before training")
+            before = " before training" if self.verb == "train" else ""
+            return PreemptedError(f"stopped by SIGTERM{before}")
         if self.number is not None or isinstance(error, KeyboardInterrupt):
             return InterruptedRunError("stopped by Ctrl-C")
         if isinstance(error, DlrmError):

@@ -139,6 +139,19 @@ def test_what_can_never_be_a_run_is_not_waited_for(
     assert told in capsys.readouterr().err
 
 
+def test_sigterm_does_not_speak_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
+    monkeypatch.setattr(verb.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        assert watching(tmp_path / "run") == 75
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
+    assert capsys.readouterr().err == "stopped by SIGTERM\n"
+
+
 def test_who_runs_is_told_from_its_lock(train: Train, tmp_path: Path) -> None:
     _, folder = train("run", "train.steps=2")
     lock, here = folder / ".lock", socket.gethostname()
