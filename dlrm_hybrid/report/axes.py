@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from dlrm_hybrid.telemetry.spans import Span
 
@@ -119,6 +119,8 @@ def panels(
         axes.set_xlabel(text.x)
         axes.set_ylabel(text.y)
         axes.xaxis.set_major_formatter(ticks(text.x_unit))
+        if text.x_unit:  # numbers with a unit are longer
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     return figure, every
 

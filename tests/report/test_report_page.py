@@ -4,7 +4,7 @@ import base64
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,10 +12,12 @@ import pytest
 from made_runs import async_events, compressed, make_run, plain_events, progress, world_events
 from matplotlib.axis import Axis
 from matplotlib.image import imread
+from pandas import Series
 from show import show
 
 from dlrm_hybrid.report import charts, tables
 from dlrm_hybrid.report.axes import AxesText, save, style, tick, ticks
+from dlrm_hybrid.report.charts import Line
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
 from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.runs import read_run
@@ -153,6 +155,20 @@ def test_points_have_their_names_beside_them_and_no_two_meet(tmp_path: Path) -> 
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
     for one, other in combinations(boxes, 2):
         assert not one.overlaps(other)
+
+
+@pytest.mark.parametrize("num_bytes", [20.0, 123_456.0, 1_234_567_890.0])
+def test_ticks_around_a_single_point_do_not_meet(num_bytes: float) -> None:
+    curve = Series([0.5], index=[num_bytes])
+    line = Line(label="one", style=style(0), curve=curve, dots=None, band=None)
+    figure = charts.losses([line], AxesText("bytes", "log-loss", "B"), above_zero=True)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    labels = [one for one in axes.get_xticklabels() if low <= one.get_position()[0] <= high]
+    boxes = [one.get_window_extent() for one in labels]
+    assert len(boxes) > 1
+    assert all(one.x1 + 4 < other.x0 for one, other in pairwise(boxes))
 
 
 def test_a_key_of_long_names_stays_in_its_picture(tmp_path: Path) -> None:
