@@ -121,7 +121,8 @@ def unknown_key(key: str, value: str = "") -> str:
         if old in REPLACED:
             return f"{key}: unknown key; {REPLACED[old]}"
     sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
-    known = [name for name in (*all_keys(), *sections, *all_groups()) if name != key]
+    above = [name for name in (*sections, *all_groups()) if not key.startswith(f"{name}.")]
+    known = [name for name in (*all_keys(), *above) if name != key]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     if not near:
         leaves = {name.rpartition(".")[2] for name in all_keys()}

@@ -87,7 +87,27 @@ def test_one_builds_upon_another_and_what_is_nearer_wins(own: Write) -> None:
 
 def test_two_that_build_upon_each_other_are_refused(own: Write) -> None:
     conf = own(a="defaults: [b]", b="defaults: [a]")
-    assert faults([conf, "+experiment=a"]) == ["+experiment=a: cannot be composed"]
+    folder = f"{conf.removeprefix('conf=')}/experiment"
+    assert faults([conf, "+experiment=a"]) == [
+        f"{folder}/a.yaml:1: b: builds upon a, which builds upon it",
+        f"{folder}/b.yaml:1: a: builds upon b, which builds upon it",
+    ]
+
+
+def test_two_may_build_upon_the_same(own: Write) -> None:
+    conf = own(
+        a="defaults: [b, c]",
+        b="defaults: [d]\ntrain: {steps: 7}",
+        c="defaults: [d]\ntrain: {epochs: 2}",
+        d="train: {seed: 8}",
+    )
+    train = compose.values_of([conf, "+experiment=a"])["train"]
+    assert (train["seed"], train["steps"], train["epochs"]) == (8, 7, 2)
+
+
+def test_a_section_is_no_hint_for_a_key_in_it(own: Write) -> None:
+    (line,) = faults([own(it="parallel:\n  foo: 3"), "+experiment=it"])
+    assert line.endswith("it.yaml:2: parallel.foo: unknown key")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +129,14 @@ def test_two_that_build_upon_each_other_are_refused(own: Write) -> None:
         ("defaults:\n  - override /model: [a]", ["2: must be `override /GROUP: CHOICE`, or an e"]),
         ("defaults:\n  - ../../x", [f"2: ../../x: no such experiment; choose from {PROGRAMS}"]),
         ("defaults: [it]", [f"1: it: no such experiment; choose from {PROGRAMS}"]),
+        ("train:\n  steps: ???", ["2: train.steps: ???: must be a value"]),
+        ("model:\n  top: [1, '???']", ["2: model.top: ???: must be a value"]),
+        ("conf: other", ["1: conf: can be typed, and nowhere else"]),
+        ("defaults:\n  - dct_dp\n  - dct_dp", ["3: dct_dp: stands here twice"]),
+        (
+            "defaults:\n  - override /model: dcnv2\n  - override /model: deepfm",
+            ["3: model=deepfm: model is chosen twice"],
+        ),
         ("a: &x 1\nb: *x", ["2: aliases (*) are not allowed"]),
         ("train:\n  seed: 1\n  seed: 2", ["3: not YAML: found duplicate key seed"]),
         ("train: [", ["1: not YAML: "]),
@@ -154,6 +182,12 @@ def test_a_folder_without_experiments_is_refused(tmp_path: Path, own: Write) -> 
     assert faults(["conf=[a,b]"]) == ["conf=[a,b]: must be one folder, with experiment/NAME.yaml"]
     taken = own(dct_levels="name: x")
     assert "the program has an experiment of this name; rename it" in faults([taken])[0]
+
+
+@pytest.mark.parametrize("name", ["2024", "null", "true", "1e5", "nan"])
+def test_a_name_that_an_override_reads_as_another_value_is_refused(own: Write, name: str) -> None:
+    (line,) = faults([own(**{name: ""})])
+    assert line.endswith(f"{name}.yaml: its name reads as a value, not as text; rename it")
 
 
 def test_a_name_that_an_override_could_not_say_is_refused(own: Write) -> None:

@@ -59,6 +59,8 @@ class OwnExperiments:
         for path in found:
             if not _FILE_NAME.fullmatch(path.stem):
                 return cls(fault=f"{path}: its name must be letters, digits, _ and -")
+            if not isinstance(read_override(f"_={path.stem}")[1], str):
+                return cls(fault=f"{path}: its name reads as a value, not as text; rename it")
             if path.stem in all_groups()[EXPERIMENT]:
                 return cls(fault=f"{path}: the program has an experiment of this name; rename it")
         if not found:
@@ -87,7 +89,7 @@ class OwnExperiments:
         faults = [] if self.fault is None else [self.fault]
         for name in self.chosen(overrides):
             try:
-                self._read(name)
+                faults += self._of_bases(name)
             except ConfigError as error:
                 faults += str(error).splitlines()
         if faults:
@@ -132,6 +134,15 @@ class OwnExperiments:
     def _read(self, name: str) -> Experiment:
         others = [one for one in self.files if one != name]
         return read(self.files[name], (*all_groups()[EXPERIMENT], *others))
+
+    def _of_bases(self, name: str) -> list[str]:
+        """Faults of a file's experiments: those that build upon itself."""
+        lines = self._read(name).bases
+        return [
+            f"{line}: {base}: builds upon {name}, which builds upon it"
+            for base, line in lines.items()
+            if base in self.files and name in self._with_bases([base])
+        ]
 
     def _with_bases(self, names: Sequence[str]) -> list[str]:
         found: list[str] = []

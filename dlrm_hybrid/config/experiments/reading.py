@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from dlrm_hybrid.config.identity import is_below
-from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, all_keys, unknown_key
+from dlrm_hybrid.config.keys import CONF, EXPERIMENT, all_groups, all_keys, unknown_key
 from dlrm_hybrid.config.overrides import ALLOWED
 from dlrm_hybrid.types import ConfigError
 
@@ -38,10 +38,12 @@ class Experiment:
     Attributes:
         values: all of it, as Hydra is to have it.
         lines: file and line of each key.
+        bases: file and line of each experiment that it builds upon.
     """
 
     values: Mapping[str, Any]
     lines: Mapping[str, str]
+    bases: Mapping[str, str]
 
 
 def read(path: Path, known: tuple[str, ...]) -> Experiment:
@@ -77,11 +79,12 @@ def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
             raise ConfigError(f"{path}: must be choices and values: {DEFAULTS}, sections and keys")
         lines: dict[str, str] = {}
         choices = [node for key, node, _ in _pairs(path, root) if key == DEFAULTS]
-        faults = [fault for node in choices for fault in _of_defaults(path, node, known)]
+        bases: dict[str, str] = {}
+        faults = [fault for node in choices for fault in _of_defaults(path, node, known, bases)]
         faults += _of_keys(path, "", root, lines)
         if not faults:
             values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-            return Experiment({**values, DEFAULTS: values.get(DEFAULTS) or []}, lines)
+            return Experiment({**values, DEFAULTS: values.get(DEFAULTS) or []}, lines, bases)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         where = path if mark is None else f"{path}:{mark.line + 1}"
@@ -90,15 +93,28 @@ def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
     raise ConfigError("\n".join(faults))
 
 
-def _of_defaults(path: str, node: Node, known: tuple[str, ...]) -> Iterator[str]:
-    """What is wrong with the choices of a file."""
+def _of_defaults(
+    path: str, node: Node, known: tuple[str, ...], bases: dict[str, str]
+) -> Iterator[str]:
+    """What is wrong with the choices of a file; notes in `bases` where each experiment is.
+
+    Args:
+        path: of the file.
+        node: its choices.
+        known: experiments that it may build upon.
+        bases: file and line by name.
+    """
     if node.tag == _NULL:
         return
+    groups: set[str] = set()
     for entry in node.value if isinstance(node, SequenceNode) else [node]:
         where = _where(path, entry)
         if isinstance(entry, ScalarNode):
             if entry.value not in (*known, SELF):
                 yield f"{where}: {entry.value}: no such experiment; choose from {', '.join(known)}"
+            elif entry.value in bases:
+                yield f"{where}: {entry.value}: stands here twice"
+            bases[entry.value] = where
             continue
         pairs = list(_pairs(path, entry)) if isinstance(entry, MappingNode) else []
         head, choice, where = pairs[0] if len(pairs) == 1 else ("", entry, where)
@@ -110,6 +126,9 @@ def _of_defaults(path: str, node: Node, known: tuple[str, ...]) -> Iterator[str]
         elif choice.value not in all_groups()[group]:
             choices = ", ".join(all_groups()[group])
             yield f"{where}: {group}={choice.value}: no such choice; choose from {choices}"
+        elif group in groups:
+            yield f"{where}: {group}={choice.value}: {group} is chosen twice"
+        groups.add(group)
 
 
 def _of_keys(path: str, above: str, section: MappingNode, lines: dict[str, str]) -> Iterator[str]:
@@ -146,6 +165,8 @@ def _key_fault(key: str, name: str) -> str | None:
     """
     if is_below(key, ("hydra",)):
         return f"{key}: of Hydra's own keys {', '.join(ALLOWED)} can be typed, none is here"
+    if key == CONF:
+        return f"{key}: can be typed, and nowhere else"
     if name.startswith("_"):
         return f"{key}: not a plain value; nothing is made of it"
     if "." in name:
@@ -165,6 +186,8 @@ def _not_plain(node: Node) -> Iterator[tuple[Node, str]]:
     elif isinstance(node, ScalarNode):
         if "${" in node.value:
             yield node, f"{node.value}: must be a plain value, without ${{…}}"
+        elif node.value == MISSING:
+            yield node, f"{MISSING}: must be a value"
     elif isinstance(node, SequenceNode):
         for item in node.value:
             yield from _not_plain(item)
