@@ -5,6 +5,7 @@ import signal
 import sys
 from types import FrameType
 
+from dlrm_hybrid import __version__
 from dlrm_hybrid.types import ExitCode
 
 
@@ -18,6 +19,9 @@ def main() -> int:
     from dlrm_hybrid.limits import lacks_trainer
 
     if sentence := lacks_trainer(" ".join(["dlrm_hybrid", *sys.argv[1:2]])):
+        if "--version" in sys.argv[1:]:
+            sys.stdout.write(f"dlrm_hybrid {__version__}\n")
+            return ExitCode.DONE
         sys.stderr.write(f"{sentence}\n")
         return ExitCode.RESOURCES
     from dlrm_hybrid.cli.main import run  # a tenth of a second, more from a cold disk

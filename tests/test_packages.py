@@ -57,6 +57,11 @@ def test_a_command_without_the_trainer_says_how_to_get_it() -> None:
     assert done.returncode == 5
 
 
+def test_the_version_needs_no_trainer() -> None:
+    done = run_alone(COMMAND, "--version")
+    assert (done.stdout, done.returncode) == (f"dlrm_hybrid {dlrm_hybrid.__version__}\n", 0)
+
+
 def test_one_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.lacks_trainer("x") is None
     monkeypatch.setattr(limits, "TRAINER", ("numpy", "no_such_module"))
