@@ -39,6 +39,7 @@ class WorldRanks:
     def __init__(self, ranks: Sequence[Rank], workers: int, meeting: Path) -> None:
         ensure_forkserver()  # not in the thread: the kernel ends it with what has started it
         self._ranks = ranks
+        self._process = os.getpid()
         self._forwarder = Forwarder()  # signals stay the program's
         self._outcome: Outcome | None = None
         self._number = 0
@@ -144,8 +145,10 @@ class WorldRanks:
     def close(self) -> None:
         """Send all workers home, and wait until every rank has ended; those that do not are killed.
 
-        A second call does nothing.
+        A second call does nothing, and so does one of a fork of the program.
         """
+        if os.getpid() != self._process:
+            return
         atexit.unregister(self.close)
         for connection in self._workers.values():
             try:

@@ -8,6 +8,7 @@ with World.in_process(spec, trainers=2, cuts=["bottom.2"], gradient=Dct(density=
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -56,7 +57,7 @@ class World:
         self._over: str | None = None
         held: list[Body] = []
         # Also where the program forgets to close it, or ends.
-        self._end = weakref.finalize(self, _end, held, self._folder)
+        self._end = weakref.finalize(self, _end, held, self._folder, os.getpid())
         try:
             held.append(make(settings, loader, self._folder, None))
         except RunFailedError:
@@ -299,7 +300,7 @@ class World:
             self._held.append(self._make(self._settings, self._loader, self._folder, source))
         except RunFailedError:
             if self._end.detach() is not None:  # what ranks have logged stays
-                self._end = weakref.finalize(self, _end, self._held, None)
+                self._end = weakref.finalize(self, _end, self._held, None, os.getpid())
             raise
         self._held.pop(0).close()
 
@@ -388,7 +389,9 @@ class World:
             self._body.close()
 
 
-def _end(held: list[Body], folder: Path | None) -> None:
+def _end(held: list[Body], folder: Path | None, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork of the program, whose ranks these are not
     for body in held:
         body.close()
     if folder is not None:

@@ -184,6 +184,28 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.parametrize("end", ["sys.exit(0)", "one.close(); sys.exit(0)", "del one; sys.exit(0)"])
+def test_a_fork_of_the_program_ends_no_world(tmp_path: Path, end: str) -> None:
+    body = f"""
+import os
+
+if __name__ == "__main__":
+    one = world()
+    one.step()
+    child = os.fork()
+    if child == 0:
+        {end}
+    assert os.waitpid(child, 0)[1] == 0
+    print(one._folder.exists(), one.step().step)
+    one.close()
+    print(one._folder.exists())
+"""
+    program = start(tmp_path, body)
+    out, err = program.communicate(timeout=SECONDS)
+    assert (program.returncode, out) == (0, "True 2\nFalse\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
 def test_a_loader_of_an_interactive_session_is_refused() -> None:
     program = HEAD + "world()\n"
     done = subprocess.run(
