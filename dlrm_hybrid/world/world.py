@@ -202,10 +202,8 @@ class World:
         """
         self._require()
         if batches is not None:
-            of_trainers = self._settings.columns.of_trainers(
-                batches, self.config.parallel.trainers, self.steps
-            )
-            return self._learn(of_trainers)
+            trainers = self.config.parallel.trainers
+            return self._learn(self._settings.columns.of_trainers(batches, trainers, self.steps))
         if not self._filled():
             self._end_epoch()
             if not self._filled():
@@ -240,7 +238,7 @@ class World:
             DataError: a batch is wrong, or none has a row.
         """
         metrics, is_empty = BinaryMetrics(), True
-        for logit_B, label_B in self._scored(batches):
+        for logit_B, label_B in self._scored(batches, labelled=True):
             metrics.add(logit_B, label_B)
             is_empty = False
         if is_empty:
@@ -248,8 +246,8 @@ class World:
         return metrics.scores()
 
     def predict(self, batches: Iterable[Any]) -> Floats:
-        """Probabilities of label 1 for the rows of batches as `evaluate` takes them."""
-        logits = [logit_B for logit_B, _ in self._scored(batches)]
+        """Probabilities of label 1 of rows; batches as `evaluate` takes them, or without labels."""
+        logits = [logit_B for logit_B, _ in self._scored(batches, labelled=False)]
         logit_R = np.concatenate(logits) if logits else np.empty(0, np.float32)
         return torch.from_numpy(logit_R).sigmoid().numpy()
 
@@ -347,14 +345,15 @@ class World:
                 stacklevel=3,
             )
 
-    def _scored(self, batches: Iterable[Any]) -> Iterator[tuple[Floats, Floats]]:
+    def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Floats]]:
         """Logits and labels of batches, in their order."""
         with self._going_on():
             self._body.begin_evaluation()
         columns = self._settings.columns
         # A wrong batch is found here, where all ranks wait.
         given = (
-            columns.batch(one, f"evaluation, batch {number}") for number, one in enumerate(batches)
+            columns.batch(one, f"evaluation, batch {number}", labelled=labelled)
+            for number, one in enumerate(batches)
         )
         # Of a batch without rows no rank has anything to say.
         some = (batch for batch in given if len(batch.label_B))

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch import Tensor
 from world_rows import (
     BATCH,
@@ -117,6 +118,24 @@ def test_a_batch_without_rows_is_nothing_to_score(kind: str, shards: Shards) -> 
         with pytest.raises(DataError, match="no batch with a row to score"):
             world.evaluate([nothing])
         assert world.step(one).step == 1
+
+
+def test_predictions_need_no_labels(shards: Shards) -> None:
+    dense, ids, label = global_batches(shards, 1)[0]
+    with world_of("in_process", shards) as world:
+        expected = world.predict([(dense, ids, label)]).tolist()
+        for batch in (
+            (dense, ids),
+            [torch.from_numpy(dense), torch.from_numpy(ids)],
+            (dense, ids, None),
+            {"dense": dense, "ids": ids},
+        ):
+            assert world.predict([batch]).tolist() == expected
+            with pytest.raises(DataError, match="evaluation, batch 0"):
+                world.evaluate([batch])
+        for wrong in ((dense,), (dense[:3], ids), (dense, ids, label + 1), {"dense": dense}, 5):
+            with pytest.raises(DataError, match="evaluation, batch 0"):
+                world.predict([wrong])
 
 
 def test_orders_go_through_a_folder_for_this_user_alone(shards: Shards) -> None:

@@ -37,7 +37,9 @@ class Columns:
     spec: ModelSpec
     batch_size: int
 
-    def batch(self, given: Any, title: str, rows: int | None = None) -> Batch:
+    def batch(
+        self, given: Any, title: str, rows: int | None = None, *, labelled: bool = True
+    ) -> Batch:
         """One batch of a program.
 
         Args:
@@ -46,20 +48,23 @@ class Columns:
                 1 (B,).
             title: of the batch, for messages.
             rows: that it must have; None for any number.
+            labelled: it must have a label; else one that has none, or None, is labelled 0.
 
         Raises:
             DataError: a shape, type or value is wrong; names batch, column and value.
         """
         try:
-            return self._batch(given, rows)
+            return self._batch(given, rows, labelled)
         except _FaultError as fault:
             raise DataError(f"{title}: {fault}") from None
 
-    def _batch(self, given: Any, rows: int | None) -> Batch:
+    def _batch(self, given: Any, rows: int | None, labelled: bool) -> Batch:
         if isinstance(given, Batch):
             dense, ids, label = given.dense_BI, given.bags, given.label_B
         else:
-            dense, ids, label = _parts(given)
+            dense, ids, label = _parts(given if labelled else _with_label(given))
+        if label is None and not labelled:
+            label = np.zeros(_bags(ids, self.spec.table_names).rows)
         label_B = _array("label", label, np.float32)
         if label_B.ndim == 2 and label_B.shape[1] == 1:
             label_B = label_B[:, 0]
@@ -167,6 +172,15 @@ def _is_label(given: Any) -> bool:
         row = cast("Sequence[Any]", first)
         first = row[0] if len(row) == 1 else None
     return isinstance(first, Real) or getattr(first, "shape", None) == ()
+
+
+def _with_label(given: Any) -> Any:
+    """A batch without a label, with None in its place."""
+    if isinstance(given, Mapping):
+        return {"label": None, **cast("Mapping[Any, Any]", given)}
+    if isinstance(given, Sequence) and len(cast("Sequence[Any]", given)) == len(KEYS) - 1:
+        return (*cast("Sequence[Any]", given), None)
+    return cast("Any", given)
 
 
 def _parts(given: Any) -> tuple[Any, Any, Any]:
