@@ -176,6 +176,7 @@ class World:
     def bytes(self) -> dict[str, int]:
         """Bytes that all ranks have sent in training steps, by class of traffic.
 
+        They begin at 0 where a checkpoint is loaded; those of a world that is over cannot be read.
         In one process what trainers of `embedding=fused` send each other of tables is not counted.
         """
         return {traffic: counts["bytes"] for traffic, counts in self._counts().items()}
@@ -198,7 +199,7 @@ class World:
 
         Raises:
             DataError: a batch is wrong, or a loader has failed; no step was begun.
-            DivergedError: the loss is not finite.
+            DivergedError: the loss is not finite, which ends the world.
         """
         self._require()
         if batches is not None:
@@ -214,6 +215,7 @@ class World:
         """Learn from the loaders until the first of them ends; gives what each step measured.
 
         Where another still had a batch that one is left out, which a warning says.
+        After a `break` the next call goes on in the same pass.
 
         Raises:
             DataError, DivergedError: see `step`.

@@ -16,7 +16,7 @@ from world_runs import Train, summary, tensors
 
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
-from dlrm_hybrid.types import ConfigError, DataError, DlrmError
+from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError
 from dlrm_hybrid.world.world import World
 
 STEPS = 20
@@ -244,6 +244,38 @@ def test_the_modes_of_the_program_change_nothing(mode: Any, shards: Shards, tmp_
     with mode():
         now = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
         assert now == before
+
+
+def test_an_epoch_that_was_left_goes_on(shards: Shards) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        return tuples_of(shards, trainer, trainers, 3)
+
+    with small_world(shards, loader=load) as one, small_world(shards, loader=load) as other:
+        first = next(iter(one.epoch()))
+        assert [first, *one.epoch()] == list(other.epoch())
+
+
+def test_bytes_begin_again_with_a_checkpoint(shards: Shards, tmp_path: Path) -> None:
+    batch = global_batches(shards, 1)[0]
+    with small_world(shards) as world:
+        world.step(batch)
+        sent = world.bytes
+        world.load(world.save(tmp_path))
+        assert set(world.bytes.values()) <= {0}
+        world.step(batch)
+        assert world.bytes == sent
+    with pytest.raises(DlrmError, match="cannot go on: it has been closed"):
+        assert world.bytes
+
+
+def test_a_loss_that_is_not_finite_ends_the_world(shards: Shards) -> None:
+    dense, ids, label = global_batches(shards, 1)[0]
+    with small_world(shards, config={"optimizer.lr": 1e30}) as world:
+        with pytest.raises(DivergedError, match="optimizer.lr"):
+            for _ in range(5):
+                world.step((dense, ids, label))
+        with pytest.raises(DlrmError, match="cut off by DivergedError"):
+            world.step((dense, ids, label))
 
 
 def test_all_faults_of_the_arguments_are_named(shards: Shards) -> None:
