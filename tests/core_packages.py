@@ -47,9 +47,12 @@ def install(wheel: Path, folder: Path, distributions: dict[str, metadata.Distrib
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     for distribution in distributions.values():
-        for name in {path.parts[0] for path in distribution.files or ()} - {"..", "__pycache__"}:
-            if not (packages / name).exists():
-                (packages / name).symlink_to(Path(str(distribution.locate_file(name))))
+        told = (distribution.read_text("top_level.txt") or "").split()  # what an old pip made
+        names = {*told, *(path.parts[0] for path in distribution.files or ())}
+        for name in names - {"..", "__pycache__"}:
+            here, there = packages / name, Path(str(distribution.locate_file(name)))
+            if there.exists() and not here.exists():
+                here.symlink_to(there)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
     options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([*pip, *options, str(wheel)], check=True)

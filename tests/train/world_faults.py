@@ -106,14 +106,14 @@ def _sending(fault: Fault, folder: Path) -> None:
 
 
 def _evaluation(fault: Fault, folder: Path) -> None:
-    predict = WorldEvaluation._predict
+    predict = WorldEvaluation.predict
 
     def strike_then_predict(evaluation: WorldEvaluation, number: int, *rest: object) -> object:
         if number == fault.step and fault in planned(folder):
             _strike(fault, folder)
         return predict(evaluation, number, *rest)
 
-    WorldEvaluation._predict = strike_then_predict
+    WorldEvaluation.predict = strike_then_predict
 
 
 def _strike(fault: Fault, folder: Path) -> None:
