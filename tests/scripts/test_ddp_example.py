@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "ddp.py"
 
 
+@pytest.mark.slow
 def test_a_hundredth_of_the_bytes_trains_as_well() -> None:
     command = [sys.executable, str(SCRIPT), "--steps", "150", "--seeds", "1"]
     done = subprocess.run(

@@ -1,8 +1,10 @@
 """The benchmark of hooks measures a contestant in processes of its own."""
 
 import hooks
+import pytest
 
 
+@pytest.mark.slow
 def test_a_sparse_hook_sends_less_than_ddp() -> None:
     dense, sparse = (hooks.measured(name, width=64, steps=3) for name in (hooks.PLAIN, "TopK"))
     assert dense["elements"] == sparse["elements"] == 4 * (64 * 64 + 64) + 65

@@ -97,6 +97,7 @@ else:
     assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_close_its_world_ends_all_the_same(tmp_path: Path) -> None:
     body = """
 if __name__ == "__main__":
@@ -109,6 +110,7 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     program = start(tmp_path, "with world() as one:\n    one.step()\n")
     _, err = program.communicate(timeout=SECONDS)
