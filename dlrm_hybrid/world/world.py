@@ -298,8 +298,8 @@ class World:
         check_weights_of(source, self._settings)  # before ranks are started with it
         try:
             self._held.append(self._make(self._settings, self._loader, self._folder, source))
-        except RunFailedError:
-            if self._end.detach() is not None:  # what ranks have logged stays
+        except RunFailedError as error:
+            if str(self._folder) in str(error) and self._end.detach():  # its log stays
                 self._end = weakref.finalize(self, _end, self._held, None, os.getpid())
             raise
         self._held.pop(0).close()

@@ -234,6 +234,7 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
             world.load(saved)
         assert world.step(batch).step == 2
         assert repr(world).endswith("2 trainers, 2 stages, 1 server; step 2>")
+    assert not world._folder.exists()
     assert ranks() == []
 
 
