@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
 from torch.nn import Module
@@ -139,7 +140,12 @@ class DdpState:
         self._promised.append(_Promised(bucket.parameters(), bucket.gradients(), buffer, future))
         if bucket.is_last():
             promised, self._promised = self._promised, []
-            self._average(promised)
+            try:
+                self._average(promised)
+            except Exception as error:
+                for one in promised:
+                    one.buffer.zero_()
+                _raise_after_backward(error)
             for one in promised:
                 one.future.set_result(one.buffer)
         return future
@@ -183,6 +189,17 @@ class DdpState:
 def _plain(model: Module) -> Module:
     """A model without DDP, by which its parameters are named."""
     return cast("Module", model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def _raise_after_backward(error: Exception) -> None:
+    """Let a backward pass end before it fails: DDP begins none after one that has not ended."""
+
+    def fail() -> None:
+        raise error
+
+    engine: Any = vars(Variable)["_execution_engine"]
+    # DDP queues its own end once its hook has returned, and this must come after it.
+    engine.queue_callback(lambda: engine.queue_callback(fail))
 
 
 def ddp_hook(state: DdpState, bucket: GradBucket) -> Future[Tensor]:

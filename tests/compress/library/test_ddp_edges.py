@@ -1,0 +1,28 @@
+"""What goes wrong or is unusual on two ranks ends with a word, and the next step can go on."""
+
+import pickle
+
+import edge_ranks
+import pytest
+import torch.multiprocessing as mp
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What both ranks have found, by task."""
+    folder = tmp_path_factory.mktemp("edges")
+    mp.spawn(edge_ranks.run, (str(folder / "store"), str(folder / "result")), nprocs=2)
+    return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(2)]
+
+
+def test_ddp_goes_on_after_a_step_that_failed(ranks: list[dict]) -> None:
+    """It begins no pass after one that has not ended."""
+    well, ill = (one["ddp_after_a_failure"] for one in ranks)
+    for bad, (said, left, weights), (others_said, others_left, others) in zip(
+        (0, 1, 3, 0, 1, 3), well, ill, strict=True
+    ):
+        assert [bool(one) for one in said] == [step == bad for step in range(5)]
+        assert "trainer 1 could not compress" in said[bad]
+        assert "is not finite" in others_said[bad]
+        assert not any(left) and not any(others_left), "the optimizer may step"
+        assert weights == others
