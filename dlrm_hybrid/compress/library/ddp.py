@@ -6,7 +6,7 @@ then fulfils what it has promised for the others.
 """
 
 # No postponed annotations: DDP compares those of a hook with its own types.
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
@@ -42,7 +42,7 @@ class DdpState:
     Args:
         method: one of the records of `dlrm_hybrid.compress`.
         model: gives parameters their names; None for numbers.
-        process_group: of the trainers; None for all.
+        process_group: of the trainers; None for that of the model in DDP, else for all.
         options: for the methods that ask for more.
 
     Raises:
@@ -68,19 +68,20 @@ class DdpState:
 
         Args:
             model: as of `ddp_state`: in DDP, or it is taken to leave parameters unused.
-            process_group: of the trainers.
+            process_group: of the trainers; None for that of the model in DDP, else for all.
         """
         if self._compressor is not None:
             self._held = self.state_dict()
-        self._group, self._compressor = process_group, None
+        self._group: dist.ProcessGroup | None = process_group
+        self._compressor = None
         self._finds_unused, self._names = True, dict[Tensor, str]()
         self._promised: list[_Promised] = []
-        if isinstance(model, DistributedDataParallel):
-            self._finds_unused = bool(model.find_unused_parameters)
-        if model is not None:
+        for one in _wrappers(model):
+            if isinstance(one, DistributedDataParallel):
+                self._finds_unused = bool(one.find_unused_parameters)
+                self._group = process_group or cast("dist.ProcessGroup", one.process_group)
             self._has_names = True
-            named = _plain(model).named_parameters()
-            self._names = {parameter: name for name, parameter in named}
+            self._names = {parameter: name for name, parameter in one.named_parameters()}
 
     @property
     def traffic(self) -> "Traffic":
@@ -186,9 +187,12 @@ class DdpState:
         return made
 
 
-def _plain(model: Module) -> Module:
-    """A model without DDP, by which its parameters are named."""
-    return cast("Module", model.module) if isinstance(model, DistributedDataParallel) else model
+def _wrappers(model: Module | None) -> Iterator[Module]:
+    """A model, then what DDP and torch.compile have wrapped; by the last parameters are named."""
+    while model is not None:
+        yield model
+        inner = "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
+        model = cast("Module | None", getattr(model, inner, None))
 
 
 def _raise_after_backward(error: Exception) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import ddp_ranks
 import torch
 import torch.distributed as dist
-from ddp_ranks import hooked, loss_of
+from ddp_ranks import hooked, loss_of, network, nothing, steps
+from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress import CltK, TopK
+from dlrm_hybrid.compress import CltK, TopK, ddp_hook
 from dlrm_hybrid.types import DivergedError
 
 
@@ -21,7 +22,7 @@ def run(rank: int, store: str, out: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
     )
-    tasks: tuple[Callable[[int], object], ...] = (ddp_after_a_failure,)
+    tasks: tuple[Callable[[int], object], ...] = (ddp_after_a_failure, alone, compiled)
     results = {task.__name__: task(rank) for task in tasks}
     Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
     dist.barrier()
@@ -47,4 +48,33 @@ def ddp_after_a_failure(rank: int) -> list[tuple[list[str], list[float], list[by
                     left = [float(one.grad.abs().sum()) for one in ddp.parameters()]
                 optimizer.step()
             found.append((said, left, ddp_ranks.weights(ddp)))
+    return found
+
+
+def alone(rank: int) -> tuple[int, bool]:
+    """Bytes sent, and whether gradients are a rank's own, where DDP has a group of each rank."""
+    groups = [dist.new_group([one]) for one in range(2)]
+    ddp = DistributedDataParallel(network(), process_group=groups[rank])
+    state = TopK(density=1.0).ddp_state(ddp)
+    ddp.register_comm_hook(state, ddp_hook)
+    loss_of(ddp, rank, 0).backward()
+    plain = network()
+    loss_of(plain, rank, 0).backward()
+    pairs = zip(ddp.parameters(), plain.parameters(), strict=True)
+    return state.traffic.sent, all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def compiled(rank: int) -> list[tuple[list[str], int, list[bytes]]]:
+    """Names that are saved, bytes and weights: as it is; DDP compiled; a compiled model in DDP."""
+    found = []
+    for inner, outer in ((False, False), (False, True), (True, False)):
+        method = TopK(density=0.1)
+        model = torch.compile(network(), backend="eager") if inner else network()
+        ddp = DistributedDataParallel(model)
+        whole = torch.compile(ddp, backend="eager") if outer else ddp
+        state = method.ddp_state(whole)
+        ddp.register_comm_hook(state, ddp_hook)
+        steps(whole, rank, range(3), nothing)
+        names = sorted(state.state_dict()["tensors"])
+        found.append((names, state.traffic.sent, ddp_ranks.weights(ddp)))
     return found

@@ -26,3 +26,14 @@ def test_ddp_goes_on_after_a_step_that_failed(ranks: list[dict]) -> None:
         assert "is not finite" in others_said[bad]
         assert not any(left) and not any(others_left), "the optimizer may step"
         assert weights == others
+
+
+def test_ddp_of_some_ranks_reduces_among_these(ranks: list[dict]) -> None:
+    for sent, own in (one["alone"] for one in ranks):
+        assert own and sent == 0
+
+
+def test_a_model_that_is_compiled_is_the_same_model(ranks: list[dict]) -> None:
+    for plain, *others in (one["compiled"] for one in ranks):
+        assert plain[0][0] == "0.bias.discarded"
+        assert others == [plain] * 2
