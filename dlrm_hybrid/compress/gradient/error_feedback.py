@@ -203,7 +203,7 @@ class ErrorFeedback(Compressor):
         if made.factor == 1.0:
             return made.tensors
         if not self._scaled:
-            self._scaled = [torch.empty(spec.shape) for spec in self.layout.specs]
+            self._scaled = self.layout.room()
         factor = float(np.float32(made.factor))
         pairs = zip(made.tensors, self._scaled, strict=True)
         return [torch.mul(one, factor, out=scaled) for one, scaled in pairs]

@@ -82,6 +82,10 @@ class Layout:
         """A flat view of each tensor in a vector of this layout."""
         return np.split(flat_N, self.offsets[1:-1])
 
+    def room(self) -> list[Tensor]:
+        """For values of all tensors: float32 on the CPU, whatever torch's defaults are."""
+        return [*self.tensors(np.empty(self.size, np.float32), "").values()]
+
     def tensors(self, flat_N: Float32s, what: str) -> dict[str, Tensor]:
         """Views "<tensor>.<what>" in the tensors' shapes: how checkpoints name a vector's parts."""
         return {

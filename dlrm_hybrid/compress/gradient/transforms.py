@@ -146,7 +146,7 @@ class Momenta(State):
         self.layout = layout
         self.momentum_N = np.zeros(layout.size, np.float32)
         self.views = list(self.tensors().values())
-        self.ahead = [torch.empty(spec.shape) for spec in layout.specs]
+        self.ahead = layout.room()
 
     @override
     def tensors(self) -> dict[str, Tensor]:

@@ -111,9 +111,9 @@ class SparseBoundary(nn.Module):
 
     def report(self) -> BoundaryReport:
         """What would have been sent since the last call, by any forward pass that selected."""
-        totals = torch.zeros(4, dtype=torch.int64) if self._totals is None else self._totals
-        self._totals = None
-        elements, kept, forward_bytes, backward_bytes = map(int, totals)
+        totals, self._totals = self._totals, None
+        counted = [0] * 4 if totals is None else [*map(int, totals)]
+        elements, kept, forward_bytes, backward_bytes = counted
         return BoundaryReport(
             elements=elements,
             kept=kept,
@@ -147,9 +147,11 @@ def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
     if largest is None:
         return _select(x, k, trains)
     indices_K = torch.from_numpy(largest.indices_K)
-    kept = torch.zeros(x.shape, dtype=torch.bool)
+    kept = torch.zeros_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
     kept.view(-1)[indices_K.long()] = True
-    return kept, _totals(kept, torch.tensor(indices_K.numel()), x.element_size(), trains)
+    return kept, _totals(
+        kept, torch.tensor(indices_K.numel(), device="cpu"), x.element_size(), trains
+    )
 
 
 def _shapes(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:

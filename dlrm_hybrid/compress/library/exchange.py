@@ -115,7 +115,7 @@ class Exchange:
         counts = [one.numel() for one in tensors]
         total = sum(counts)
         width = -(-total // self.size)
-        given = torch.zeros(self.size, width, device=self._device)
+        given = torch.zeros(self.size, width, dtype=torch.float32, device=self._device)
         given.view(-1)[:total] = torch.cat([one.reshape(-1) for one in tensors])
         taken = torch.empty_like(given)
         dist.all_to_all_single(taken, given, group=self._group)
@@ -162,4 +162,4 @@ def _sections(given: Sequence[bytes]) -> list[Sections]:
 
 
 def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device="cpu")

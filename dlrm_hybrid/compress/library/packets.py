@@ -74,7 +74,10 @@ class Decoded:
                 raise ValueError(
                     f"gradient {index} has {tensor.numel()} elements, {count} in the packet"
                 )
-        staged = [one if is_plain(one) else torch.zeros(one.shape) for one in tensors]
+        staged = [
+            one if is_plain(one) else torch.zeros(one.shape, dtype=torch.float32, device="cpu")
+            for one in tensors
+        ]
         self._update.add_to(Destination([one.detach().numpy().reshape(-1) for one in staged]))
         for tensor, own in zip(tensors, staged, strict=True):
             if own is not tensor:

@@ -42,7 +42,7 @@ class Dgc(ThresholdRule):
 
     @override
     def init(self) -> dict[str, Tensor]:
-        return {"samples": torch.zeros(1, dtype=torch.int64)}
+        return {"samples": torch.zeros(1, dtype=torch.int64, device="cpu")}
 
     @override
     def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:

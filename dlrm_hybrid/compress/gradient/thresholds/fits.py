@@ -59,10 +59,10 @@ def _gamma_quantile(shape: float, ratio: float) -> float:
     """What a part `ratio` of a gamma distribution of scale 1 exceeds."""
     if not isfinite(shape):
         return nan
-    order = torch.tensor(shape, dtype=torch.float64)
+    order = torch.tensor(shape, dtype=torch.float64, device="cpu")
 
     def exceeding(at: float) -> float:
-        return torch.igammac(order, torch.tensor(at, dtype=torch.float64)).item()
+        return torch.igammac(order, torch.full_like(order, at)).item()
 
     low, high = 0.0, shape + 1.0
     while exceeding(high) > ratio:

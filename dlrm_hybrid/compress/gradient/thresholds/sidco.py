@@ -48,8 +48,8 @@ class Sidco(ThresholdRule):
         adaptation = self.settings.adaptation
         stages = adaptation if isinstance(adaptation, int) else 1
         return {
-            "stages": torch.tensor([stages, 1, 0, 0]),
-            "stage_error": torch.zeros(1, dtype=torch.float64),
+            "stages": torch.tensor([stages, 1, 0, 0], device="cpu"),
+            "stage_error": torch.zeros(1, dtype=torch.float64, device="cpu"),
         }
 
     @override
